@@ -5,6 +5,7 @@ from _fast.types cimport int32_t, int64_t, slot_t
 
 cdef struct Entry:  # one picture, sound or film, shared by the requests that show it
     int32_t rows  # tower rows it takes in the cache; 0: the id is free
+    int32_t work  # what its tower's run costs, in the unit of the budget
     int32_t refs  # live requests that name it
     int32_t pins  # live requests that are reading it: their next chunks need its embedding
     int32_t state
@@ -27,10 +28,17 @@ cdef class EncoderTable:
     cdef int32_t room
     cdef int32_t free_id
     cdef int32_t spent
+    cdef readonly int32_t num_large
+    cdef readonly int32_t under_way
+    cdef int32_t pieces_left
+    cdef int32_t wanted
+    cdef bint crowded
+    cdef int64_t advanced_in
     cdef int64_t stamp
     cdef int64_t settled
 
-    cdef void begin(self, int64_t settled) noexcept nogil
+    cdef void begin(self, int64_t settled, bint crowded, StepPlan plan, int64_t step) noexcept nogil
+    cdef void start_wanted(self, StepPlan plan, int64_t step) noexcept nogil
     cdef int32_t limit(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil
     cdef void claim(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count, StepPlan plan,
                     int64_t step) noexcept nogil
@@ -41,6 +49,8 @@ cdef class EncoderTable:
     cdef bint tainted(self, SeqTable seqs, slot_t slot, int64_t step) noexcept nogil
     cdef void fail(self, int64_t step) noexcept nogil
     cdef int32_t largest_need(self, const int32_t[:, ::1] media) except -1
+    cdef void _advance(self, StepPlan plan, int64_t step) noexcept nogil
+    cdef bint _is_large(self, int32_t entry) noexcept nogil
     cdef int64_t _evictable(self) noexcept nogil
     cdef void _pin(self, SeqTable seqs, slot_t slot, int32_t item, int64_t step) noexcept nogil
     cdef void _release(self, int32_t entry) noexcept nogil

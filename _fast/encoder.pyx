@@ -5,7 +5,11 @@ that the scheduler wants to plan. Out: how far a chunk may go, what must be enco
 entries whose embeddings the engine drops after commit.
 
     new --(claimed by a chunk)--> ready --(capacity needed, nobody reads it)--> evicted --(engine told)--> new or gone
+     |                              ^
+     +--(large, other rows decode)--> begun: a piece of its tower in each step, then ready
 
+The budget bounds the work of a step. An entry with more work runs alone. While rows decode, such a large entry runs in
+pieces: one piece in each step, one entry at a time, and its first reader waits. When no row decodes, it runs whole.
 `refs` counts live requests that name an entry, so its id stays valid; `pins` counts those whose next chunks read its
 rows. A pin starts with the first chunk that touches the entry and ends when the last span is committed, so a request
 that waits for capacity never keeps capacity from others for entries it has not reached.
@@ -23,6 +27,7 @@ cdef enum State:
     NEW = 0
     READY = 1
     EVICTED = 2  # its embedding goes, and the engine has not been told yet
+    BEGUN = 3  # pieces of its tower have run; it holds its rows' room
 
 cdef enum:
     NO_LIMIT = 0x7FFFFFFF
@@ -37,7 +42,7 @@ cdef class EncoderTable:
             raise ValueError(f"encoder_budget={budget}, encoder_capacity={capacity}: both are 0 (no limit) or rows")
         self.budget = budget
         self.capacity = capacity
-        self.settled = -1
+        self.settled = self.advanced_in = -1
         self._grow(64)
 
     def __dealloc__(self):
@@ -61,8 +66,8 @@ cdef class EncoderTable:
             self.free_id = i
         self.room = room
 
-    def add_entry(self, int32_t num_rows):
-        """A new entry id (>= 1), or -3 when it can never fit into the cache."""
+    def add_entry(self, int32_t num_rows, int32_t work=0):
+        """A new entry id (>= 1), or -3 when it can never fit into the cache. `work`: of its tower; 0: as its rows."""
         if num_rows < 1:
             raise ValueError(f"num_rows={num_rows}: a media entry has at least one row")
         if self.capacity and num_rows > self.capacity:
@@ -73,6 +78,8 @@ cdef class EncoderTable:
         self.free_id = self.entries[entry].after
         memset(&self.entries[entry], 0, sizeof(Entry))
         self.entries[entry].rows = num_rows
+        self.entries[entry].work = work or num_rows
+        self.num_large += self._is_large(entry)
         self.entries[entry].last_use = -1
         self.entries[entry].encoded_in = -1
         self.num_entries += 1
@@ -102,13 +109,52 @@ cdef class EncoderTable:
         self.num_evicted = 0
         return told
 
-    cdef void begin(self, int64_t settled) noexcept nogil:
-        """A step is about to be planned; steps up to `settled` are committed."""
+    cdef void begin(self, int64_t settled, bint crowded, StepPlan plan, int64_t step) noexcept nogil:
+        """A step is about to be planned; steps up to `settled` are committed. `crowded`: rows decode in it.
+
+        The entry under way gets its next piece. It is ready with its last one; or at once when nothing decodes, and
+        what is left of its tower runs with the first chunk that reads it. When nobody names it any more, it goes.
+        """
+        cdef Entry* entry = &self.entries[self.under_way]
         self.settled = settled
-        self.spent = 0
+        self.crowded = crowded
+        self.spent = self.wanted = 0
+        if not self.under_way:
+            return
+        if entry.refs == 0:
+            if self.advanced_in <= settled:  # no piece is in flight
+                self.rows_held -= entry.rows
+                self._evict(self.under_way)
+                self.under_way = 0
+            return
+        self.spent = self.budget
+        if self.advanced_in != step:  # else a plan of this step came to nothing
+            self._advance(plan, step)
+        if not crowded or self.pieces_left == 0:
+            entry.state = READY
+            entry.last_use = entry.encoded_in = step
+            self._append(self.under_way)
+            self.under_way = 0
+
+    cdef void start_wanted(self, StepPlan plan, int64_t step) noexcept nogil:
+        """The first large entry that a chunk was cut for begins, once all chunks of the step are planned."""
+        cdef Entry* entry = &self.entries[self.wanted]
+        if not self.wanted or self.under_way or entry.state != NEW or not self._make_room(entry.rows):
+            return
+        self.rows_held += entry.rows
+        entry.state = BEGUN
+        self.under_way = self.wanted
+        self.pieces_left = (entry.work - 1) // self.budget + 1
+        if self.spent == 0:
+            self._advance(plan, step)
+
+    cdef void _advance(self, StepPlan plan, int64_t step) noexcept nogil:
+        plan.encode(-1, self.budget, self.under_way)
+        self.pieces_left -= 1
+        self.advanced_in = step
 
     cdef int32_t limit(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:
-        """How many of `count` positions from `start` on can be planned now; changes nothing."""
+        """How many of `count` positions from `start` on can be planned now; changes nothing but `wanted`."""
         cdef int32_t k = seqs.span_at[slot]
         cdef int32_t spent = self.spent
         cdef int64_t room = NO_LIMIT
@@ -133,9 +179,13 @@ cdef class EncoderTable:
             else:
                 room -= entry.rows
                 fits = entry.state == NEW and room >= 0
-                if self.budget and spent and spent + entry.rows > self.budget:
+                if self.budget and spent and spent + entry.work > self.budget:
                     fits = False
-                spent += entry.rows
+                if self.crowded and entry.state == NEW and self._is_large(span.entry):
+                    if not self.wanted and room >= 0:
+                        self.wanted = span.entry
+                    fits = False
+                spent += entry.work
             if not fits:
                 count = max(span.start - start, 0)
                 return seqs.whole(slot, start, count, count)
@@ -158,7 +208,7 @@ cdef class EncoderTable:
             if spans[k].start + spans[k].length > start and entry.state == NEW:
                 self._make_room(entry.rows)
                 self.rows_held += entry.rows
-                self.spent += entry.rows
+                self.spent += entry.work
                 entry.state = READY
                 entry.encoded_in = step
                 if entry.pins == 0:
@@ -270,6 +320,9 @@ cdef class EncoderTable:
                 now -= self.entries[entry].rows
         return <int32_t>min(most, NO_LIMIT)
 
+    cdef bint _is_large(self, int32_t entry) noexcept nogil:
+        return self.budget and self.entries[entry].work > self.budget
+
     cdef int64_t _evictable(self) noexcept nogil:
         cdef int64_t rows = 0
         cdef int32_t i = self.entries[0].after
@@ -327,6 +380,7 @@ cdef class EncoderTable:
         self.entries[entry].state = NEW
 
     cdef void _forget(self, int32_t entry) noexcept nogil:
+        self.num_large -= self._is_large(entry)
         self.entries[entry].rows = 0
         self.entries[entry].after = self.free_id
         self.free_id = entry

@@ -65,10 +65,10 @@ cdef class StepPlan:
         # Rows over the head of the tail; params and positions follow the last one that is used.
         updates = memoryview(record[at:at + UPDATE_WORDS * max_updates])
         self.updates = updates.cast("B").cast("i", (max_updates, UPDATE_WORDS))
-        # Each encode and each media run covers at least one token of the step.
-        self.encode_slot = array("i", bytes(4 * max_tokens))
-        self.encode_item = array("i", bytes(4 * max_tokens))
-        self.encode_entry = array("i", bytes(4 * max_tokens))
+        # Each encode but for one piece, and each media run, covers at least one token of the step.
+        self.encode_slot = array("i", bytes(4 * (max_tokens + 1)))
+        self.encode_item = array("i", bytes(4 * (max_tokens + 1)))
+        self.encode_entry = array("i", bytes(4 * (max_tokens + 1)))
         self.media_start = array("i", bytes(4 * max_tokens))
         self.media_length = array("i", bytes(4 * max_tokens))
         self.media_entry = array("i", bytes(4 * max_tokens))
@@ -184,7 +184,10 @@ cdef class StepPlan:
         self.num_updates = at + 1
 
     cdef void encode(self, slot_t slot, int32_t item, int32_t entry) noexcept nogil:
-        """The tower of `entry` runs before this step's forward; span `item` of the slot's media names it."""
+        """The tower of `entry` runs before this step's forward; span `item` of the slot's media names it.
+
+        slot -1: a piece of that tower runs, which does `item` of its work.
+        """
         cdef int32_t at = self.num_encodes
         self.encode_slot[at] = slot
         self.encode_item[at] = item

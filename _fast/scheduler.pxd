@@ -37,6 +37,7 @@ cdef class Scheduler:
     cdef int32_t updates_left
     cdef bint preempted
 
+    cdef bint _is_decoding(self) noexcept nogil
     cdef void _plan(self, StepPlan plan) noexcept nogil
     cdef void _continue(self, StepPlan plan) noexcept nogil
     cdef void _admit(self, StepPlan plan) noexcept nogil

@@ -133,9 +133,9 @@ cdef class Scheduler:
             self.settler.end(slot)
         return True
 
-    def add_entry(self, int32_t num_rows):
-        """A new media entry: its id (>= 1), or -3 when it can never fit into the encoder cache."""
-        return self.encoder.add_entry(num_rows)
+    def add_entry(self, int32_t num_rows, int32_t work=0):
+        """A new media entry: its id (>= 1), or -3 when it can never fit. `work`: of its tower, as the budget counts."""
+        return self.encoder.add_entry(num_rows, work)
 
     def discard_entry(self, int32_t entry):
         """Take back a new entry that no request named after all; says whether it was one."""
@@ -198,10 +198,20 @@ cdef class Scheduler:
         with nogil:
             self.tables.forget_names()
 
+    cdef bint _is_decoding(self) noexcept nogil:
+        """Whether a running row lacks one token: it decodes."""
+        cdef int32_t i
+        for i in range(self.running.size):
+            if self.seqs.left(self.running.slots[i]) == 1:
+                return True
+        return False
+
     cdef void _plan(self, StepPlan plan) noexcept nogil:
+        cdef bint crowded
         plan.clear()
-        self.encoder.begin(self.settler.settled_step)
         while plan.num_rows == 0:
+            crowded = self.encoder.num_large and self._is_decoding()
+            self.encoder.begin(self.settler.settled_step, crowded, plan, self.next_step)
             self.updates_left = plan.max_updates
             self.preempted = False
             self._continue(plan)
@@ -214,6 +224,7 @@ cdef class Scheduler:
             # Nothing can move and nothing is in flight: rows hold each other's encoder room. The last starts over.
             self._preempt(self.running.slots[self.running.size - 1])
         if plan.num_rows:
+            self.encoder.start_wanted(plan, self.next_step)
             plan.seal(self.next_step)
             self.next_step += 1
 

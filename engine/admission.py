@@ -268,7 +268,8 @@ class Admission:
             digest = hashlib.blake2b(item.hash, key=root, digest_size=16).digest()
             entry = self._encoder.find(digest)
             if entry is None:
-                entry = self._scheduler.add_entry(item.num_tokens)
+                work = self._encoder.work_of(item, self._scheduler.encoder.budget)
+                entry = self._scheduler.add_entry(item.num_tokens, work)
                 assert entry >= 0, "items larger than the encoder cache are refused before they get here"
                 made.append(entry)
                 if adapter:

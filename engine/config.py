@@ -51,7 +51,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
-    encoder_budget: int = 0  # tower rows encoded in a step; 0 = derived
+    encoder_budget: int = 0  # patches, or rows of a sound's encoder, that towers take in a step; 0 = derived
     encoder_cache_tokens: int = 0  # tower rows kept; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
     step_timeout: float = 60.0  # seconds without a turn of the device thread, after which the engine counts as stalled

@@ -58,6 +58,8 @@ log = logging.getLogger("omniloop.engine")
 
 CPU_ROWS, CPU_TOKENS = 64, 512  # defaults of max_num_seqs and max_num_batched_tokens on a CPU
 DEVICE_ROWS, DEVICE_TOKENS = 256, 2048  # and on an accelerator
+PATCHES_PER_TOKEN = 4  # towers may take so many in a step for each token that it may have; on a CPU of
+CPU_ENCODE_TOKENS = 1024  # tokens at least, on an accelerator of DEVICE_TOKENS
 POOLING_ROWS, POOLING_TOKENS = 1024, 16384  # on an accelerator, of a model that pools: short texts fill a step
 CPU_POOLING_ROWS, CPU_POOLING_TOKENS = 256, 4096
 BACKLOG = 256  # inputs that wait for a slot, as a multiple of the slots
@@ -94,6 +96,8 @@ class Runtime:
             axes=model_config.axes,
             picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
         )
+        least = CPU_ENCODE_TOKENS if model.device == "cpu" else DEVICE_TOKENS
+        patches = config.encoder_budget or PATCHES_PER_TOKEN * max(sizes.max_tokens, least)
         # Of prompts that are computed as a whole, cached ones would lack the hidden states that are pooled.
         caches_prefixes = config.enable_prefix_caching and not sizes.whole_prompts
         self.scheduler = Scheduler(
@@ -109,7 +113,7 @@ class Runtime:
             policy=int(config.scheduling_policy == "priority"),
             max_chunk=sizes.max_chunk,
             # One step encodes all media of a prompt that one step computes.
-            encoder_budget=0 if ahead == "prompt" else config.encoder_budget or max(sizes.max_tokens, 1024),
+            encoder_budget=0 if ahead == "prompt" else patches,
             encoder_capacity=sizes.encoder_rows,
             whole_prompts=sizes.whole_prompts,
         )

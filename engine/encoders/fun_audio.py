@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from engine.checkpoint.section import Section
 from engine.encoders import qwen_omni_audio
 from engine.encoders.qwen_omni_audio import AudioConfig, QwenOmniAudioTower
-from engine.encoders.tower import Features, apart, joined
+from engine.encoders.tower import Features, Pieces, apart, joined
 from engine.errors import ConfigError, RequestError
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
@@ -65,11 +64,12 @@ class FunAudioTower(QwenOmniAudioTower):
         self.of_codes = Linear(size, size)
         self.of_sound = Linear(size, size)
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each input_features [num_mel_bins, frames], num_rows: of the decoder -> [num_rows, output_dim]."""
         counts, group = [int(features["num_rows"]) for features in items], self.config.group
         averaged = []
-        for x, rows in zip(super().encode_together(items), counts):
+        heard = yield from super().pieces(items)
+        for x, rows in zip(heard, counts):
             length = rows * group
             if not -group < len(x) - length < group:
                 raise RequestError(f"num_rows={rows}: {len(x)} rows in groups of {group} do not make as many")

@@ -10,7 +10,7 @@ the layers a square's patches are averaged. Pictures of several requests run tog
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, PatchTower, apart, bounds_of, joined
+from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.attention.dense import dense_attention
@@ -228,13 +228,13 @@ class Gemma4VisionTower(PatchTower):
         self.projection = Linear(size, config.row_width)
         self._turns: Recent[Grid, Turns] = Recent(MAX_TABLE_ROWS)
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each with `pixel_values` [patches, numbers] from 0 to 1, channel by channel, and a frame's `grid` [2]."""
         grids = [grid for features in items for grid in self._grids(features)]
         patches = joined([features["pixel_values"].to(self.device) for features in items])
         side, unit = self.config.patch_size, self.config.pool**2
         pixels = patches.view(-1, 3, side, side).permute(0, 2, 3, 1).reshape(len(patches), -1)
-        rows = self((pixels - 0.5).mul_(2.0).to(self.dtype), grids)
+        rows = yield from self._rows_of((pixels - 0.5).mul_(2.0).to(self.dtype), grids)
         return apart(rows, [len(features["pixel_values"]) // unit for features in items])
 
     def _grids(self, features: Features) -> list[Grid]:
@@ -259,7 +259,7 @@ class Gemma4VisionTower(PatchTower):
         patches = torch.zeros(frames * grid[0] * grid[1], self.patch_embed.in_features, device=self.device)
         return {"pixel_values": patches, "grid": torch.tensor(grid)}
 
-    def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def _rows_of(self, patches: Tensor, grids: Sequence[Grid]) -> Generator[float, None, Tensor]:
         """patches [sum of height * width, numbers] of the tower's dtype -> [squares, row_width]."""
         columns, rows = self.positions.value
         places = [(columns[None, :width] + rows[:height, None]).flatten(0, 1) for height, width in grids]
@@ -268,8 +268,7 @@ class Gemma4VisionTower(PatchTower):
         bounds = bounds_of(lengths, x.device)
         cos, sin = zip(*(self._turned(grid) for grid in grids))
         turns = joined(cos), joined(sin)
-        for layer in self.layers:
-            layer(x, bounds, turns)
+        yield from layer_by_layer(self.layers, x, bounds, turns)
         squares = joined([self._squares(part, grid) for part, grid in zip(x.split(lengths), grids)])
         found = squares.float() * self.config.hidden_size**0.5  # beyond the range of float16
         if self.standard is not None:

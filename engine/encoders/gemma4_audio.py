@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.gemma4 import Clipped, bounded
-from engine.encoders.tower import Features, Shapes, SharingTower, joined
+from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, joined
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.norm import rms_norm
@@ -217,7 +217,7 @@ class Halving:
         return self.norm(x).relu_().permute(0, 3, 1, 2)
 
 
-class Gemma4AudioTower(SharingTower):
+class Gemma4AudioTower(LayeredTower):
     """Mel frames -> rows of the decoder's width."""
 
     config: Gemma4AudioConfig
@@ -244,7 +244,7 @@ class Gemma4AudioTower(SharingTower):
         """Silence."""
         return {"input_features": torch.zeros(rows * FRAMES, self.config.mels, device=self.device, dtype=self.dtype)}
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each with `input_features` [frames, mels]."""
         span = self.config.span
         heard = [self._heard(features["input_features"]) for features in items]
@@ -253,6 +253,7 @@ class Gemma4AudioTower(SharingTower):
         spans = self._spans([-(-count // span) * span for count in counts])
         for layer in self.layers:
             x = layer(x, spans)
+            yield len(x) / len(self.layers)
         rows = self.projection(rms_norm(self.last(x), self.ones, self.config.eps))
         return [own[:count].clone() for own, count in zip(rows.split(spans.lengths), counts)]
 

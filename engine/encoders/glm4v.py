@@ -9,7 +9,7 @@ become one by a product, and pass an MLP. It runs eagerly.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, PatchTower, apart, bounds_of, joined
+from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import Activation, gelu
 from engine.kernels.attention.dense import dense_attention
@@ -151,12 +151,13 @@ class GlmVisionTower(PatchTower):
         self.merger_down = Linear(config.merger_size, width)
         self._tables: Recent[tuple[int, int], Tables] = Recent(MAX_TABLE_ROWS)
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each with `pixel_values` [patches, numbers] and `grid_thw` [1, 3]."""
         grids = [self._grid(features) for features in items]
         patches = joined([features["pixel_values"].to(self.device, self.dtype) for features in items])
         unit = self.config.merge_size**2
-        return apart(self(patches, grids), [len(features["pixel_values"]) // unit for features in items])
+        rows = yield from self._rows_of(patches, grids)
+        return apart(rows, [len(features["pixel_values"]) // unit for features in items])
 
     def _grid(self, features: Features) -> Grid:
         patches, (times, height, width) = features["pixel_values"], features["grid_thw"].reshape(-1).tolist()
@@ -176,7 +177,7 @@ class GlmVisionTower(PatchTower):
         patches = torch.zeros(grid[1] * grid[2], self.patch_embed.in_features, device=self.device)
         return {"pixel_values": patches, "grid_thw": torch.tensor([grid])}
 
-    def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def _rows_of(self, patches: Tensor, grids: Sequence[Grid]) -> Generator[float, None, Tensor]:
         """patches [sum of times * height * width, numbers] of the tower's dtype -> [blocks, row_width]."""
         x = self.patch_norm(self.patch_embed(patches))
         turns, first = [], 0
@@ -188,8 +189,7 @@ class GlmVisionTower(PatchTower):
             first = last
         cos, sin = (joined(each) for each in zip(*turns))
         bounds = bounds_of([height * width for times, height, width in grids for _ in range(times)], x.device)
-        for layer in self.layers:
-            layer(x, bounds, cos, sin)
+        yield from layer_by_layer(self.layers, x, bounds, cos, sin)
         merge = self.config.merge_size
         blocks = self.post_norm(x).view(-1, merge**2, x.shape[1]).transpose(1, 2)  # a channel's patches side by side
         rows = self.merger_in(self.downsample(blocks.reshape(-1, self.downsample.in_features)))

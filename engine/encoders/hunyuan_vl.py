@@ -11,7 +11,7 @@ together. Behind the layers two products with an activation between them make a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, PatchTower, apart, bounds_of, joined
+from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
 from engine.encoders.vit.parts import side_by_side
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, Activation, pointwise
@@ -158,12 +158,13 @@ class HunYuanVisionTower(PatchTower):
         self.after = RMSNorm(width, config.eps)
         self._taps: Recent[Grid, Taps] = Recent(MAX_TABLE_ROWS)
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each with `pixel_values` [patches, numbers] and its `grid_thw` [1, 3]."""
         grids = [self._grid(features) for features in items]
         patches = joined([features["pixel_values"].to(self.device, self.dtype) for features in items])
         merge = self.config.merge_size
-        return apart(self(patches, grids), [num_rows(height // merge, width // merge) for height, width in grids])
+        rows = yield from self._rows_of(patches, grids)
+        return apart(rows, [num_rows(height // merge, width // merge) for height, width in grids])
 
     def _grid(self, features: Features) -> Grid:
         patches, (times, height, width) = features["pixel_values"], features["grid_thw"].reshape(-1).tolist()
@@ -183,15 +184,14 @@ class HunYuanVisionTower(PatchTower):
         patches = torch.zeros(grid[1] * grid[2], self.patch_embed.in_features, device=self.device)
         return {"pixel_values": patches, "grid_thw": torch.tensor([grid])}
 
-    def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def _rows_of(self, patches: Tensor, grids: Sequence[Grid]) -> Generator[float, None, Tensor]:
         """patches [sum of height * width, numbers] of the tower's dtype -> [rows, row_width]."""
         x = self.patch_embed(patches)
         lengths = [height * width for height, width in grids]
         for part, grid in zip(x.split(lengths), grids):
             part += self._interpolated(grid).to(x.dtype)
         bounds = bounds_of(lengths, x.device)
-        for layer in self.layers:
-            layer(x, bounds)
+        yield from layer_by_layer(self.layers, x, bounds)
         x, merge = self.before(x), self.config.merge_size
         blocks = joined(
             [

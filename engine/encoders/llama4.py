@@ -7,7 +7,7 @@ become one row, which passes two products with an activation behind each, and on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.section import MAX_LAYERS, Section
-from engine.encoders.tower import Features, PatchTower, apart, joined
+from engine.encoders.tower import Features, PatchTower, Pieces, apart, joined, layer_by_layer
 from engine.encoders.vit.parts import side_by_side
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
@@ -150,10 +150,11 @@ class Llama4VisionTower(PatchTower):
         self.projection = Linear(inner, config.row_width)
         self._cos, self._sin = turns(config, device)
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each with `pixel_values` [tiles * side^2, numbers]."""
         patches = [self._patches(features) for features in items]
-        return apart(self(joined(patches)), [len(each) // self.config.merge**2 for each in patches])
+        rows = yield from self._rows_of(joined(patches))
+        return apart(rows, [len(each) // self.config.merge**2 for each in patches])
 
     def _patches(self, features: Features) -> Tensor:
         patches, count, numbers = features["pixel_values"], self.config.side**2, self.patch_embed.in_features
@@ -169,7 +170,7 @@ class Llama4VisionTower(PatchTower):
         tiles = max(1, rows // (side // merge) ** 2)
         return {"pixel_values": torch.zeros(tiles * side**2, self.patch_embed.in_features, device=self.device)}
 
-    def __call__(self, patches: Tensor) -> Tensor:
+    def _rows_of(self, patches: Tensor) -> Generator[float, None, Tensor]:
         """patches [tiles * side^2, numbers] of the tower's dtype -> [rows, row_width]."""
         side, size = self.config.side, self.config.hidden_size
         x = self.patch_embed(patches).view(-1, side**2, size)
@@ -178,8 +179,7 @@ class Llama4VisionTower(PatchTower):
         x = self.pre_norm(x.view(tiles * count, size))
         bounds = torch.arange(0, tiles * count + 1, count, dtype=torch.int32, device=x.device)
         cos, sin = self._cos.repeat(tiles, 1), self._sin.repeat(tiles, 1)
-        for layer in self.layers:
-            layer(x, bounds, cos, sin)
+        yield from layer_by_layer(self.layers, x, bounds, cos, sin)
         x = self.post_norm(x).view(tiles, count, size)[:, :-1].reshape(tiles, side, side, size)
         rows = gelu(self.first(side_by_side(x, self.config.merge, channels_first=False)))
         return self.projection(gelu(self.second(rows)))

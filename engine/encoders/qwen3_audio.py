@@ -20,7 +20,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders import sound
 from engine.encoders.sound import EPS, KERNEL, AudioLayer, sinusoids
-from engine.encoders.tower import Features, Shapes, SharingTower, apart, bounds_of, joined
+from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, apart, bounds_of, joined, layer_by_layer
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.layers.linear import Linear
@@ -97,7 +97,7 @@ def halved(length: int, times: int = CONVOLUTIONS) -> int:
     return length
 
 
-class Qwen3AudioTower(SharingTower):
+class Qwen3AudioTower(LayeredTower):
     """Mel frames -> rows of the decoder's width.
 
     `row_parts`: of the rows of the model's other towers; those of sound are zero behind the first.
@@ -132,7 +132,7 @@ class Qwen3AudioTower(SharingTower):
     def weight(self, features: Shapes) -> int:
         return halved(features["input_features"].shape[1])
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each input_features [num_mel_bins, frames] -> [rows, output_dim]."""
         config = self.config
         begun = [self._convolved(features["input_features"]) for features in items]
@@ -140,8 +140,7 @@ class Qwen3AudioTower(SharingTower):
         lengths = [min(per_window, len(x) - before) for x in begun for before in range(0, len(x), per_window)]
         x = joined(begun)
         bounds = bounds_of(lengths, x.device)
-        for layer in self.layers:
-            layer(x, bounds)
+        yield from layer_by_layer(self.layers, x, bounds)
         rows = self.proj2(gelu(self.proj1(self.norm(x))))
         more = (self.row_parts - 1) * config.output_dim
         return apart(functional.pad(rows, (0, more)) if more else rows, [len(x) for x in begun])

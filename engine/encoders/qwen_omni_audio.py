@@ -20,7 +20,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders import sound
 from engine.encoders.sound import EPS, KERNEL, AudioLayer, sinusoids, unroll
-from engine.encoders.tower import Features, Shapes, SharingTower, apart, bounds_of, joined
+from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, apart, bounds_of, joined, layer_by_layer
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.layers.linear import Linear
@@ -82,7 +82,7 @@ def rows(model: str, module: str) -> tuple[Row, ...]:
     return sound.rows(model, module, conv1="conv1", conv2="conv2", norm="ln_post", proj="proj")
 
 
-class QwenOmniAudioTower(SharingTower):
+class QwenOmniAudioTower(LayeredTower):
     """Mel frames -> rows of the decoder's width."""
 
     config: AudioConfig
@@ -101,14 +101,13 @@ class QwenOmniAudioTower(SharingTower):
     def weight(self, features: Shapes) -> int:
         return (features["input_features"].shape[1] + 1) // 2
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each input_features [num_mel_bins, frames] -> [((frames + 1) // 2) // 2, output_dim]."""
         begun = [self._begun(features["input_features"]) for features in items]
         x = joined([rows for rows, _ in begun])
         lengths = [length for _, lengths in begun for length in lengths]
         bounds = bounds_of(lengths, x.device)
-        for layer in self.layers:
-            layer(x, bounds)
+        yield from layer_by_layer(self.layers, x, bounds)
         counts = [len(rows) // 2 for rows, _ in begun]
         parts = x.split([len(rows) for rows, _ in begun])
         # A last odd row has no partner and is dropped.

@@ -8,9 +8,9 @@ chooses the sizes of examples, so a tower knows nothing of kernels' variants, of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import groupby
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,9 +18,12 @@ from torch import Tensor
 
 from engine.request import Modality
 
+T = TypeVar("T")
 Features = dict[str, Tensor]
 Shapes = Mapping[str, np.ndarray | Tensor]  # features of which only shapes, grids and numbers are read
 TOGETHER = 8192  # patches, or rows of a sound's encoder, that items of one run may add up to
+# A run that may pause after each layer, saying how much work that was, of the items' weights; then the items' rows.
+Pieces = Generator[float, None, list[Tensor]]
 Record = Callable[[Callable[[], None]], Callable[[], None]]  # runs a body, and returns what replays it
 
 
@@ -64,6 +67,14 @@ class SharedTower(Tower, Protocol):
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
         """As `encode`, for each item; the rows of each are a tensor of their own."""
+
+
+@runtime_checkable
+class PausingTower(SharedTower, Protocol):
+    """A tower whose run may pause: what it holds meanwhile is not written by others."""
+
+    def pieces(self, items: Sequence[Features]) -> Pieces:
+        """As `encode_together`, the same bits, without a graph."""
 
 
 class TowerConfig(Protocol):
@@ -114,11 +125,39 @@ class SharingTower(EagerTower, ABC):
         """As SharedTower has it."""
 
 
-class PatchTower(SharingTower):
+class LayeredTower(SharingTower):
+    """And whose run may pause between two layers."""
+
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        return through(self.pieces(items))
+
+    @abstractmethod
+    def pieces(self, items: Sequence[Features]) -> Pieces:
+        """As PausingTower has it."""
+
+
+class PatchTower(LayeredTower):
     """Those that see: `pixel_values` [patches, numbers] of each item."""
 
     def weight(self, features: Shapes) -> int:
         return len(features["pixel_values"])
+
+
+def through(run: Generator[float, None, T]) -> T:
+    """What a run returns that does not pause."""
+    try:
+        while True:
+            next(run)
+    except StopIteration as end:
+        made: T = end.value
+        return made
+
+
+def layer_by_layer(layers: Sequence[Callable[..., None]], x: Tensor, *read: Any) -> Generator[float, None, None]:
+    """Each layer adds to x [rows, hidden]; behind each the run may pause."""
+    for layer in layers:
+        layer(x, *read)
+        yield len(x) / len(layers)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ KV cache (engine/models/whisper.py); nobody reads them. Windows run together, of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, NamedTuple
@@ -21,7 +21,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders import sound
 from engine.encoders.sound import EPS, KERNEL, AudioLayer, Rotations, unroll
-from engine.encoders.tower import Features, Shapes, SharingTower, bounds_of, joined
+from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, bounds_of, joined, layer_by_layer
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.layers.embed import Positions
@@ -93,7 +93,7 @@ class Window(NamedTuple):
     kept: int  # rows that are the tower's, or its projector's; zeros, where that is more than `heard`
 
 
-class WhisperTower(SharingTower):
+class WhisperTower(LayeredTower):
     """Windows of mel frames -> rows of the decoder's width.
 
     Families with Whisper's encoder say which windows a sound has, and what is made of the encoder's rows.
@@ -125,7 +125,7 @@ class WhisperTower(SharingTower):
         shape = features["input_features"].shape
         return self.config.num_positions * (shape[0] if len(shape) == 3 else 1)
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """As many windows at once as `together` has room for, whosever they are."""
         counts, windows, rows = [], [], list[Tensor]()
         for features in items:
@@ -134,7 +134,7 @@ class WhisperTower(SharingTower):
             windows += own
         at_once = max(1, self.together // self.config.num_positions)
         for first in range(0, len(windows), at_once):
-            rows += self._rows_of(windows[first : first + at_once])
+            rows += yield from self._rows_of(windows[first : first + at_once])
         if len(windows) == 1:
             return rows
         lines = iter(rows)
@@ -155,9 +155,9 @@ class WhisperTower(SharingTower):
             )
         return Window(mel, heard, kept)
 
-    def _rows_of(self, windows: Sequence[Window]) -> Sequence[Tensor]:
+    def _rows_of(self, windows: Sequence[Window]) -> Generator[float, None, Sequence[Tensor]]:
         """The rows of each window; views of one tensor, where there are several."""
-        x = self._heard(windows)
+        x = yield from self._heard(windows)
         if not self.averaged:
             x = self.norm(x)
         parts = x.split([window.heard for window in windows])
@@ -166,7 +166,7 @@ class WhisperTower(SharingTower):
             x = self.norm(x.view(len(x) // 2, 2, -1).mean(1))
         return self.projected(x).split([window.kept // self.stack for window in windows])
 
-    def _heard(self, windows: Sequence[Window]) -> Tensor:
+    def _heard(self, windows: Sequence[Window]) -> Generator[float, None, Tensor]:
         """The rows of windows behind the last layer, [all that are heard, hidden]."""
         alike = [list(each) for _, each in groupby(windows, key=lambda window: window.mel.shape)]
         begun = [x for each in alike for x in self._begun(each)]
@@ -176,8 +176,7 @@ class WhisperTower(SharingTower):
             cos, sin = self.turn
             turn = joined([cos[:count] for count in counts]), joined([sin[:count] for count in counts])
         bounds = bounds_of(counts, x.device)
-        for layer in self.layers:
-            layer(x, bounds, turn)
+        yield from layer_by_layer(self.layers, x, bounds, turn)
         return x
 
     def _begun(self, windows: Sequence[Window]) -> list[Tensor]:

@@ -137,6 +137,8 @@ class CpuExecutor:
         step.started_at = time.perf_counter()
         try:
             apply_updates(step.plan, self._slots)
+            if step.plan.num_encodes:
+                self.encoder.advance(step.plan)
             media = self.encoder.take(step) if step.plan.num_media else []
             batch = build(step.plan, step.rows, self._slots, self._layout, media, self._caches, self._axes, self._vocab)
             if self.routed is not None:

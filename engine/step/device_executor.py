@@ -101,21 +101,19 @@ class DeviceExecutor:
         self.layout, self.has_steady_loop = layout, accelerator.has_steady_loop
         overlays = len(model.config.modalities) > 1 or config.enable_prompt_embeds
         self.encoder = EncoderCache(model, not config.deterministic, UploadRing(accelerator) if overlays else None)
-        self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic, overlays)
+        buffers = self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic, overlays)
         text = model.config.text
         self.buffers.routed = routed_ids(config.return_routed_experts, text, layout, accelerator)
         self.spread = device_spread(model, sizes.max_tokens, self.buffers.inputs, accelerator)
         self.plans = self.buffers.plans
-        # Of which only positions and joints are read here.
-        self._host = SlotState(sizes.max_slots, 1, 1, model.config.ahead)
+        self._host = SlotState(sizes.max_slots, 1, 1, model.config.ahead)  # only positions and joints are read
         self.sampler = DeviceSampler(
             self.buffers.slots, sizes.max_slots, sizes.max_rows, text.vocab_size,
             accelerator.device, config.logprobs_mode, config.max_logprobs, self.buffers.told,
         )  # fmt: skip
         self.grammars = GrammarRows(sizes.max_slots, jumps=config.jump_forward is True)
         self.upload = LineUpload(accelerator, self.sampler.allowed_table, sizes.max_rows)
-        self.prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), model.config.text.vocab_size)
-        buffers = self.buffers
+        self.prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), text.vocab_size)
         self.launcher = accelerator.launcher(buffers.records.pinned, buffers.records.turn, buffers.ring)
         self._special = np.zeros(sizes.max_slots, np.uint8)  # by slot: which steps the GIL-free loop leaves alone
         self._watched = np.full((sizes.max_slots, WATCHED), -1, np.int32)  # by slot: tokens that wake its grammar
@@ -260,6 +258,8 @@ class DeviceExecutor:
 
     def _launch_forward(self, step: DeviceStep) -> None:
         plan, rows, buffers = step.plan, step.rows, self.buffers
+        if plan.num_encodes and self.encoder.advance(plan):
+            step.plan_at = step.launched_at  # as below
         due = self.prompts.due(rows) if self.prompts.asked else None
         kind = GraphKind.DECODE if plan.num_decode_rows == plan.num_rows else GraphKind.MIXED
         eager = due is not None or (plan.num_media and kind == GraphKind.DECODE)
@@ -329,8 +329,8 @@ class DeviceExecutor:
             return
         hidden = self.model.forward(batch)  # [num_tokens, hidden_size]
         self._gather_sampled(hidden, plan.num_sampled)
-        prompts = self.prompts
-        step.owed = due, prompt_logprobs(self.model.logits, hidden, due.asked, prompts.vocab, prompts.as_logits)
+        vocab, raw = self.prompts.vocab, self.prompts.as_logits
+        step.owed = due, prompt_logprobs(self.model.logits, hidden, due.asked, vocab, raw)
 
     def _finish(self, step: DeviceStep) -> None:
         """All of the step is launched."""

@@ -2,7 +2,8 @@
 
 Owner: the device thread stages features by entry number and reports evictions; the stream runs towers and reads rows,
 in step order. An entry is one media item by content hash, shared by every request that shows it. New items that a step
-needs run together where their tower can do so, up to its budget, whichever requests show them.
+needs run together where their tower can do so, up to its budget, whichever requests show them. An item that exceeds the
+budget of a step runs in pieces while other rows decode: a plan's encode without a slot is a piece.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from engine.encoders.tower import SharedTower
+from _fast.plan import StepPlan
+from engine.encoders.tower import PausingTower, SharedTower
 from engine.errors import EngineError, is_out_of_memory, scope_of
 from engine.models.base import Model
 from engine.request import ROWS, MediaInput
+from engine.step.pieces import TowerRun
 from engine.step.result import StepResult
 from engine.step.upload_ring import UploadRing
 
@@ -35,6 +38,7 @@ class EncoderCache:
         self._ring = ring  # None: towers run where the features are
         self._inputs: dict[int, MediaInput] = {}  # kept with the entry: rows may be dropped and made again
         self._rows: dict[int, torch.Tensor] = {}
+        self._begun: dict[int, TowerRun] = {}  # at most one: the entry of which pieces have run
         self._entries: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
         self.clock = TowerClock(on_device=ring is not None and torch.cuda.is_available())
@@ -47,6 +51,15 @@ class EncoderCache:
         self.hits += entry is not None
         return entry
 
+    def work_of(self, item: MediaInput, budget: int) -> int:
+        """What the item's tower costs a step, in the unit of the scheduler's `budget` (0: none); no more than that
+        where the run cannot be cut (device thread)."""
+        if item.modality != "prompt" and ROWS not in item.features:
+            tower = self._model.towers[item.modality]
+            if isinstance(tower, PausingTower):
+                return tower.weight(item.features)
+        return min(item.num_tokens, budget or item.num_tokens)
+
     def stage(self, entry: int, digest: bytes, item: MediaInput) -> None:
         """Keeps a new entry's features until its tower has run; `digest` names content and scope (device thread)."""
         self._inputs[entry] = item
@@ -56,6 +69,7 @@ class EncoderCache:
     def evict(self, entry: int, dead: bool) -> None:
         """Drops rows that no step in flight reads; a dead entry is forgotten altogether (device thread)."""
         self._rows.pop(entry, None)
+        self._begun.pop(entry, None)
         self.clock.took.pop(entry, None)
         if dead:
             self._entries.pop(self._digests.pop(entry, b""), None)  # an entry may go before it was staged
@@ -64,6 +78,39 @@ class EncoderCache:
     def drop_rows(self) -> None:
         """Drops all rows; `rows` makes them again (device thread, with no step in flight)."""
         self._rows.clear()
+        self._begun.clear()
+
+    def advance(self, plan: StepPlan) -> bool:
+        """Runs the piece of a tower that the plan brings; says whether it did (stream).
+
+        What fails is forgotten, and fails again where the rows are read.
+        """
+        encodes = zip(plan.encode_slot[: plan.num_encodes], plan.encode_item, plan.encode_entry)
+        for work, entry in [(work, entry) for slot, work, entry in encodes if slot < 0]:
+            if entry in self._rows:
+                continue
+            item, run = self._inputs[entry], self._begun.get(entry)
+            assert item.modality != "prompt", "text has no tower"
+            try:
+                with self.clock.of([entry]):
+                    if run is None:
+                        tower = self._model.towers[item.modality]
+                        assert isinstance(tower, PausingTower), "others are never cut"
+                        self._begun.clear()
+                        run = self._begun[entry] = TowerRun(tower, self._tensors(item.features))
+                    rows = run.advance(work)
+            except Exception as error:
+                self._begun.pop(entry, None)
+                if is_out_of_memory(error) or scope_of(error) == "device":
+                    raise  # it is the step that fails
+                log.info("a piece of one %s item's tower failed: %r", item.modality, error)
+                continue
+            if rows is not None:
+                self._begun.pop(entry, None)
+                if rows.shape[0] == item.num_tokens:
+                    self._rows[entry] = rows
+            return True
+        return False
 
     def take(self, step: StepResult) -> list[tuple[int, int, torch.Tensor]]:
         """(token_start, length, rows [length, hidden]) of a step's media (stream).
@@ -100,7 +147,8 @@ class EncoderCache:
 
         What fails together is left to run alone: the fault may be one item's.
         """
-        for tower, group in self._groups([entry for entry in dict.fromkeys(entries) if entry not in self._rows]):
+        new = [entry for entry in dict.fromkeys(entries) if entry not in self._rows and entry not in self._begun]
+        for tower, group in self._groups(new):
             try:
                 uploaded = [self._tensors(self._inputs[entry].features) for entry in group]
                 with self.clock.of(group):
@@ -149,6 +197,10 @@ class EncoderCache:
 
     def _made(self, entry: int, item: MediaInput) -> torch.Tensor:
         """The rows of the item's tower, or those that a client has made."""
+        begun = self._begun.pop(entry, None)
+        if begun is not None:
+            with self.clock.of([entry]):
+                return begun.finish()
         tensors = self._tensors(item.features)
         if ROWS not in tensors:
             assert item.modality != "prompt", "text has no tower"

@@ -16,7 +16,7 @@ import torch
 
 from _fast.layout import GraphKind
 from engine.cache.sizing import device_blocks
-from engine.encoders.tower import SharedTower, each
+from engine.encoders.tower import PausingTower, SharedTower, each
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.algorithms import Products
 from engine.kernels.gemm.dense import gated_way, is_vendors
@@ -31,6 +31,7 @@ from engine.step.graphs import (
     one_size_per_doubling,
     sizes_for_other_kernels,
 )
+from engine.step.pieces import TowerRun
 
 PINNED_BYTES = 4 << 20  # of one copy that a special step sends
 # Rows of the media whose kernels are compiled ahead, beside those of the largest: together they meet every variant of
@@ -119,6 +120,9 @@ class Startup:
             self._buffers.prep()
             step = self._accelerator.peak_of(self._largest)
             peak = max(step, self._accelerator.peak_of(partial(self._encode_largest, sizes.encoder_rows)))
+            for tower in each(self._model.towers):
+                if isinstance(tower, PausingTower):
+                    peak = max(peak, self._accelerator.peak_of(partial(self._step_beside, tower)))
             graphed = step if self._config.enforce_eager else max(step, self._accelerator.peak_of(self._small_towers))
         return device_blocks(
             self._config, self._layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows,
@@ -136,6 +140,12 @@ class Startup:
                 times = min(rows // max(1, made), tower.together // tower.weight(item))
                 if times > 1:  # an item has a longest length: that of a window
                     tower.encode_together([item] * times)
+
+    def _step_beside(self, tower: PausingTower) -> None:
+        """A step while the run of the tower's largest item pauses."""
+        paused = TowerRun(tower, tower.example(tower.modalities[0], self._sizes.encoder_rows))
+        paused.advance(1.0)
+        self._largest()
 
     def _small_towers(self) -> None:
         """Those that get graphs, as they are."""

@@ -120,7 +120,7 @@ def check_caches(server: InsideServer, folder: Path) -> None:
     assert media.get("media_cache_bytes", 0) <= server.state.media.limits.mm_processor_cache_gb * 2**30
     encoder, entries = runtime.executor.encoder, runtime.scheduler.ledger()["encoder_entries"]
     assert len(encoder._inputs) == len(encoder._entries) == len(encoder._digests) == entries
-    assert set(encoder._rows) | set(encoder.clock.took) <= set(encoder._inputs)
+    assert set(encoder._rows) | set(encoder._begun) | set(encoder.clock.took) <= set(encoder._inputs)
     assert sum(len(rows) for rows in encoder._rows.values()) <= runtime.sizes.encoder_rows
     assert list(folder.iterdir()) == [], "a temporary file is left"
 

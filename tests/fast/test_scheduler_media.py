@@ -78,7 +78,7 @@ def test_towers_stay_below_the_budget_of_a_step():
 def test_an_entry_larger_than_the_budget_runs_alone():
     scheduler = make(encoder_budget=6)
     large, small = scheduler.add_entry(9), scheduler.add_entry(2)
-    add(scheduler, 1, 4, (0, 2, small, 0))
+    add(scheduler, 1, 4, (0, 2, small, 0), max_tokens=1)
     slot = add(scheduler, 2, 12, (1, 9, large, 0))
     assert [entry for _, _, entry in encodes(step(scheduler))] == [small]
     plan = step(scheduler)
@@ -284,7 +284,7 @@ def test_joints_that_no_step_could_compute_are_refused(joints):
 
 
 def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():
-    """Eight pictures beside 32 rows: a step encodes up to the budget, or one picture that exceeds it."""
+    """Eight pictures beside 32 rows: a step encodes up to the budget, or a piece of one picture that exceeds it."""
     budget, sizes = 64, (40, 40, 20, 20, 20, 90, 40, 40)
     scheduler = make(max_slots=48, max_rows=40, max_tokens=128, num_blocks=512, encoder_budget=budget)
     decoding = {add(scheduler, number, 4, max_tokens=64) for number in range(1, 33)}
@@ -295,9 +295,72 @@ def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():
         rows[entry] = size
         add(scheduler, number, size + 4, (2, size, entry, 0), max_tokens=1)
     encoded = []
-    while sum(map(len, encoded)) < len(sizes):
+    while sum(map(len, encoded)) < len(sizes) + 1:  # one of them in two pieces
         plan = step(scheduler)
         assert lens(plan).items() >= dict.fromkeys(decoding, 1).items(), "all that decode go on"
         encoded.append([entry for _, _, entry in encodes(plan)])
         assert sum(rows[entry] for entry in encoded[-1]) <= budget or len(encoded[-1]) == 1
     assert max(map(len, encoded)) > 1, "small ones share a step"
+
+
+def beside_a_row_that_decodes(**changes):
+    """A scheduler with a budget of 6 in which slot 0 decodes."""
+    scheduler = make(encoder_budget=6, **changes)
+    add(scheduler, 1, 2, max_tokens=64)
+    step(scheduler)
+    return scheduler
+
+
+def test_a_large_tower_runs_in_pieces_beside_rows_that_decode():
+    scheduler = beside_a_row_that_decodes()
+    entry = scheduler.add_entry(7, work=20)
+    slot = add(scheduler, 2, 12, (3, 7, entry, 0))
+    steps = [step(scheduler) for _ in range(5)]
+    piece = [(-1, 6, entry)]
+    assert [encodes(plan) for plan in steps] == [piece, piece, piece, piece, []], "20 of work are four pieces of 6"
+    assert [lens(plan) for plan in steps] == [{0: 1, slot: 3}, {0: 1}, {0: 1}, {0: 1, slot: 9}, {0: 1, slot: 1}]
+    assert runs(steps[3]) == [(1, 7, entry, 0)]
+    assert scheduler.ledger()["encoder_rows"] == 7
+
+
+def test_what_is_left_of_a_large_tower_runs_when_nothing_decodes():
+    scheduler = beside_a_row_that_decodes()
+    entry = scheduler.add_entry(7, work=60)
+    slot = add(scheduler, 2, 12, (3, 7, entry, 0))
+    assert [lens(step(scheduler)) for _ in range(2)] == [{0: 1, slot: 3}, {0: 1}]
+    scheduler.abort(1)
+    plan = step(scheduler)
+    assert (encodes(plan), lens(plan)) == ([(-1, 6, entry)], {slot: 9})
+    assert runs(plan) == [(0, 7, entry, 0)]
+
+
+def test_large_towers_take_turns_and_others_wait_for_none_but_the_one_under_way():
+    scheduler = beside_a_row_that_decodes(max_slots=12, max_rows=8)
+    first, second, small = (scheduler.add_entry(4, work) for work in (12, 13, 3))
+    for number, entry in enumerate((first, second, small), 2):
+        add(scheduler, number, 6, (1, 4, entry, 0), max_tokens=64)
+    entries = [[entry for _, _, entry in encodes(step(scheduler))] for _ in range(7)]
+    assert entries == [[small], [first], [first], [second], [second], [second], []]
+
+
+def test_a_large_tower_that_nobody_waits_for_any_more_stops():
+    scheduler = beside_a_row_that_decodes(encoder_capacity=8)
+    entry = scheduler.add_entry(7, work=60)
+    add(scheduler, 2, 12, (3, 7, entry, 0))
+    step(scheduler), step(scheduler)
+    assert scheduler.encoder.under_way == entry
+    scheduler.abort(2)
+    plan = step(scheduler)
+    assert (encodes(plan), scheduler.take_evicted()) == ([], [(entry, True)])
+    assert (scheduler.encoder.under_way, scheduler.encoder.num_large, scheduler.ledger()["encoder_rows"]) == (0, 0, 0)
+
+
+def test_a_large_tower_that_is_shown_again_goes_on():
+    scheduler = beside_a_row_that_decodes()
+    entry = scheduler.add_entry(7, work=18)
+    add(scheduler, 2, 12, (3, 7, entry, 0))
+    step(scheduler)
+    add(scheduler, 3, 12, (3, 7, entry, 0))
+    scheduler.abort(2)
+    assert [[each for _, _, each in encodes(step(scheduler))] for _ in range(3)] == [[entry], [entry], []]
+    assert scheduler.ledger()["encoder_in_use"] == 1

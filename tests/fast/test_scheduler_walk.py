@@ -272,6 +272,7 @@ class Walk:
         self.free_slots()
         for entry, dead in scheduler.take_evicted():
             self.device.embeddings.pop(entry, None)
+            self.device.begun.discard(entry)
             # It was evicted while at least the step just settled was in flight, so that one did not read it.
             assert self.failing or self.device.last_read.pop(entry, -1) < plan.step_id
             if dead:

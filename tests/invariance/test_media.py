@@ -188,6 +188,23 @@ async def test_small_encoder_cache_is_shared_in_turns(device):
         assert (await quiet(engine))["encoder_in_use"] == 0
 
 
+async def test_rows_decode_between_the_pieces_of_a_large_tower(device):
+    """A film and two pictures with more patches than a step takes, beside a text that is under way."""
+    wanted = await asyncio.to_thread(alone, device)
+    mixes, steps = ("video", "two images"), []
+    async with device.running(tiny.checkpoint("omni"), encoder_budget=16) as engine:
+        engine.on_step = lambda step: steps.append((step.num_encodes, step.num_rows))
+        text = engine.submit(text_request(range(2, 9), 200))
+        async with text:
+            await anext(text)  # decodes from now on
+            got = [(await answer(engine, await make_request(MIXES[mix], **device.rules)))[0] for mix in mixes]
+        assert (await quiet(engine))["encoder_in_use"] == 0
+    device.check(got, [wanted[mix] for mix in mixes])
+    pieces = [rows for encodes, rows in steps if encodes]
+    assert len(pieces) > 8, "of 16 patches each"
+    assert min(pieces) >= 1, "the text's row is in each of these steps"
+
+
 async def test_poisoned_memory_changes_nothing(device):
     async with device.running(
         tiny.checkpoint("omni"), debug_poison=True, num_gpu_blocks_override=40, max_model_len=380

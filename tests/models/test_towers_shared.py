@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.encoders.tower import SharedTower, bounds_of
+from engine.encoders.tower import PausingTower, SharedTower, bounds_of
 from tests import tiny
 from tests.models.seeing import PLAIN, items, load, processor
 from tests.models.test_sounds import FAMILY, SAMPLES, processed
@@ -16,15 +16,34 @@ from tests.tiny_hearing import qwen2_audio, whisper
 SEEING = (
     "llava", "llava-siglip", "llava-pixtral", "mistral3", "internvl", "internvl-6b", "gemma3-vision", "paligemma",
     "idefics3", "llava_next", "llava_onevision", "glm4v", "gemma4-vision", "gemma4-small-vision", "llama4-vision",
+    "qwen2_vl", "qwen3_vl", "hunyuan_vl",
 )  # fmt: skip
 
 HEARING = ("voxtral", "glm-asr", "audio-flamingo", "qwen3-asr", "ultravox", "fun-audio", "gemma4-audio")
+
+
+def in_pieces(tower: SharedTower, given: list[dict[str, torch.Tensor]], alone: list[torch.Tensor]) -> None:
+    """Runs that pause after each layer, by turns: none writes what another holds."""
+    assert isinstance(tower, PausingTower)
+    runs = [tower.pieces([features]) for features in given]
+    works, left, found = [0.0] * len(runs), set(range(len(runs))), {}
+    while left:
+        for number in sorted(left):
+            try:
+                works[number] += next(runs[number])
+            except StopIteration as end:
+                left.remove(number)
+                found[number] = end.value[0]
+    assert all(torch.equal(found[number], rows) for number, rows in enumerate(alone))
+    weights = [tower.weight(features) for features in given]
+    assert all(0 < work <= 1.5 * weight for work, weight in zip(works, weights)), (works, weights)
 
 
 def together(tower: SharedTower, given: list[dict[str, torch.Tensor]]) -> None:
     with torch.inference_mode():
         alone = [tower.encode(features) for features in given]
         found = tower.encode_together(given)
+        in_pieces(tower, given, alone)
     assert len(found) == len(alone)
     for rows, want in zip(found, alone):
         assert torch.equal(rows, want)
@@ -71,7 +90,7 @@ def test_windows_run_as_many_at_once_as_there_is_room_for(folder: Any, at_once: 
     given = [{"input_features": mel, "num_frames": torch.tensor(3 + 7 * i)} for i, mel in enumerate(mels)]
     assert [tower.weight(features) for features in given] == [positions] * 5
     together(tower, given)
-    assert runs == [1] * 5 + {1: [1] * 5, 2: [2, 2, 1], 5: [5]}[at_once]
+    assert runs == [1] * 5 + {1: [1] * 5, 2: [2, 2, 1], 5: [5]}[at_once] + [1] * 5
 
 
 @pytest.mark.parametrize("lengths", [(4,), (4, 4, 4), (4, 6), (6, 4, 4), (1, 2, 2, 1, 1)])

@@ -13,7 +13,7 @@ layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from engine.encoders.qwen_vl.config import VisionConfig
 from engine.encoders.qwen_vl.graphs import BUDGETS, TowerGraphs
 from engine.encoders.qwen_vl.tables import Grid, GridParts, GridTables, exact_room, grid_parts, grid_tables, needs
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, Record, Shapes
+from engine.encoders.tower import Features, Pieces, Record, Shapes, through
 from engine.errors import RequestError
 from engine.kernels.image import PatchLayout, pixels_to_patches
 from engine.layers.embed import Positions
@@ -66,13 +66,18 @@ class QwenVisionTower:
         return self.config.row_width
 
     def encode(self, features: Features) -> Tensor:
-        return self([self._patches(features)], [features["grid_thw"]])[0]
+        return self.encode_together([features])[0]
 
     def weight(self, features: Shapes) -> int:
         return int(features["grid_thw"].prod())
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
-        return self([self._patches(features) for features in items], [features["grid_thw"] for features in items])
+        return through(self.pieces(items))
+
+    def pieces(self, items: Sequence[Features]) -> Pieces:
+        """A graph's run does not pause."""
+        patches = [self._patches(features) for features in items]
+        return self._run(patches, [features["grid_thw"] for features in items])
 
     def _patches(self, features: Features) -> Tensor:
         """What the processor sent as [patches, channels*temporal*patch*patch]: so already, as `pixel_values`, or still
@@ -106,6 +111,9 @@ class QwenVisionTower:
 
         The rows of items that ran together are tensors of their own, each freed when nobody reads it.
         """
+        return through(self._run(items, grids_thw))
+
+    def _run(self, items: Sequence[Tensor], grids_thw: Sequence[Tensor]) -> Pieces:
         grids = tuple(self._grid(patches, grid_thw) for patches, grid_thw in zip(items, grids_thw))
         tables = self._tables.get(grids)
         if tables is None:
@@ -116,7 +124,7 @@ class QwenVisionTower:
             patches = [patches.to(self.device, self.dtype) for patches in items]
             return [rows.clone() for rows in self.graphs.run(patches, tables).split(lengths)]
         joined = (items[0] if len(items) == 1 else torch.cat(list(items))).to(self.device, self.dtype)
-        rows = self._compute(joined, tables)
+        rows = yield from self._layers(joined, tables)
         return [rows] if len(items) == 1 else [own.clone() for own in rows.split(lengths)]
 
     def picture_bytes(self, rows: int) -> int:
@@ -142,6 +150,9 @@ class QwenVisionTower:
 
     def _compute(self, patches: Tensor, tables: GridTables) -> Tensor:
         """patches [n, numbers] of the tower's dtype, n as the tables have it -> rows [n / merge^2, width]."""
+        return through(self._layers(patches, tables))
+
+    def _layers(self, patches: Tensor, tables: GridTables) -> Generator[float, None, Tensor]:
         unit = self.config.merge_size**2
         x = self.patch_embed(patches)  # [patches, hidden]
         if self.positions is not None:
@@ -153,6 +164,7 @@ class QwenVisionTower:
             block(x, tables, room)
             if number in self.config.deep_layers:
                 deep.append(next(mergers)(x))
+            yield len(x) / len(self.blocks)
         rows = self.merger(x)  # [blocks, out_hidden_size]
         return (torch.cat([rows, *deep], dim=1) if deep else rows)[tables.restore]
 

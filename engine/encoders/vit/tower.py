@@ -8,13 +8,13 @@ Each tile attends to itself only, so pictures of several requests run together. 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, PatchTower, apart, bounds_of, joined
+from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
 from engine.encoders.vit.config import VitConfig
 from engine.encoders.vit.names import NAMES
 from engine.encoders.vit.parts import Projector, Rotations, Run, VitLayer, vit_norm
@@ -49,7 +49,7 @@ class VitTower(PatchTower):
         self.newline = Bare("image_newline", config.row_width) if config.projector.newline else None
         self._rotations: Recent[Grid, Rotations] = Recent(MAX_TABLE_ROWS)
 
-    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+    def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each with `pixel_values` [patches, numbers] and the `grid` [2] of each tile.
 
         With a newline, which stands behind all rows: `places` and `shares` [rows, taps] of the rows that are summed.
@@ -60,7 +60,7 @@ class VitTower(PatchTower):
         lengths = [len(features["pixel_values"]) // self.config.projector.shrink**2 for features in items]
         if len(set(grids)) == 1:  # tiles of one size, whosever they are
             runs = [(sum(tiles for tiles, _, _ in runs), *grids[0])]
-        rows = self(patches, runs)
+        rows = yield from self._rows_of(patches, runs)
         if self.newline is None:
             return apart(rows, lengths)
         return [self._in_order(own, self.newline.value, features) for own, features in zip(rows.split(lengths), items)]
@@ -90,7 +90,7 @@ class VitTower(PatchTower):
         share = torch.zeros(rows, 4 if self.newline is not None else 0, device=self.device)
         return {"pixel_values": patches, "grid": torch.tensor([height, width]), "places": share.long(), "shares": share}
 
-    def __call__(self, patches: Tensor, runs: Sequence[Run]) -> Tensor:
+    def _rows_of(self, patches: Tensor, runs: Sequence[Run]) -> Generator[float, None, Tensor]:
         """patches [sum of tiles * height * width, numbers] of the tower's dtype -> [rows, row_width].
 
         Where tiles have a class token, they are of one size: that of all the tower's pictures.
@@ -101,8 +101,7 @@ class VitTower(PatchTower):
         extra = int(self.class_token is not None)
         bounds = bounds_of([height * width + extra for tiles, height, width in runs for _ in range(tiles)], x.device)
         turn = None if self.config.side else self._turn(runs)
-        for layer in self.layers:
-            layer(x, bounds, turn)
+        yield from layer_by_layer(self.layers, x, bounds, turn)
         if self.post_norm is not None:
             x = self.post_norm(x)
         if self.class_token is not None:

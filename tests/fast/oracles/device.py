@@ -20,6 +20,7 @@ class Device:
         self.kv = {}  # (block, offset) -> (group, identity)
         self.last = {}  # slot -> newest sampled token
         self.embeddings = {}  # entry -> content
+        self.begun = set()  # entries of whose towers pieces have run; the first read runs the rest
         self.last_read = {}  # entry -> step
         self.identities = {}
 
@@ -38,6 +39,11 @@ class Device:
             slot, index, block, group = (plan.updates[u, k] for k in range(4))
             self.tables[group][slot, index] = block
         for e in range(plan.num_encodes):
+            if plan.encode_slot[e] < 0:  # a piece of a large tower
+                self.begun.add(plan.encode_entry[e])
+                if self.embeddings.get(plan.encode_entry[e]) is GARBAGE:
+                    del self.embeddings[plan.encode_entry[e]]
+                continue
             request = requests[plan.encode_slot[e]]
             _start, _, entry, _, content = request.media[plan.encode_item[e]]
             assert entry == plan.encode_entry[e]
@@ -99,6 +105,8 @@ class Device:
         for begin, length, entry, first, content in request.media:
             for position in range(max(begin, start), min(begin + length, start + count)):
                 assert runs.pop(at + position - start) == (entry, first + position - begin)
+                if entry in self.begun and entry not in self.embeddings:
+                    self.embeddings[entry] = content
                 if self.embeddings[entry] is GARBAGE:
                     request.broken = True
                 assert request.broken or self.embeddings[entry] == content
