@@ -3,12 +3,14 @@
 Thread: device. In: input_features [T, 160], two mel frames of 80 bins side by side. Out: 3 rows of the decoder's width
 for each 15 frames begun (window_size and downsample_rate in config.json). Rows of the conformer attend to those of the
 same context_size frames, with a learned vector per distance; in its middle a guess of letters is added to the rows.
+Sounds of several requests share the products; contexts and convolutions are each sound's own.
 
     [T, 160] -> product -> layers (feed, attend, convolve, feed) -> windows [15] <- queries [3] -> product
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +21,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import complete
 from engine.encoders.queries import Queries, QueriesConfig
-from engine.encoders.tower import EagerTower, Features
+from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, apart, joined
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import Activation, pointwise
 from engine.kernels.gemm.pack import Placement
@@ -151,11 +153,14 @@ class ConformerLayer:
         self.gather = Linear(config.channels, size, bias=True, fold=(config.channels, 1))
         self.norm = LayerNorm(size, EPS)
 
-    def __call__(self, x: Tensor, far: Tensor) -> Tensor:
-        """x [T, hidden] is changed; far [context, context] int64: distances as rows of the table."""
+    def __call__(self, x: Tensor, far: Tensor, lengths: Sequence[int]) -> Tensor:
+        """x [sum of lengths, hidden] is changed; far [context, context] int64: distances as rows of the table."""
         self.feed1(x)
-        self.out.add_to(x, self._attended(self.qkv(self.attention_norm(x)), self.far.value[far]))
-        self.gather.add_to(x, self._convolved(self.spread(self.conv_norm(x))))
+        vectors = self.far.value[far]
+        qkv = self.qkv(self.attention_norm(x)).split(lengths)
+        self.out.add_to(x, joined([self._attended(own, vectors) for own in qkv]))
+        spread = self.spread(self.conv_norm(x)).split(lengths)
+        self.gather.add_to(x, joined([self._convolved(own) for own in spread]))
         self.feed2(x)
         return self.norm(x)
 
@@ -187,7 +192,7 @@ class ConformerLayer:
         return pointwise(self.batch_norm(rows), Activation.SILU)
 
 
-class GraniteSpeechTower(EagerTower):
+class GraniteSpeechTower(LayeredTower):
     """Mel frames of a sound -> rows of the decoder's width."""
 
     config: GraniteSpeechConfig
@@ -208,21 +213,33 @@ class GraniteSpeechTower(EagerTower):
         frames = max(1, rows // config.queries.count) * config.window
         return {"input_features": torch.zeros(frames, config.input_dim, device=self.device, dtype=self.dtype)}
 
-    def encode(self, features: Features) -> Tensor:
-        """input_features [frames, input_dim] -> [rows, output_dim]."""
-        frames, config = features["input_features"], self.config
-        if frames.dim() != 2 or frames.shape[1] != config.input_dim or not len(frames):
-            raise RequestError(
-                f"input_features {list(frames.shape)}: at least 1 frame of {config.input_dim} numbers is needed"
-            )
-        x = self.first(frames.to(self.device, self.dtype))
+    def weight(self, features: Shapes) -> int:
+        return len(features["input_features"])
+
+    def pieces(self, items: Sequence[Features]) -> Pieces:
+        """Each input_features [frames, input_dim] -> [rows, output_dim]."""
+        config, frames = self.config, [self._frames(features["input_features"]) for features in items]
+        lengths = [len(own) for own in frames]
+        x = self.first(joined(frames))
         for number, layer in enumerate(self.layers, start=1):
-            x = layer(x, self.far)
+            x = layer(x, self.far, lengths)
             if number == config.num_layers // 2:
                 self.guessed.add_to(x, torch.softmax(self.guess(x), dim=-1))
-        windows = -(-len(x) // config.window)
-        x = functional.pad(x, (0, 0, 0, windows * config.window - len(x)))
-        return self.queries(x.view(windows, config.window, -1))
+            yield len(x) / len(self.layers)
+        counts = [-(-length // config.window) for length in lengths]
+        windows = [
+            functional.pad(own, (0, 0, 0, count * config.window - len(own)))
+            for own, count in zip(x.split(lengths), counts)
+        ]
+        rows = self.queries(joined(windows).view(sum(counts), config.window, -1))
+        return apart(rows, [count * config.queries.count for count in counts])
+
+    def _frames(self, frames: Tensor) -> Tensor:
+        if frames.dim() != 2 or frames.shape[1] != self.config.input_dim or not len(frames):
+            raise RequestError(
+                f"input_features {list(frames.shape)}: at least 1 frame of {self.config.input_dim} numbers is needed"
+            )
+        return frames.to(self.device, self.dtype)
 
 
 def rows() -> tuple[Row, ...]:

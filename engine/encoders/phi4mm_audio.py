@@ -2,13 +2,14 @@
 
 Thread: device. Three convolutions over time and pitch halve both; the rows pass conformer layers in segments of 500
 (forty seconds). Rows attend to those of their segment, with a learned number per head and distance. As published, zeros
-behind the last segment of a longer sound are attended to.
+behind the last segment of a longer sound are attended to. Segments share the products, whosever they are.
 
     [T, 80] -> (x - mean) / std -> 3 times conv/2 -> product -> layers (feed, attend, convolve, feed) -> two products
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.qwen3_audio import halved, unroll
 from engine.encoders.sound import EPS, KERNEL
-from engine.encoders.tower import EagerTower, Features
+from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, joined
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import Activation, gelu, pointwise
 from engine.layers.bare import Bare
@@ -139,11 +140,14 @@ class Phi4AudioLayer:
         self.last = Linear(config.deep, size, bias=True, fold=(config.deep, 1))
         self.norm = LayerNorm(size, EPS)
 
-    def __call__(self, x: Tensor, bias: Tensor) -> Tensor:
-        """x [rows, hidden] is changed; bias [1, heads, rows, rows] of scores."""
+    def __call__(self, x: Tensor, biases: Sequence[Tensor]) -> Tensor:
+        """x, of segments that follow each other, is changed; biases [1, heads, rows, rows] of each segment's scores."""
+        lengths = [bias.shape[-1] for bias in biases]
         self.feed_in(x)
-        self.out.add_to(x, self._attended(self.qkv(self.attention_norm(x)), bias))
-        self.last.add_to(x, self._convolved(self.spread(self.conv_norm(x))))
+        qkv = self.qkv(self.attention_norm(x)).split(lengths)
+        self.out.add_to(x, joined([self._attended(own, bias) for own, bias in zip(qkv, biases)]))
+        spread = self.spread(self.conv_norm(x)).split(lengths)
+        self.last.add_to(x, joined([self._convolved(own) for own in spread]))
         self.feed_out(x)
         return self.norm(x)
 
@@ -163,7 +167,17 @@ class Phi4AudioLayer:
         return pointwise(self.gather(deep.contiguous()), Activation.SILU)
 
 
-class Phi4AudioTower(EagerTower):
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows `first` to `last` of a sound, and zeros up to `length`."""
+
+    frames: Tensor  # of the whole sound, standardised
+    first: int
+    last: int
+    length: int
+
+
+class Phi4AudioTower(LayeredTower):
     """Mel frames of a sound -> rows of the decoder's width."""
 
     config: Phi4AudioConfig
@@ -186,26 +200,45 @@ class Phi4AudioTower(EagerTower):
         shape = (rows * SHRINK, self.config.num_mels)
         return {"input_features": torch.zeros(shape, device=self.device, dtype=self.dtype)}
 
-    def encode(self, features: Features) -> Tensor:
-        """input_features [frames, num_mels] -> [rows, output_dim]."""
-        frames, config = features["input_features"], self.config
-        if frames.dim() != 2 or frames.shape[1] != config.num_mels or not len(frames):
+    def weight(self, features: Shapes) -> int:
+        return -(-len(features["input_features"]) // SHRINK)
+
+    def pieces(self, items: Sequence[Features]) -> Pieces:
+        """Each input_features [frames, num_mels] -> [rows, output_dim]; as many segments at once as have room."""
+        segments, counts = list[Segment](), []
+        for features in items:
+            own = self._segments(features["input_features"])
+            counts.append(len(own))
+            segments += own
+        rows, at_once = list[Tensor](), max(1, self.together // SEGMENT)
+        for first in range(0, len(segments), at_once):
+            rows += yield from self._rows_of(segments[first : first + at_once])
+        lines = iter(rows)
+        return [torch.cat([next(lines) for _ in range(count)]) for count in counts]
+
+    def _segments(self, frames: Tensor) -> list[Segment]:
+        """Of one sound."""
+        if frames.dim() != 2 or frames.shape[1] != self.config.num_mels or not len(frames):
             raise RequestError(
-                f"input_features {list(frames.shape)}: at least 1 frame of {config.num_mels} mel bins is needed"
+                f"input_features {list(frames.shape)}: at least 1 frame of {self.config.num_mels} mel bins is needed"
             )
         frames = (frames.to(self.device, self.dtype) - self.mean.value) * self.inverse.value
         total = -(-len(frames) // SHRINK)
-        length = min(total, SEGMENT)
-        bias = self._bias(length)
-        parts = []
-        for first in range(0, total, SEGMENT):
-            x = self._convolved(frames, first, min(total, first + SEGMENT))
-            rows = len(x)
-            x = functional.pad(x, (0, 0, 0, length - rows))
-            for layer in self.layers:
-                x = layer(x, bias)
-            parts.append(self.proj2(gelu(self.proj1(x[:rows]))))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        bounds = [(first, min(total, first + SEGMENT)) for first in range(0, total, SEGMENT)]
+        return [Segment(frames, first, last, min(total, SEGMENT)) for first, last in bounds]
+
+    def _rows_of(self, segments: Sequence[Segment]) -> Generator[float, None, Sequence[Tensor]]:
+        """The rows of each; views of one tensor."""
+        begun = [self._convolved(each.frames, each.first, each.last) for each in segments]
+        x = joined([functional.pad(own, (0, 0, 0, each.length - len(own))) for own, each in zip(begun, segments)])
+        known = {length: self._bias(length) for length in {each.length for each in segments}}
+        biases = [known[each.length] for each in segments]
+        for layer in self.layers:
+            x = layer(x, biases)
+            yield len(x) / len(self.layers)
+        counts = [len(own) for own in begun]
+        kept = [own[:count] for own, count in zip(x.split([each.length for each in segments]), counts)]
+        return self.proj2(gelu(self.proj1(joined(kept)))).split(counts)
 
     def _convolved(self, frames: Tensor, first: int, last: int) -> Tensor:
         """Rows from `first` to `last`; the row before them is computed too, so that none sees a cut."""

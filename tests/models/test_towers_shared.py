@@ -19,7 +19,17 @@ SEEING = (
     "qwen2_vl", "qwen3_vl", "hunyuan_vl",
 )  # fmt: skip
 
-HEARING = ("voxtral", "glm-asr", "audio-flamingo", "qwen3-asr", "ultravox", "fun-audio", "gemma4-audio")
+HEARING = (
+    "voxtral",
+    "glm-asr",
+    "audio-flamingo",
+    "qwen3-asr",
+    "ultravox",
+    "fun-audio",
+    "gemma4-audio",
+    "granite-speech",
+    "phi4mm",
+)
 
 
 def in_pieces(tower: SharedTower, given: list[dict[str, torch.Tensor]], alone: list[torch.Tensor]) -> None:
