@@ -27,6 +27,7 @@ from engine.errors import ConfigError
 from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
+from engine.models.decoders import DECODERS
 from engine.models.family import Family
 from engine.quant.assign import assign
 from engine.request import Modality
@@ -139,23 +140,6 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
 
 THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
 SEEING = "engine.models.transformers_backend.seeing"  # and of these the ones that see
-
-# model_type of a text_config -> the architecture that the decoder is without its towers.
-DECODERS = {
-    "cohere2": "Cohere2ForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma4_text": "Gemma4ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "internlm2": "InternLM2ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "llama4_text": "Llama4ForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 
 
 def family_of(architecture: str, implementation: str = "native") -> Family:

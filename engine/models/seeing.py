@@ -21,8 +21,9 @@ from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME
 from engine.model_config import ModelConfig, TextConfig
 from engine.models.decoder import Decoder
+from engine.models.decoders import DECODERS
 from engine.models.family import Family
-from engine.models.registry import DECODERS, family_of
+from engine.models.registry import family_of
 
 
 def seeing(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:

@@ -19,8 +19,8 @@ from engine.checkpoint.section import Section
 from engine.encoders.tower import Features, Record, by_modality
 from engine.errors import ConfigError, RequestError
 from engine.model_config import ModelConfig, TextConfig
+from engine.models.decoders import DECODERS
 from engine.models.family import Family
-from engine.models.registry import DECODERS
 from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.model import FAMILY as DECODER
 from engine.models.transformers_backend.model import TransformersModel, built, text_of
