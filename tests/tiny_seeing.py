@@ -106,13 +106,14 @@ def mistral3() -> Any:
     return tiny._model(Mistral3ForConditionalGeneration, config)
 
 
-def internvl(**vision: Any) -> Any:
-    """InternVLForConditionalGeneration."""
-    from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
+def internvl(text: str = "Qwen2Config", more: dict[str, Any] | None = None, **vision: Any) -> Any:
+    """InternVLForConditionalGeneration; `more` of its decoder's configuration."""
+    import transformers
+    from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig
 
     config = InternVLConfig(
         vision_config=InternVLVisionConfig(**SQUARE, **{"attention_bias": True, **vision}),
-        text_config=Qwen2Config(**TEXT),
+        text_config=getattr(transformers, text)(**TEXT, **(more or {})),
         image_token_id=MARKS["image_token_id"],
         tie_word_embeddings=False,
     )
@@ -298,6 +299,20 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "mistral3": mistral3,
     "internvl": internvl,
     "internvl-6b": lambda: internvl(attention_bias=False, use_qk_norm=True, norm_type="rms_norm"),
+    "internvl-moe": lambda: internvl(
+        "Qwen3MoeConfig", {"head_dim": 20, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+    ),
+    "internvl-gpt_oss": lambda: internvl(
+        "GptOssConfig",
+        {
+            "head_dim": 20,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "internvl-phi3": lambda: internvl("Phi3Config", {"sliding_window": None}),
     "llava_next": lambda: anyres("LlavaNext", "CLIPVisionConfig", "MistralConfig"),
     "llava_onevision": lambda: anyres(
         "LlavaOnevision", "SiglipVisionConfig", "Qwen2Config", vision_aspect_ratio="anyres_max_2"

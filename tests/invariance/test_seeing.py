@@ -21,7 +21,12 @@ AHEAD = (
     "paligemma",
     "paligemma2",
 )  # their pictures' tokens see each other: 16 of a picture
-SHORT = (*AHEAD, "gemma4-small-vision", "llama4-vision")  # caches of several groups, or pictures in one chunk
+SHORT = (
+    *AHEAD,
+    "internvl-gpt_oss",
+    "gemma4-small-vision",
+    "llama4-vision",
+)  # caches of several groups, or pictures in one chunk
 FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", "hunyuan_vl", *SHORT)
 
 

@@ -69,7 +69,7 @@ def published(name, folder, **changes):
     return folder
 
 
-@pytest.mark.parametrize("name", ["internvl", "internvl-6b"])
+@pytest.mark.parametrize("name", ["internvl", "internvl-6b", "internvl-moe", "internvl-gpt_oss", "internvl-phi3"])
 @torch.inference_mode()
 def test_logits_are_those_of_the_layout_of_transformers(tmp_path, name):
     ours, same = Harness(load(published(name, tmp_path))), Harness(load(tiny.checkpoint(name)))
