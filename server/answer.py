@@ -2,7 +2,7 @@
 
 Owner: loop. In: Jobs (server/job.py) and the checked parameters. Out: Choice objects that grow by each step's Delta,
 and `changed` calls for a stream, or `finished` for a complete body. All prompts and choices of the request share one
-Answer; leaving the Answer aborts what still runs. Times and counts go to server/answer_metrics.py.
+Answer; closing the Answer aborts what still runs. Times and counts go to server/answer_metrics.py.
 
     Jobs -> Answer.submit -> Delta ... Delta -> Choice -> changed() / finished
 """
@@ -14,8 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from _fast.lane import Lane
 from engine.errors import EngineError
@@ -43,7 +42,7 @@ def ignore_change(choice: Choice | None) -> None:
 
 
 class Answer:
-    """Owner: loop. Leaving it (`with`) aborts what still runs and gives back what the answer holds."""
+    """Owner: loop. `close` aborts what still runs and gives back what the answer holds."""
 
     def __init__(
         self,
@@ -114,7 +113,9 @@ class Answer:
             return
         await self.state.running.wait()  # an operator may have paused the server
         self.exchange.submitted = time.monotonic()
-        self._take_tokens()
+        count = sum(job.num_tokens for job in self.jobs) * self.asked.n
+        self.state.places.take_tokens(count)  # of the server-wide budget
+        self._on_close.append(partial(self.state.places.give_tokens, count))
         if self.state.config.server.enable_log_requests or self.state.config.server.enable_log_outputs:
             self._log_prompts()
         try:
@@ -126,7 +127,8 @@ class Answer:
             self.close()
             raise from_engine(error, self.state.places.retry_after()) from None
         for name in names:
-            self._register(self.exchange.key_name, name)
+            self.state.live.setdefault((self.exchange.key_name, name), set()).add(self)
+            self._on_close.append(partial(self._unregister, self.exchange.key_name, name))
         self.exchange.answer_open = self
         self._fail_later(limits.queue_timeout, "no token within --queue-timeout", only_first=True)
         if limits.request_timeout:
@@ -149,16 +151,6 @@ class Answer:
     def use_lane(self, choice: Choice, lane: Lane) -> None:
         """From now on the engine gives plain tokens of the only choice to the lane."""
         choice.lane = self._streams[0].lane = lane
-
-    def _take_tokens(self) -> None:
-        """Counts the prompts against the server-wide budget."""
-        count = sum(job.num_tokens for job in self.jobs) * self.asked.n
-        self.state.places.take_tokens(count)
-        self._on_close.append(partial(self.state.places.give_tokens, count))
-
-    def _register(self, key: str, name: str) -> None:
-        self.state.live.setdefault((key, name), set()).add(self)
-        self._on_close.append(partial(self._unregister, key, name))
 
     def _unregister(self, key: str, name: str) -> None:
         named = self.state.live.get((key, name))
@@ -314,12 +306,6 @@ class Answer:
                 text = "".join(choice.said)[:most]
                 logs.log_text(self.exchange.request_id, text, choice.num_tokens, choice.finish_reason)
                 choice.said = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # -- the body
 

@@ -11,6 +11,7 @@ where it was streamed. An endpoint that answers with other things than text brin
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Any
 
 import orjson
@@ -55,7 +56,7 @@ async def answer_with(
             prepared = await jobs()
             if asked.structure is not None or asked.thinking_budget is not None:
                 prepared = await with_grammar(exchange, asked, prepared, parsing)
-            with Answer(exchange, asked, prepared, skip_special_tokens, parsing) as answer:
+            with closing(Answer(exchange, asked, prepared, skip_special_tokens, parsing)) as answer:
                 await answer.submit(name, exchange.request_id)
                 if frames is not None and asked.stream:
                     await PushedStream(answer, frames(answer)).run()

@@ -77,7 +77,7 @@ class ChoiceStream:
     @property
     def num_tokens(self) -> int:
         """Generated tokens that count, the ending one included."""
-        return self.text.num_tokens
+        return self.text.machine.num_tokens
 
     def grow(self, delta: Delta) -> str | None:
         """The new text, where nothing can end with this Delta; None: `take` has to look closer. Once per token."""

@@ -70,8 +70,3 @@ class TextStream:
         """The stop string that ended the text."""
         matched = self.machine.matched
         return None if matched < 0 else self.stops.texts[matched % len(self.stops.texts)]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens taken, up to and with the one that completed a stop string; later ones are not part of the answer."""
-        return self.machine.num_tokens

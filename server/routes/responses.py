@@ -147,7 +147,8 @@ async def begin(
 ) -> Stored:
     """Submits the job and stores the running response, which from now on has what is `held`."""
     state = exchange.state
-    answer = held.enter_context(Answer(exchange, asked, [job], body.skip_special_tokens is not False, parsing))
+    answer = Answer(exchange, asked, [job], body.skip_special_tokens is not False, parsing)
+    held.callback(answer.close)
     await answer.submit(shape.name, exchange.request_id)
     if state.responses.running >= state.responses.most:  # checked without an await before the response is added
         raise queue_full(state.places.retry_after(), "as many responses run in the background as this server stores")
