@@ -15,6 +15,11 @@ from engine.ahead import Ahead, joints_of
 from engine.errors import RequestError
 from engine.request import ROWS, Modality, Request, SamplingParams
 
+PLAIN = SamplingParams()
+CHANGING = (  # parameters that name tokens, or ask for numbers of them; most requests leave them out
+    "stop_token_ids", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs",
+    "logprob_token_ids", "not_first_token_ids",
+)  # fmt: skip
 MAX_EDITS = 2048  # token ids of one request whose logits are changed one by one
 
 
@@ -150,12 +155,19 @@ def _check_sampling(params: SamplingParams, limits: Limits) -> None:
     _in_range("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _in_range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     _in_range("repetition_penalty", params.repetition_penalty, 1e-9, 2.0)
+    if any(getattr(params, name) != getattr(PLAIN, name) for name in CHANGING):
+        _check_changes(params, limits)
+    for token in params.eos_token_ids:
+        _in_range("token id", token, 0, limits.vocab_size - 1)
+
+
+def _check_changes(params: SamplingParams, limits: Limits) -> None:
+    """The parameters of `CHANGING`."""
     top = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
     for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if asked is not None:
             _in_range(name, asked, -1 if limits.max_logprobs == -1 else 0, top)
     ids = [
-        *params.eos_token_ids,
         *params.stop_token_ids,
         *(token for token, _ in params.logit_bias),
         *(params.allowed_token_ids or ()),
@@ -166,8 +178,7 @@ def _check_sampling(params: SamplingParams, limits: Limits) -> None:
         _in_range("token id", token, 0, limits.vocab_size - 1)
     for _, value in params.logit_bias:
         _in_range("logit_bias", value, -100.0, 100.0)
-    edits = params.logit_bias or params.min_tokens or params.not_first_token_ids
-    if edits and len(params.edited_token_ids) > MAX_EDITS:
+    if len(params.edited_token_ids) > MAX_EDITS:
         raise RequestError(
             f"logit_bias and, with min_tokens, stop tokens name {len(params.edited_token_ids)} ids; "
             f"at most {MAX_EDITS} are allowed: name fewer, or use allowed_token_ids"

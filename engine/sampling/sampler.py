@@ -126,9 +126,25 @@ class Sampler:
         logits float32 [rows, vocab], may be changed; slots, index int [rows]: the row's slot and its token's number
         in the answer; lines: of the rows with grammars.
         """
-        allowed = {place: number for number, place in enumerate(lines.places)} if lines is not None else {}
         finite = torch.isfinite(logits.sum(dim=-1)).numpy()
         special = np.flatnonzero(self._special[slots]).tolist()
+        if special:
+            return self._sample_special(logits, slots, index, finite, special, lines)
+        tokens = self._choose(logits, slots, index, finite)
+        tokens[~finite] = -1
+        return tokens, {}
+
+    def _sample_special(
+        self,
+        logits: torch.Tensor,
+        slots: np.ndarray,
+        index: np.ndarray,
+        finite: np.ndarray,
+        special: list[int],
+        lines: Lines | None,
+    ) -> tuple[np.ndarray, dict[int, TokenLogprob]]:
+        """The same where the rows of `special` have rules or ask for log-probabilities; finite bool [rows]."""
+        allowed = {place: number for number, place in enumerate(lines.places)} if lines is not None else {}
         asked = [row for row in special if int(slots[row]) in self._logprobs]
         told = {row: logits[row].clone() for row in asked} if self._raw else {}
         for row in special:

@@ -141,8 +141,11 @@ def promised_length(request: Request) -> int:
 def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
     """Scan, then typed decode. Raises ApiError only."""
     check_scan(data, limits, limits.json_max_nodes, "the body holds more than {max_nodes} values")
-    if len(data) <= POOL_BYTES:
-        return decode_values(data, kind)
+    return decode_values(data, kind) if len(data) <= POOL_BYTES else decode_large(data, kind, limits)
+
+
+def decode_large(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
+    """Long lists of ids apart, for others get their turn while they are read; what is left must not be much."""
     names = {name.encode(): name for name in kind.__struct_fields__}  # type: ignore[attr-defined]
     lists = id_lists.find(data, LONG_LIST)
     short = without(data, lists)

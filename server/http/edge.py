@@ -50,7 +50,8 @@ class Edge:
         if exchange.method == "OPTIONS":
             await self.preflight(exchange, scope, bool(origin and asked))
             return
-        self.check_key(exchange, scope)
+        if self.state.keys and not self.is_open(exchange.method, scope["path"]):
+            self.check_key(exchange, scope)
         await self.app(scope, receive, send)
 
     def check_origin(self, exchange: Exchange, origin: bytes, host: bytes) -> None:
@@ -109,8 +110,6 @@ class Edge:
 
     def check_key(self, exchange: Exchange, scope: Scope) -> None:
         keys = self.state.keys
-        if not keys or self.is_open(exchange.method, scope["path"]):
-            return
         presented = presented_key(scope)
         name = keys.match(presented) if presented else None
         if name is None and presented and self.state.admin_keys.match(presented):

@@ -201,7 +201,7 @@ class Renderer:
         chat_template: str | None,
         escapes: Escapes | None,
     ) -> tuple[str, list[MediaRef]]:
-        template = self._template_for(tools, chat_template)
+        template = self._template_for(tools) if chat_template is None else self._own_template(chat_template)
         conversation, media = self._read(messages, self._rules(template.content_format, template.facts), escapes)
         for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
             if value:
@@ -288,15 +288,18 @@ class Renderer:
         if len(ids) > self._max_len:
             raise context_error(self._max_len, len(ids), param)
         if self._is_oversized and int(ids.max(initial=0)) >= self.config.num_embeddings:
-            token = int(ids.max())
-            raise RenderError(
-                400,
-                "token_id_out_of_range",
-                f"{param} holds {self.tokenizer.token_of(token)!r}, token {token} of the tokenizer; the model has "
-                f"{self.config.num_embeddings} tokens, so leave it out.",
-                param,
-            )
+            raise self._without_row(int(ids.max()), param)
         return Prompt(ids, tuple(media), slots, text)
+
+    def _without_row(self, token: int, param: str) -> RenderError:
+        """A token of the tokenizer for which the model has no embedding."""
+        return RenderError(
+            400,
+            "token_id_out_of_range",
+            f"{param} holds {self.tokenizer.token_of(token)!r}, token {token} of the tokenizer; the model has "
+            f"{self.config.num_embeddings} tokens, so leave it out.",
+            param,
+        )
 
     def _checked_ids(self, ids: list[int], param: str) -> np.ndarray:
         limit = self.config.num_embeddings or self.tokenizer.vocab_size
@@ -331,17 +334,18 @@ class Renderer:
             config.takes_media_rows,
         )
 
-    def _template_for(self, tools: list[dict[str, Any]] | None, chat_template: str | None) -> ChatTemplate:
-        if chat_template is not None:
-            if not self.config.trust_request_chat_template:
-                raise RenderError(
-                    403,
-                    "override_not_trusted",
-                    "A chat_template in the request is refused; the operator can allow it with "
-                    "--trust-request-chat-template.",
-                    "chat_template",
-                )
-            return ChatTemplate(chat_template, self.tokenizer.special_tokens, self.config.content_format)
+    def _own_template(self, chat_template: str) -> ChatTemplate:
+        """The request's."""
+        if not self.config.trust_request_chat_template:
+            raise RenderError(
+                403,
+                "override_not_trusted",
+                "A chat_template in the request is refused; the operator can allow it: --trust-request-chat-template.",
+                "chat_template",
+            )
+        return ChatTemplate(chat_template, self.tokenizer.special_tokens, self.config.content_format)
+
+    def _template_for(self, tools: list[dict[str, Any]] | None) -> ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         template = self.templates.get(name)
         if template is None:

@@ -160,22 +160,25 @@ class MessageReader:
 
     def _content(self, message: dict[str, Any], path: str) -> Any:
         content = message.get("content")
-        parts_wanted = self.rules.content_format == "openai"
         if content is None:
             if message["role"] not in ("assistant", "tool"):
                 raise invalid(f"{path} is missing; send a string or a list of parts.", path)
             return None if self.rules.facts.asks_for_none else ""
         if isinstance(content, str):
             text = self._text(content, path)
-            if parts_wanted and not self.rules.facts.asks_for_string:
+            if self.rules.content_format == "openai" and not self.rules.facts.asks_for_string:
                 return [{"type": "text", "text": text}]
             return text
+        return self._parts(message["role"], content, path)
+
+    def _parts(self, role: str, content: Any, path: str) -> Any:
+        """Content that is no text: parts, or the string that they make."""
         if not isinstance(content, list):
             raise invalid(f"{path} must be a string or a list of parts.", path)
         if len(content) > self.rules.max_parts:
             raise invalid(f"{path} has {len(content)} parts; at most {self.rules.max_parts}.", path)
         parts = [self._part(part, f"{path}[{index}]") for index, part in enumerate(content)]
-        if parts_wanted and not self._reads_better_as_string(message["role"], parts):
+        if self.rules.content_format == "openai" and not self._reads_better_as_string(role, parts):
             return parts
         placeholders = self.rules.media.placeholders
         return "\n".join(part["text"] if part["type"] == "text" else placeholders[part["type"]] for part in parts)

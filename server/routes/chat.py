@@ -38,6 +38,11 @@ from server.schema.chat import ChatBody
 from server.state import AppState
 from server.tool_structure import Calls
 
+# Fields that most requests leave out; `check_special` reads them.
+SPECIAL = (
+    "functions", "function_call", "modalities", "tools", "tool_choice", "reasoning_effort", "thinking_token_budget",
+    "mm_processor_kwargs", "media_io_kwargs", "top_logprobs", "use_beam_search",
+)  # fmt: skip
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -98,12 +103,29 @@ def check(state: AppState, body: ChatBody) -> Asked:
     """Everything that can be refused before the template runs."""
     if not body.messages:
         raise invalid("messages", "messages: is empty; send at least one message")
+    calls = check_special(state, body) if any(getattr(body, name) is not None for name in SPECIAL) else Calls()
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = getattr(body, name)
+    if max_tokens is not None:
+        in_range(name, max_tokens, 1, 2**31 - 1)
+    logprobs = body.top_logprobs or 0 if body.logprobs else None
+    asked = resolve(body, logprobs, max_tokens, state.defaults, state.config, state.vocabulary)
+    if body.thinking_token_budget is not None and body.thinking_token_budget != -1:
+        asked = replace(asked, thinking_budget=body.thinking_token_budget)
+    if not body.tools:
+        return asked
+    strict = [tool["function"].get("strict") is True for tool in body.tools]
+    return held_to_calls(state, asked, body.tools, strict, calls)
+
+
+def check_special(state: AppState, body: ChatBody) -> Calls:
+    """The fields of `SPECIAL`; returns what they say of calls."""
     for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
         if getattr(body, name) is not None:
             raise invalid(name, f"{name}: was replaced by {instead}; send {instead}")
     if set(body.modalities or ()) - {"text"}:
         raise not_here("modalities", f"modalities: got {shown(body.modalities)}; answers are text, so send ['text']")
-    calls = Calls() if body.tools is None and body.tool_choice is None else calls_of(state, body)
+    calls = calls_of(state, body)
     if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
         got = shown(body.reasoning_effort)
         raise invalid("reasoning_effort", f"reasoning_effort: got {got}; must be one of {', '.join(EFFORTS)}")
@@ -118,22 +140,9 @@ def check(state: AppState, body: ChatBody) -> Asked:
         raise invalid("top_logprobs", "top_logprobs: needs logprobs: true")
     if body.use_beam_search and body.tools:
         raise invalid("use_beam_search", "use_beam_search: not with tools")
-    top = body.top_logprobs or 0
-    limits = state.config.limits
-    if limits.max_logprobs != -1:
-        in_range("top_logprobs", top, 0, limits.max_logprobs)
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    max_tokens = getattr(body, name)
-    if max_tokens is not None:
-        in_range(name, max_tokens, 1, 2**31 - 1)
-    logprobs = top if body.logprobs else None
-    asked = resolve(body, logprobs, max_tokens, state.defaults, state.config, state.vocabulary)
-    if budget is not None and budget != -1:
-        asked = replace(asked, thinking_budget=budget)
-    if not body.tools:
-        return asked
-    strict = [tool["function"].get("strict") is True for tool in body.tools]
-    return held_to_calls(state, asked, body.tools, strict, calls)
+    if body.top_logprobs is not None and state.config.limits.max_logprobs != -1:
+        in_range("top_logprobs", body.top_logprobs, 0, state.config.limits.max_logprobs)
+    return calls
 
 
 def calls_of(state: AppState, body: ChatBody) -> Calls:
