@@ -6,6 +6,7 @@ sums are those of modeling_internvl_chat.py and modeling_intern_vit.py in those 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from engine.checkpoint.section import Section
@@ -25,7 +26,7 @@ def vision(section: Section) -> VitConfig:
     forced = outer.size("force_image_size", image)
     if forced != image:
         raise ConfigError(f"{outer.path}: force_image_size={forced} must be the tower's image_size={image}")
-    return read_vision(
+    read = read_vision(
         section,
         feature_layer=outer.integer("select_layer", -1, least=-(2**31)),
         merge=internvl.neighbours(outer),
@@ -34,6 +35,7 @@ def vision(section: Section) -> VitConfig:
         inner_name="mlp1.1",
         outer_name="mlp1.3",
     )
+    return replace(read, modalities=("image", "video"))
 
 
 FAMILY = Family(

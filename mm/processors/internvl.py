@@ -104,16 +104,16 @@ class InternVL(Films):
 
 
 class InternVLChat(InternVL):
-    """Processor of InternVLChatModel: numbers and words that its makers' code holds, or config.json. No films."""
+    """Processor of InternVLChatModel: numbers and words that its makers' code and model cards hold, or config.json.
 
-    modalities: frozenset[Modality] = frozenset(("image",))
+    The token that stands for a picture stands for a film too: the tokenizer has no other, and templates write neither.
+    """
 
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
     ) -> None:
         super().__init__(folder, config, picture_bytes, encode)
-        self.film_id, self.modalities = None, frozenset(("image",))
-        self.patching = picture_settings({**IMAGENET, **self.raw}, self.patching)
+        self.patching = self.film_patching = picture_settings({**IMAGENET, **self.raw}, self.patching)
         self.least, self.most = int(config.get("min_dynamic_patch", 1)), int(config.get("max_dynamic_patch", 12))
         if not config.get("dynamic_image_size", True):
             self.most = 1
@@ -125,7 +125,13 @@ class InternVLChat(InternVL):
                 f"InternVLChatModel names its pictures' token in the tokenizer alone, and {CONTEXT} is not found "
                 "there; --language-model-only serves the decoder"
             ) from None
+        self.film_id, self.modalities = self.image_id, frozenset(("image", "video"))
         self.media_token_ids = frozenset((self.image_id,))
+
+    def frames(self, total: int, count: int) -> np.ndarray:
+        """As load_video of the model cards: pieces end at the last frame, and their beginnings are rounded."""
+        step = (total - 1) / count
+        return (step / 2 + np.round(step * np.arange(count))).astype(np.int64)
 
 
 def film_token(folder: Path, encode: Encode) -> int | None:

@@ -14,7 +14,7 @@ from mm.item import MediaItem, MediaOptions
 from mm.limits import MediaLimits
 from mm.processors.gemma4 import Gemma4
 from mm.processors.gemma4_sound import Front
-from mm.processors.internvl import InternVL
+from mm.processors.internvl import CONTEXT, InternVL, InternVLChat
 from mm.processors.onevision import OneVision
 from tests.mm import made
 from tests.mm.reference import cut_out
@@ -47,6 +47,38 @@ def processed(ours, total=40, fps=10.0, **asked):
     plan = ours.plan_film(total, fps, 70, 90, options, LIMITS)
     frames = np.stack([plan.scale.array(made.noise(70, 90, int(index))) for index in plan.indices])
     return frames, ours.process(MediaItem("video", frames, plan.seconds_per_frame), bytes(16), options)
+
+
+def internvl_chat(folder) -> InternVLChat:
+    (folder / "preprocessor_config.json").write_text(json.dumps(SIDE))
+    return InternVLChat(
+        folder, {"vision_config": VISION}, encode=lambda text: [IMAGE] if text == CONTEXT else encode(text)
+    )
+
+
+def test_frames_of_internvl_chat_are_those_of_its_model_card(tmp_path) -> None:
+    """https://huggingface.co/OpenGVLab/InternVL3-8B: get_index, without a bound; max_num=1, num_segments=8."""
+
+    def get_index(total: int, count: int) -> list[int]:
+        size = float(total - 1) / count
+        return [int(size / 2 + np.round(size * index)) for index in range(count)]
+
+    ours, draw = internvl_chat(tmp_path), random.Random(1)
+    for _ in range(300):
+        total, count = draw.randint(8, 3000), draw.randint(1, 8)
+        found = ours.plan_film(total, 30.0, 9, 9, MediaOptions(num_frames=count), LIMITS)
+        assert found.indices.tolist() == get_index(total, count)
+    assert ours.plan_film(300, 30.0, 9, 9, PLAIN, LIMITS).indices.tolist() == get_index(300, 8)
+
+
+def test_a_film_of_internvl_chat_has_the_tokens_of_its_model_card(tmp_path) -> None:
+    """`Frame1: <image>`, a newline, `Frame2: <image>` ...; the newline behind the last one goes before the text."""
+    ours = internvl_chat(tmp_path)
+    _, item = processed(ours, num_frames=3)
+    text = "\n".join(f"Frame{number}: <img>{chr(IMAGE) * 4}</img>" for number in (1, 2, 3))
+    assert "".join(map(chr, ours.fill(item).token_ids)) == text
+    assert item.parts[0].features["pixel_values"].shape == (3 * 16, 588)
+    assert ours.placeholder("video") == ours.placeholder("image") == IMAGE
 
 
 def test_frames_equal_the_reference(tmp_path) -> None:

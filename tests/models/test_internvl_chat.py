@@ -14,7 +14,7 @@ from engine.models.registry import load_model_config
 from mm.item import MediaItem
 from mm.processors.internvl import CONTEXT, InternVLChat
 from tests import tiny
-from tests.mm.made import data_url, noise, picture
+from tests.mm.made import data_url, film, noise, picture, ramp
 from tests.models.harness import Harness, load
 from tests.models.seeing import PLAIN, encode, prepare
 from tests.server.conftest import config_of, maker, ready
@@ -87,6 +87,25 @@ async def test_pictures_are_seen_over_the_wire(tmp_path):
             answer = (await maker(state)().post("/v1/chat/completions", json=body)).json()
             answers.append((answer["usage"]["prompt_tokens"], answer["choices"][0]["logprobs"]))
     assert answers[0] == answers[1]
+
+
+async def test_films_and_pictures_of_a_prompt_stand_at_one_token(tmp_path):
+    """In the order of the parts; the template writes text alone, as the makers'."""
+    folder = published("internvl", tmp_path)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['role'] + m['content'] }}{% endfor %}")
+    shown = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 60, 1), "PNG"), "image/png")}}
+    moved = {"type": "video_url", "video_url": {"url": data_url(film(ramp(20)), "video/mp4")}}
+    counts, answers = [], []
+    async with ready(config_of(model={"model": str(folder), "num_threads": 1})) as state:
+        for parts in ([shown], [moved], [shown, moved], [moved, shown]):
+            body = {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}]}
+            body |= {"max_tokens": 4, "temperature": 0, "logprobs": True}
+            answer = (await maker(state)().post("/v1/chat/completions", json=body)).json()
+            counts.append(answer["usage"]["prompt_tokens_details"]["multimodal_tokens"])
+            answers.append(answer["choices"][0]["logprobs"])
+    tokens = counts[0]["image"]
+    assert counts[1:] == [{"video": 8 * tokens}, *[{"image": tokens, "video": 8 * tokens}] * 2]
+    assert answers[2] != answers[3]
 
 
 def test_what_config_says_of_tiles_is_done(tmp_path):
