@@ -451,15 +451,14 @@ def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str =
     eos = [IDS["<|im_end|>"], IDS["<|endoftext|>"]]
     _write(folder / "generation_config.json", {"eos_token_id": eos, "pad_token_id": eos[1], "do_sample": False})
     write_tokenizer(folder)
-    if getattr(model.config, "audio_config", None) or model.config.model_type == "qwen2_5_vl":
+    from tests import tiny_seeing, tiny_through
+
+    if model.config.model_type in tiny_through.PROCESSORS:
+        tiny_through.write_processors(model.config.model_type, folder)
+    elif getattr(model.config, "audio_config", None) or model.config.model_type == "qwen2_5_vl":
         _write_processors(folder)
     elif hasattr(model.config, "vision_config"):
-        from tests import tiny_seeing, tiny_through
-
-        if model.config.model_type in tiny_through.PROCESSORS:
-            tiny_through.write_processors(model.config.model_type, folder)
-        else:
-            tiny_seeing.write_processors(model.config, folder)
+        tiny_seeing.write_processors(model.config, folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of models that see and have no file here, with the files of their own processors.
+"""Tiny random checkpoints of models that see or hear and have no file here, with the files of their own processors.
 
 Their modules and processors are transformers'; see tests/tiny.py.
 """
@@ -15,6 +15,7 @@ from tests.tiny_seeing import MARKS, SQUARE, TEXT, TILE
 
 SIDE = {"size": {"height": 56, "width": 56}}
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+SOUND = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIGLIP = {**SQUARE, "model_type": "siglip_vision_model", "vision_use_head": False}
 
 
@@ -56,7 +57,21 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
         image_token_id=MARKS["image_token_id"],
     ),
     "paddleocr_vl": paddleocr_vl,
+    "moss_transcribe_diarize": lambda: _made(
+        "MossTranscribeDiarize", audio_config={**SOUND, "max_source_positions": 100, "num_mel_bins": 16},
+        text_config={**TEXT, "model_type": "qwen3", "head_dim": 24}, audio_token_id=tiny.IDS["<|AUDIO|>"],
+        audio_chunk_size=32_000, tie_word_embeddings=False, eos_token_id=MARKS["eos_token_id"],
+    ),
 }  # fmt: skip
+
+
+def _moss_transcribe_diarize(tokenizer: Any) -> Any:
+    """Windows of two seconds; a number behind every second of sound."""
+    from transformers import MossTranscribeDiarizeFeatureExtractor, MossTranscribeDiarizeProcessor
+
+    extractor = MossTranscribeDiarizeFeatureExtractor(feature_size=16, chunk_length=2)
+    words = {"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"}
+    return MossTranscribeDiarizeProcessor(extractor, tokenizer, time_marker_every_seconds=1, **words)
 
 
 def _aya_vision(tokenizer: Any) -> Any:
@@ -98,6 +113,7 @@ def _paddleocr_vl(tokenizer: Any) -> Any:
 
 PROCESSORS = {
     "aya_vision": _aya_vision, "vipllava": _vipllava, "lighton_ocr": _lighton_ocr, "paddleocr_vl": _paddleocr_vl,
+    "moss_transcribe_diarize": _moss_transcribe_diarize,
 }  # fmt: skip
 
 

@@ -252,8 +252,8 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
     if implementation == "transformers":
         got = ", ".join(named) or "none"
         raise ConfigError(
-            f"--model-impl transformers: {got} is among neither the decoders nor the models that see of the installed "
-            "transformers"
+            f"--model-impl transformers: {got} is among neither the decoders nor the models with towers of the "
+            "installed transformers"
         )
     return *_architecture(root, text_only), "native"
 

@@ -1,9 +1,9 @@
-"""Through: pictures of models that run through transformers, by the checkpoint's own processor.
+"""Through: pictures and sounds of models that run through transformers, by the checkpoint's own processor.
 
 Pool (`process`) and loop (`fill`, `positions`). transformers is imported when such a model is served; a checkpoint's
-code is never run. In: a picture. Out: the arrays that the processor makes of it beside the tokens, and the tokens that
-it writes in the place of the one that templates write. A processor whose tokens for a picture change with the other
-pictures of a prompt is refused at start.
+code is never run. In: a picture or a sound. Out: the arrays that the processor makes of it beside the tokens, and the
+tokens that it writes in the place of the one that templates write. A processor whose tokens for an item change with the
+other items of a prompt is refused at start.
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ from mm.transform.image import Scale
 
 TOKENS = "token_ids"  # the feature that holds an item's tokens
 OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-BLANK = ((384, 512, 3), (512, 320, 3))  # pictures that show at start what the processor writes
+RATE = 16_000  # samples a second of decoded sounds
+BLANK: dict[Modality, tuple[tuple[int, ...], ...]] = {  # items that show at start what the processor writes
+    "image": ((384, 512, 3), (512, 320, 3)),
+    "audio": ((RATE * 3,), (RATE,)),
+}
+NAMES: dict[Modality, str] = {"image": "picture", "audio": "sound"}
 
 
 class Through:
     """The processor of one such checkpoint."""
 
-    modalities: frozenset[Modality] = frozenset(("image",))
+    modalities: frozenset[Modality] = frozenset(("image", "audio"))
     writes_texts: ClassVar[bool] = False
     picture_bytes: int = 0
 
@@ -43,26 +48,38 @@ class Through:
             self.config = AutoConfig.for_model(**config)
         except Exception as error:
             raise ValueError(f"its processor cannot be made by transformers: {_line(error)}") from None
-        self.mark = str(getattr(self.processor, "image_token", None) or "")
-        written = self.processor.tokenizer.encode(self.mark, add_special_tokens=False) if self.mark else []
+        self.marks: dict[Modality, str] = {}  # what templates write where an item stands
+        self.mark_ids: dict[Modality, int] = {}
+        self.row_ids: dict[Modality, int] = {}  # the tokens that stand for rows
+        for kind in BLANK:
+            if (token := getattr(self.config, f"{kind}_token_id", None)) is not None:
+                self._name(kind, int(token))
+        self.modalities = frozenset(self.marks)
+        self.media_token_ids = frozenset((*self.mark_ids.values(), *self.row_ids.values()))
+        self._axes = _axes_of(self.config, str(config["architectures"][0]))
+        self._blank_bytes = {kind: self._check(kind) for kind in self.marks}
+
+    def _name(self, kind: Modality, token: int) -> None:
+        mark = str(getattr(self.processor, f"{kind}_token", None) or "")
+        written = self.processor.tokenizer.encode(mark, add_special_tokens=False) if mark else []
         if len(written) != 1:
             raise ValueError(
-                f"its processor names no single token for the place of a picture (image_token={self.mark!r})"
+                f"its processor names no single token for the place of a {NAMES[kind]} ({kind}_token={mark!r})"
             )
-        self.mark_id = int(written[0])
-        self.image_id = int(self.config.image_token_id)
-        self.media_token_ids = frozenset((self.mark_id, self.image_id))
-        self._axes = _axes_of(self.config, str(config["architectures"][0]))
-        self._blank_bytes = self._check()
+        self.marks[kind], self.mark_ids[kind], self.row_ids[kind] = mark, int(written[0]), token
+        extractor = getattr(self.processor, "feature_extractor", None) if kind == "audio" else None
+        if (rate := getattr(extractor, "sampling_rate", RATE)) != RATE:
+            raise ValueError(f"its processor hears {rate} samples a second; sounds are decoded to {RATE}")
 
     def placeholder(self, modality: Modality) -> int:
-        return self.mark_id
+        return self.mark_ids[modality]
 
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:
-        return repr((type(self).__name__, options.max_pixels)).encode()
+        return repr((type(self).__name__, options.max_pixels if modality == "image" else None)).encode()
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
-        return 16 * item_bytes + 2 * self._blank_bytes  # float32 of all pixels, and of small pictures scaled up
+        # float32 of all pixels, and of small pictures scaled up; sounds are float32 already, and mels fewer
+        return 16 * item_bytes + 2 * self._blank_bytes[modality]
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
         """As it is: the processor scales it."""
@@ -76,19 +93,20 @@ class Through:
         raise unsupported("films are not read by models that run through transformers")
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
+        kind = item.modality
         try:
-            features = self._made(self.mark, [item.data])
+            features = self._made(kind, self.marks[kind], [item.data])
         except Exception as error:  # what a processor refuses: sizes, shapes
             raise MediaError(
-                400, "media_unsupported", f"this model's processor refuses the picture: {_line(error)}"
+                400, "media_unsupported", f"this model's processor refuses the {NAMES[kind]}: {_line(error)}"
             ) from None
-        count = int(np.count_nonzero(features[TOKENS] == self.image_id))
-        return Processed("image", (Part("image", digest, count, features),))
+        count = int(np.count_nonzero(features[TOKENS] == self.row_ids[kind]))
+        return Processed(kind, (Part(kind, digest, count, features),))
 
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts
         ids = part.features[TOKENS]
-        return Filling(ids.astype(np.int32), (runs_of(ids == self.image_id),))
+        return Filling(ids.astype(np.int32), (runs_of(ids == self.row_ids[part.modality]),))
 
     def positions(self, length: int, token_ids: np.ndarray, placed: list[Placed]) -> tuple[np.ndarray | None, int]:
         if self._axes is None or not placed:
@@ -97,44 +115,55 @@ class Through:
 
         ids = torch.from_numpy(token_ids.astype(np.int64))[None]
         grids = np.concatenate([part.features["image_grid_thw"] for place in placed for part in place.processed.parts])
-        kinds = (ids == self.image_id).int()
+        kinds = (ids == self.row_ids["image"]).int()
         found, delta = self._axes.get_rope_index(
             ids, mm_token_type_ids=kinds, image_grid_thw=torch.from_numpy(grids), attention_mask=torch.ones_like(ids)
         )
         return found[:, 0].numpy().astype(np.int32), int(delta.reshape(-1)[0])
 
-    def _made(self, text: str, pictures: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """What the processor makes of pictures in a text."""
+    def _made(self, kind: Modality, text: str, items: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """What the processor makes of items in a text."""
         from PIL import Image
 
-        images = [Image.fromarray(picture) for picture in pictures]
-        made = self.processor(images=images, text=[text], add_special_tokens=False, return_tensors="pt")
+        if kind == "image":
+            shown: dict[str, Any] = {"images": [Image.fromarray(picture) for picture in items]}
+        else:
+            shown = {"audio": [np.array(sound) for sound in items], "sampling_rate": RATE}
+        made = self.processor(text=[text], add_special_tokens=False, return_tensors="pt", **shown)
         found = {name: value.numpy() for name, value in made.items() if name not in OF_TEXT and hasattr(value, "numpy")}
         return {**found, TOKENS: made["input_ids"][0].numpy()}
 
-    def _check(self) -> int:
-        """Bytes of a blank picture's features; ValueError where two pictures are not written as each is alone."""
-        first, second = (np.zeros(shape, np.uint8) for shape in BLANK)
+    def _check(self, kind: Modality) -> int:
+        """Bytes of a blank item's features; ValueError where two items are not written as each is alone.
+
+        Some processors take a single sound in a text: sounds that stand alone are written alike.
+        """
+        mark, row, name = self.marks[kind], self.row_ids[kind], NAMES[kind]
+        first, second = (np.zeros(shape, np.uint8 if kind == "image" else np.float32) for shape in BLANK[kind])
         try:
-            alone = [self._made(self.mark, [picture]) for picture in (first, second)]
-            both = self._made(f"a{self.mark}b{self.mark}c", [first, second])[TOKENS]
+            alone = [self._made(kind, mark, [item]) for item in (first, second)]
         except Exception as error:
-            raise ValueError(f"its processor fails with a blank picture: {_line(error)}") from None
-        rest = both
+            raise ValueError(f"its processor fails with a blank {name}: {_line(error)}") from None
+        if any(not np.any(each[TOKENS] == row) for each in alone):
+            raise ValueError(f"its processor writes no token {row} where a {name} stands")
+        try:
+            rest = self._made(kind, f"a{mark}b{mark}c", [first, second])[TOKENS]
+        except Exception as error:
+            if kind == "image":
+                raise ValueError(f"its processor fails with two blank pictures: {_line(error)}") from None
+            rest = np.concatenate([each[TOKENS] for each in alone])
         for each in alone:
             ids = each[TOKENS]
-            if not np.any(ids == self.image_id):
-                raise ValueError(f"its processor writes no token {self.image_id} where a picture stands")
             starts = [
                 start
                 for start in range(len(rest) - len(ids) + 1)
                 if np.array_equal(rest[start : start + len(ids)], ids)
             ]
             if not starts:
-                raise ValueError("its processor writes pictures of one prompt otherwise than each of them alone")
+                break
             rest = rest[starts[0] + len(ids) :]
-        if np.any(rest == self.image_id):
-            raise ValueError("its processor writes pictures of one prompt otherwise than each of them alone")
+        if not starts or np.any(rest == row):
+            raise ValueError(f"its processor writes {name}s of one prompt otherwise than each of them alone")
         return max(sum(array.nbytes for array in each.values()) for each in alone)
 
 

@@ -29,7 +29,8 @@ from tests.models.harness import Harness
 from tests.tiny_seeing import SQUARE
 from tests.tiny_through import CHECKPOINTS
 
-NAMES = tuple(CHECKPOINTS)
+HEARS = "moss_transcribe_diarize"
+NAMES = tuple(name for name in CHECKPOINTS if name != HEARS)
 TOKENS, CHUNK = 12, 11
 PROMPTS = {
     "text": (),
@@ -93,7 +94,7 @@ def oracle_inputs(name, prompt):
     theirs, ours = AutoProcessor.from_pretrained(tiny.checkpoint(name)), processor(name)
     images = [Image.fromarray(pixels) for pixels in pictures(prompt)]
     texts = [theirs.tokenizer.decode([20 + number]) for number in range(len(images))]
-    text = "".join(ours.mark + text for text in texts)
+    text = "".join(ours.marks["image"] + text for text in texts)
     made = theirs(images=images or None, text=[text or "a"], add_special_tokens=False, return_tensors="pt")
     ids = [5, 9, 13, *(made.pop("input_ids")[0].tolist() if images else []), 7, 8]
     assert ids == spliced(name, prompt).prompt_token_ids.tolist()
@@ -102,7 +103,7 @@ def oracle_inputs(name, prompt):
     }
     ids = torch.tensor([ids])
     if "mm_token_type_ids" in made and images:
-        kept["mm_token_type_ids"] = (ids == ours.image_id).int()
+        kept["mm_token_type_ids"] = (ids == ours.row_ids["image"]).int()
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **(kept if images else {})}
 
 

@@ -169,7 +169,7 @@ def test_a_module_that_reads_numbers_on_the_host_is_refused():
 
 def test_an_architecture_that_transformers_lacks_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
-    with pytest.raises(ConfigError, match="NoSuchForCausalLM is among neither the decoders nor the models that see"):
+    with pytest.raises(ConfigError, match="NoSuchForCausalLM is among neither the decoders nor the models with towers"):
         load_model_config(tmp_path, implementation="transformers")
 
 

@@ -110,6 +110,25 @@ async def test_gemma4_reads_pictures_films_and_sounds_of_one_prompt():
         assert answer["choices"][0]["logprobs"] != whole["choices"][0]["logprobs"]
 
 
+async def test_a_model_that_runs_through_transformers_hears():
+    """Its sound changes the answer; a picture is refused."""
+    async with ready(
+        config_of(model={"model": str(tiny.checkpoint("moss_transcribe_diarize")), "num_threads": 1})
+    ) as state:
+        client = maker(state)()
+        answers = []
+        for gain in (1, -2, 1):
+            samples = gain * np.random.default_rng(0).normal(0, 0.1, (1, 30000)).astype(np.float32)
+            data = base64.b64encode(sound(samples, 16000)).decode()
+            heard = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+            reply = await client.post("/v1/chat/completions", json={**body(heard), "logprobs": True})
+            assert reply.status == 200, reply.json()
+            answers.append(reply.json()["choices"][0]["logprobs"])
+        assert answers[0] == answers[2] != answers[1]
+        refused = await client.post("/v1/chat/completions", json=body(PICTURE))
+        assert (refused.status, refused.json()["error"]["reason"]) == (400, "media_unsupported")
+
+
 async def test_without_a_tokenizer_internvl_starts_and_reads_pictures_alone():
     """Its tokenizer names the token of films, and writes what stands around pictures."""
     served = {"model": str(tiny.checkpoint("internvl")), "num_threads": 1, "skip_tokenizer_init": True}

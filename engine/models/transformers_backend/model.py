@@ -145,6 +145,7 @@ def text_of(module: Any) -> TextConfig:
     """The decoder of a module on the meta device."""
     calls, config = skeleton.calls_of(module), module.config.get_text_config(decoder=True)
     widest = max(calls, key=lambda call: call.num_heads * call.head_dim)
+    tied = getattr(config, "tie_word_embeddings", False)  # some classes say it of the decoder alone
     axes = skeleton.axes_of(getattr(module, module.base_model_prefix, None))
     rope = RopeConfig(
         kind="none", theta=1.0, rotary_dim=0, mrope_section=(1,) * axes if axes > 1 else ()
@@ -161,7 +162,7 @@ def text_of(module: Any) -> TextConfig:
         o_bias=False,
         qk_norm="none",
         mlp_bias=False,
-        tie_embeddings=bool(module.config.tie_word_embeddings),
+        tie_embeddings=bool(getattr(module.config, "tie_word_embeddings", tied)),
         layers=tuple(LayerConfig(call.window, rope, call.scale, call.softcap, call.sinks) for call in calls),
     )
 

@@ -1,16 +1,20 @@
-"""Models that see and have no file here: transformers' tower and projector before its decoder, which runs in our steps.
+"""Models that see or hear and have no file here: transformers' towers and projectors before its decoder.
 
-Thread: device. In: of a picture, the arrays that the checkpoint's own processor made of it (mm/processors/through). The
-class's `get_image_features` turns them into rows, and forward puts rows in the place of the placeholders' embeddings.
-A class that does more than that with a picture is refused (showing.py).
+Thread: device. The decoder runs in our steps. In: of a picture or a sound, the arrays that the checkpoint's own
+processor made of it (mm/processors/through). The class's `get_image_features` or `get_audio_features` turns them into
+rows, and forward puts rows in the place of the placeholders' embeddings. A class that does more than that with an item
+is refused (showing.py).
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,43 +28,46 @@ from engine.models.family import Family
 from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.model import FAMILY as DECODER
 from engine.models.transformers_backend.model import TransformersModel, built, text_of
-from engine.models.transformers_backend.showing import arguments, refuse_arguments, refuse_uses
+from engine.models.transformers_backend.showing import ITEMS, arguments, encoders, refuse_arguments, refuse_uses
 from engine.request import Modality
 
+RATE = 16_000  # samples a second
 SIDES = (2048, 1024, 512, 256, 128, 64)  # of blank pictures, in pixels
+SAMPLES = tuple(RATE * tenths // 10 for tenths in (600, 300, 100, 50, 20, 10, 5, 2))  # of silence
 
 
 @dataclass(frozen=True, slots=True)
 class TowerOfClass:
     """The tower, before it is built."""
 
-    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
     row_parts: ClassVar[int] = 1
     row_width: int
+    modalities: tuple[Modality, ...]
 
 
 class ClassTower:
     """Arrays of the checkpoint's processor -> rows, by the class's own tower and projector."""
 
-    modalities: tuple[Modality, ...] = ("image",)
-
-    def __init__(self, base: Any, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-        self._base, self._config, self._dtype, self._device = base, config, dtype, device
+    def __init__(self, kind: Modality, base: Any, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        self._config, self._dtype, self._device = config, dtype, device
+        self.modalities: tuple[Modality, ...] = (kind,)
         self.row_width = config.text.hidden_size
-        self._takes = arguments(base.get_image_features)
+        self._encode = encoders(base)[kind]
+        self._takes = arguments(self._encode)
+        self._needs = next(iter(inspect.signature(self._encode).parameters))
 
     def encode(self, features: Features) -> Tensor:
         given = {name: self._placed(features[name]) for name in self._takes if name in features}
-        if "pixel_values" not in given:
-            raise RequestError(f"the processor made {', '.join(features)}; pixel_values are needed")
-        found = self._base.get_image_features(**given, return_dict=True)
+        if self._needs not in given:
+            raise RequestError(f"the processor made {', '.join(features)}; {self._needs} are needed")
+        found = self._encode(**given, return_dict=True)
         rows = getattr(found, "pooler_output", found)
         rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows
         return rows.reshape(-1, rows.shape[-1])
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """What the checkpoint's processor makes of a blank picture."""
-        return blank(self._config.folder, self._config.media_token_ids["image"], rows)
+        """What the checkpoint's processor makes of a blank picture, or of silence."""
+        return blank(self._config.folder, modality, self._config.media_token_ids[modality], rows)
 
     def picture_bytes(self, rows: int) -> int:
         return 0
@@ -80,12 +87,12 @@ class SeeingModel(TransformersModel):
         self._embed = self._decoder.get_input_embeddings()
         outside = any(token >= self._embed.num_embeddings for token in config.media_token_ids.values())
         self._last_token = self._embed.num_embeddings - 1 if outside else None
-        if "vision" in config.towers:
-            base = getattr(self.module, self.module.base_model_prefix)
-            self.towers = by_modality(ClassTower(base, config, dtype, device))
+        base = getattr(self.module, self.module.base_model_prefix)
+        kinds = [kind for tower in config.towers.values() for kind in tower.modalities]
+        self.towers = by_modality(*(ClassTower(kind, base, config, dtype, device) for kind in kinds))
 
     def built(self) -> Any:
-        """The module on the meta device; without a tower where no prompt will hold a picture."""
+        """The module on the meta device; without towers where no prompt will hold an item."""
         module = skeleton.build(self.config.architecture, self.config.raw)
         base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
         for name, child in list(base.named_children()):
@@ -94,7 +101,7 @@ class SeeingModel(TransformersModel):
         return module
 
     def tokens_of(self, batch: Batch) -> dict[str, Tensor]:
-        """Embeddings, and rows of pictures in the place of their placeholders."""
+        """Embeddings, and rows of items in the place of their placeholders."""
         token_ids = batch.token_ids if self._last_token is None else batch.token_ids.clamp(max=self._last_token)
         embedded = self._embed(token_ids)
         if batch.overlay is not None:
@@ -106,11 +113,13 @@ class SeeingModel(TransformersModel):
 
 
 def read_seeing(body: Section, outer: Section) -> TextConfig:
-    """The decoder, of a class whose pictures are no more than rows of embeddings."""
+    """The decoder, of a class whose pictures and sounds are no more than rows of embeddings."""
     named = [name for name in outer.items("architectures", ()) if name in skeleton.seeing()]
     try:
         module = built(named[0], outer.values, outer)
         refuse_arguments(module)
+        if not any(isinstance(outer.values.get(f"{name}_config"), dict) for name in TOWERS):
+            raise ConfigError(f"describes its towers under none of {', '.join(f'{name}_config' for name in TOWERS)}")
         text = text_of(module)
         refuse_uses(module)
     except ConfigError as error:
@@ -119,15 +128,23 @@ def read_seeing(body: Section, outer: Section) -> TextConfig:
     return text
 
 
-def vision(section: Section) -> TowerOfClass:
+def tower(kind: Modality, section: Section) -> TowerOfClass:
     """The tower's rows are as wide as the decoder: transformers' projector sees to it."""
     assert section.outer is not None, "a tower's section lies in another one"
-    return TowerOfClass(_config(section.outer).get_text_config(decoder=True).hidden_size)
+    return TowerOfClass(_config(section.outer).get_text_config(decoder=True).hidden_size, (kind,))
 
 
 def media_token_ids(outer: Section) -> dict[str, int]:
-    """The token that stands for a row, which the class may know where config.json is silent."""
-    return {"image": int(_config(outer).image_token_id)}
+    """The tokens that stand for rows, which the class may know where config.json is silent."""
+    config = _config(outer)
+    given = {kind: getattr(config, f"{kind}_token_id", None) for kind in ITEMS}
+    return {kind: int(token) for kind, token in given.items() if token is not None}
+
+
+# By the object of config.json that describes the tower.
+TOWERS: dict[str, Callable[[Section], TowerOfClass]] = {
+    "vision": partial(tower, "image"), "audio": partial(tower, "audio"), "encoder": partial(tower, "audio"),
+}  # fmt: skip
 
 
 def _config(outer: Section) -> Any:
@@ -136,26 +153,32 @@ def _config(outer: Section) -> Any:
 
 
 @cache
-def blank(folder: str, token: int, rows: int) -> Features:
-    """The features of the largest blank picture that takes at most `rows` rows, or of the smallest."""
+def blank(folder: str, kind: Modality, token: int, rows: int) -> Features:
+    """The features of the largest blank picture or silence that takes at most `rows` rows, or of the smallest."""
     from PIL import Image
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     made: Any = {}
-    for side in SIDES:
-        picture = Image.new("RGB", (side, side))
-        made = processor(images=[picture], text=[processor.image_token], add_special_tokens=False, return_tensors="pt")
+    for size in SIDES if kind == "image" else SAMPLES:
+        shown = {"images": [Image.new("RGB", (size, size))]} if kind == "image" else heard([np.zeros(size, "f4")])
+        mark = getattr(processor, f"{kind}_token")
+        made = processor(text=[mark], add_special_tokens=False, return_tensors="pt", **shown)
         if int((made["input_ids"] == token).sum()) <= rows:
             break
     return {name: value for name, value in made.items() if isinstance(value, Tensor)}
+
+
+def heard(sounds: list[np.ndarray]) -> dict[str, Any]:
+    """Sounds as processors take them."""
+    return {"audio": sounds, "sampling_rate": RATE}
 
 
 FAMILY = Family(
     name="transformers",
     model=SeeingModel,
     text=read_seeing,
-    towers={"vision": vision},
+    towers=TOWERS,
     keys=DECODER.keys,
     processor="through:Through",
     media_token_ids=media_token_ids,

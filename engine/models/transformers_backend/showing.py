@@ -1,14 +1,15 @@
-"""What a class of transformers does with a picture, found out before weights are read.
+"""What a class of transformers does with a picture or a sound, found out before weights are read.
 
 Thread: the one that reads the configuration. The class's forward runs on a CPU, without its layers: a stand-in for the
 decoder keeps what it is given, and a stand-in for the tower's output gives rows of random numbers. Our steps serve a
-class whose decoder is given the embeddings with those rows in the places of the picture's tokens, and nothing else.
+class whose decoder is given the embeddings with those rows in the places of the item's tokens, and nothing else.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from engine.errors import ConfigError
 from engine.models.transformers_backend import skeleton
+from engine.request import Modality
 
 # Of a class: what our steps give, and what only chooses the form of an answer.
 KNOWN = frozenset(
@@ -26,6 +28,7 @@ KNOWN = frozenset(
 )  # fmt: skip
 OF_DECODERS = KNOWN - {"pixel_values", "pixel_values_videos", "image_sizes", "mm_token_type_ids"}
 NUM_ROWS = 4
+ITEMS: dict[Modality, str] = {"image": "picture", "audio": "sound"}  # what is read; films are not
 
 
 class GivenToDecoder(Exception):
@@ -75,49 +78,73 @@ class Rows:
         raise AttributeError(name)
 
 
+def encoders(base: Any) -> dict[Modality, Callable[..., Any]]:
+    """What turns items of each kind into rows of the prompt. Sounds have one axis of positions here."""
+    if base is None:
+        return {}
+    found: dict[Modality, Callable[..., Any]] = {}
+    if hasattr(base, "get_image_features") and "mm_encoder_outputs" in arguments(base.forward):
+        found["image"] = base.get_image_features
+    hears = getattr(base.config, "audio_token_id", None) is not None
+    if hears and hasattr(base, "get_audio_features") and skeleton.axes_of(base) == 1:
+        found["audio"] = base.get_audio_features
+    return found
+
+
 def refuse_arguments(module: Any) -> None:
-    """ConfigError in a line that begins behind the class's name, by what it and its decoder take of a picture."""
+    """ConfigError in a line that begins behind the class's name, by what it and its decoder take of an item."""
     base: Any = getattr(module, module.base_model_prefix, None)
-    encode, decoder = getattr(base, "get_image_features", None), skeleton.decoder_in(module)
+    encode, decoder = encoders(base), skeleton.decoder_in(module)
     beside = arguments(decoder.forward) - OF_DECODERS
     if beside:
         raise ConfigError(
             f"gives its decoder {_listed(beside)}: pictures that reach later layers, or to which layers attend, are "
             "not served through transformers"
         )
-    taken = frozenset() if base is None else arguments(base.forward)
-    if encode is None or decoder is base or "mm_encoder_outputs" not in taken:
-        raise ConfigError("has no tower that turns a picture into rows of the prompt (get_image_features)")
-    more = taken - KNOWN - arguments(encode)
+    if not encode or decoder is base:
+        raise ConfigError(
+            "has no tower that turns a picture or a sound into rows of the prompt (get_image_features, "
+            "get_audio_features)"
+        )
+    more = arguments(base.forward) - KNOWN - frozenset().union(*map(arguments, encode.values()))
     if more:
         raise ConfigError(f"reads {_listed(more)} of a prompt, which is not served through transformers")
 
 
 def refuse_uses(module: Any) -> None:
-    """The same by what its decoder is given of a prompt with a picture; the module cannot be used afterwards."""
-    base, decoder, config = getattr(module, module.base_model_prefix), skeleton.decoder_in(module), module.config
+    """The same by what its decoder is given of a prompt with an item; the module cannot be used afterwards."""
+    base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
     stand_in = StandIn(decoder)
     for name, child in base.named_children():
         if child is decoder:
             setattr(base, name, stand_in)
     base.get_input_embeddings = stand_in.get_input_embeddings
-    token = getattr(config, "image_token_id", None)
+    for kind, encode in encoders(base).items():
+        _refuse_uses_of(kind, encode, base, module.config, stand_in)
+
+
+def _refuse_uses_of(kind: Modality, encode: Callable[..., Any], base: Any, config: Any, stand_in: StandIn) -> None:
+    token = getattr(config, f"{kind}_token_id", None)
     if token is None:
-        raise ConfigError("names no token that stands for a picture (image_token_id)")
+        raise ConfigError(f"names no token that stands for a {ITEMS[kind]} ({kind}_token_id)")
     token_ids = torch.tensor([[3, 5, *[token] * NUM_ROWS, 7]])
-    picture = torch.randn(NUM_ROWS, stand_in.config.hidden_size)
+    item = torch.randn(NUM_ROWS, stand_in.config.hidden_size)
     want = stand_in.embed_tokens(token_ids)
-    want[0, 2 : 2 + NUM_ROWS] = picture
-    given, read = _given(base, token_ids, picture)
+    want[0, 2 : 2 + NUM_ROWS] = item
+    given, read = _given(kind, encode, base, token_ids, item)
     others = {name for name, value in given.items() if isinstance(value, Tensor | dict)}
     read |= others - {"inputs_embeds", "position_ids"}
     shown = given.get("inputs_embeds")
     if read or shown is None or not torch.equal(shown, want):
         what = f" ({_listed(frozenset(read))})" if read else ""
-        raise ConfigError(f"does more with a picture than to put its rows into the prompt{what}, which is not served")
+        raise ConfigError(
+            f"does more with a {ITEMS[kind]} than to put its rows into the prompt{what}, which is not served"
+        )
 
 
-def _given(base: Any, token_ids: Tensor, picture: Tensor) -> tuple[dict[str, Any], set[str]]:
+def _given(
+    kind: Modality, encode: Callable[..., Any], base: Any, token_ids: Tensor, item: Tensor
+) -> tuple[dict[str, Any], set[str]]:
     """What the decoder is given, and what else is read of the tower's output; classes differ in the form of rows."""
     positions = torch.arange(token_ids.shape[1])[None]
     axes = skeleton.axes_of(base)
@@ -125,18 +152,29 @@ def _given(base: Any, token_ids: Tensor, picture: Tensor) -> tuple[dict[str, Any
     settings: dict[str, Any] = {"position_ids": positions}
     if "mm_token_type_ids" in arguments(base.forward):
         settings["mm_token_type_ids"] = (token_ids == token_ids[0, 2]).int()
+    if kind == "audio":  # classes that hear take what their tower reads alone
+        settings.update({name: torch.zeros(1, 1, 1) for name in arguments(encode) - {"kwargs"}})
     said = ""
-    for form in ((picture,), picture[None], picture):
+    for form in ((item,), item[None], item):
         rows = Rows(form)
+        if kind == "image":
+            settings["mm_encoder_outputs"] = {"image": rows}
+        else:
+            base.get_audio_features = partial(_made, rows)
         try:
-            base(input_ids=token_ids, mm_encoder_outputs={"image": rows}, use_cache=False, **settings)
+            base(input_ids=token_ids, use_cache=False, **settings)
         except GivenToDecoder as found:
             return found.arguments, rows.read
         except Exception as error:
             if rows.read:
                 return {}, rows.read
             said = " ".join(str(error).split())[:200]
-    raise ConfigError(f"does something unknown with a picture's rows: {said}")
+    raise ConfigError(f"does something unknown with a {ITEMS[kind]}'s rows: {said}")
+
+
+def _made(rows: Rows, *_: Any, **__: Any) -> Rows:
+    """In the place of a tower."""
+    return rows
 
 
 def arguments(function: Callable[..., Any]) -> frozenset[str]:

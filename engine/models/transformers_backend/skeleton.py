@@ -40,10 +40,11 @@ def known() -> dict[str, str]:
 
 @cache
 def seeing() -> dict[str, str]:
-    """Architecture -> model_type, of every model in transformers that reads pictures and writes text."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as NAMES
+    """Architecture -> model_type, of every model in transformers that reads pictures or sounds and writes text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as SEEING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as NAMES
 
-    named = [(name, kind) for kind, name in NAMES.items() if isinstance(name, str)]
+    named = [(name, kind) for kind, name in {**NAMES, **SEEING}.items() if isinstance(name, str)]
     return {name: kind for name, kind in reversed(named) if name.endswith("ForConditionalGeneration")}
 
 
