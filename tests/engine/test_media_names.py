@@ -32,7 +32,10 @@ def cached(monkeypatch):
     )
     entries: dict[bytes, int] = {}
     encoder = SimpleNamespace(
-        find=entries.get, stage=lambda entry, name, _: entries.setdefault(name, entry), evict=lambda *_: None
+        find=entries.get,
+        stage=lambda entry, name, _: entries.setdefault(name, entry),
+        evict=lambda *_: None,
+        work_of=lambda item, _: item.num_tokens,
     )
     executor = SimpleNamespace(encoder=encoder, admit=lambda *_: None, reset=lambda *_: None)
     admission = Admission(scheduler, executor, prefix_caching=True, poison=False)
