@@ -53,6 +53,7 @@ class HunYuanVisionConfig:
     patch_size: int
     merge_size: int
     side: int  # learned positions lie on a square of so many
+    max_patches: int  # of a picture
     activation: Activation
     eps: float
     row_width: int
@@ -85,6 +86,7 @@ def read_vision(section: Section) -> HunYuanVisionConfig:
         patch_size=patch,
         merge_size=section.size("spatial_merge_size", 2),
         side=image // patch,
+        max_patches=section.integer("max_vit_seq_len", 16_384, least=section.size("spatial_merge_size", 2) ** 2),
         activation=BY_NAME[act],
         eps=section.number("rms_norm_eps", 1e-5),
         row_width=decoder.size("hidden_size"),
@@ -170,16 +172,21 @@ class HunYuanVisionTower(PatchTower):
         patches, (times, height, width) = features["pixel_values"], features["grid_thw"].reshape(-1).tolist()
         merge, numbers = self.config.merge_size, self.patch_embed.in_features
         fits = times == 1 and min(height, width) > 0 and not (height % merge or width % merge)
+        fits &= height * width <= self.config.max_patches
         if not fits or tuple(patches.shape) != (height * width, numbers):
             raise RequestError(
                 f"pixel_values {list(patches.shape)} do not fit the grid {times} x {height} x {width}: one picture of "
-                f"{height * width} patches of {numbers} numbers is needed, with sides of multiples of {merge}"
+                f"{height * width} patches of {numbers} numbers is needed, with sides of multiples of {merge} and at "
+                f"most {self.config.max_patches} patches"
             )
         return height, width
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """A blank picture, about as high as wide."""
-        merge, height = self.config.merge_size, max(1, math.isqrt(max(rows - 2, 1)))
+        """A blank picture, about as high as wide; the largest that the tower takes has fewer rows than some ask for."""
+        merge = self.config.merge_size
+        side = math.isqrt(self.config.max_patches) // merge
+        rows = min(rows, num_rows(side, side))
+        height = min(side, max(1, math.isqrt(max(rows - 2, 1))))
         grid = 1, height * merge, max(1, (rows - 2) // height - 1) * merge
         patches = torch.zeros(grid[1] * grid[2], self.patch_embed.in_features, device=self.device)
         return {"pixel_values": patches, "grid_thw": torch.tensor([grid])}

@@ -36,14 +36,15 @@ class HunYuanVL(Pictures):
         super().__init__(folder, config, picture_bytes, encode)
         self.image_id = token_id(config, "image", 120_120)
         self.media_token_ids = frozenset((self.image_id,))
-        size = self.raw.get("size") or {}
+        size, vision = self.raw.get("size") or {}, config["vision_config"]
+        most = int(vision.get("max_vit_seq_len") or 16_384) * self.patch**2
         # The makers' code scales by this filter, whatever the file says.
         self.patching = replace(self.patching, resample=BICUBIC)
         self.bounds = replace(
             self.patching,
-            merge_size=int(config["vision_config"].get("spatial_merge_size", 2)),
+            merge_size=int(vision.get("spatial_merge_size", 2)),
             min_pixels=int(self.raw.get("min_pixels") or size.get("shortest_edge") or 512 * 512),
-            max_pixels=int(self.raw.get("max_pixels") or size.get("longest_edge") or 2048 * 2048),
+            max_pixels=min(int(self.raw.get("max_pixels") or size.get("longest_edge") or 2048 * 2048), most),
         )
         text = config.get("text_config") or config
         rope = text.get("rope_parameters") or text.get("rope_scaling") or {}

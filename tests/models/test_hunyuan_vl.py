@@ -16,6 +16,8 @@ from engine.encoders.hunyuan_vl import taps_of
 from engine.errors import ConfigError, RequestError
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
+from mm.item import MediaOptions
+from mm.processors.hunyuan_vl import HunYuanVL
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer
@@ -129,8 +131,9 @@ def test_pictures_of_several_requests_share_a_run():
     features = [{key: torch.tensor(value) for key, value in part.features.items()} for part in parts]
     for rows, own in zip(tower.encode_together(features), map(tower.encode, features)):
         assert (rows - own).abs().max() < 1e-5
-    with pytest.raises(RequestError, match="with sides of multiples of 2"):
-        tower.encode({**features[0], "grid_thw": torch.tensor([[1, 3, 8]])})
+    for grid in ([1, 3, 8], [1, 2, 20_000]):
+        with pytest.raises(RequestError, match="with sides of multiples of 2 and at most 16384 patches"):
+            tower.encode({**features[0], "grid_thw": torch.tensor([grid])})
 
 
 @pytest.mark.parametrize("grid", [(2, 3), (7, 7), (5, 12)])
@@ -173,6 +176,19 @@ async def test_pictures_are_seen_over_the_wire():
         text = (await client.post("/v1/chat/completions", json={**body, "messages": SAID})).json()
     assert plain["usage"]["prompt_tokens"] - text["usage"]["prompt_tokens"] == 2 + 2 * (3 + 1) + 2
     assert plain["choices"][0]["message"]["content"] == beam["choices"][0]["message"]["content"]
+
+
+def test_the_largest_example_is_the_largest_picture():
+    tower = load(tiny.checkpoint(NAME)).towers["image"]
+    assert tower.example("image", 100_000)["grid_thw"].tolist() == [[1, 128, 128]]
+
+
+def test_pictures_are_scaled_to_what_the_tower_takes(tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text('{"min_pixels": 784, "max_pixels": 4000000}')
+    config = json.loads((tiny.checkpoint(NAME) / "config.json").read_text())
+    config["vision_config"]["max_vit_seq_len"] = 100
+    scale = HunYuanVL(tmp_path, config).plan_image(900, 500, MediaOptions())
+    assert scale.pixels <= 100 * 14**2
 
 
 def rewritten(folder, change):
