@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import engine.runtime
@@ -17,6 +18,8 @@ from tests.models.seeing import prepare
 from tests.models.test_decoders import TOLERANCE, prompt
 from tests.models.test_families import PROMPTS, TOKENS, check_busy
 from tests.models.test_internvl_chat import published
+from tests.quant import oracle
+from tests.quant.written import AWQ, BLOCKS, awq, floats8
 
 PREFIX = "language_model."
 
@@ -79,3 +82,23 @@ def test_pictures_of_internvl_chat_are_read_by_it(tmp_path, sight):
         x[start : start + len(rows)] = rows
     want = internlm2.logits(folder, x, inner, PREFIX)
     assert (harness.prefill(row, 50) - want).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(("settings", "writer"), [(AWQ | {"group_size": 64}, awq(64)), (BLOCKS, floats8(per="block"))])
+def test_quantised_products_are_arranged_too(tmp_path, settings, writer):
+    """As InternVL2-8B-AWQ has them: queries, keys and values lie together in codes and scales."""
+    sizes = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8}
+    config = {**internlm2.CONFIG, **sizes, "dtype": "float32"}
+    folder = internlm2.checkpoint(tmp_path / "coded", **sizes, quantization_config=settings)
+    held, draw = internlm2.tensors(config), torch.Generator().manual_seed(5)
+    for name in [name for name in held if ".layers." in name and "norm" not in name]:
+        module, (rows, columns) = name.removesuffix(".weight"), held.pop(name).shape
+        held |= {f"{module}.{kind}": tensor.contiguous() for kind, tensor in writer(draw, rows, columns).items()}
+    save_file(held, folder / "model.safetensors")
+    plain = internlm2.checkpoint(tmp_path / "plain", **sizes)
+    found = {name: torch.from_numpy(value).float().contiguous() for name, value in oracle.dequantised(folder).items()}
+    save_file(found, plain / "model.safetensors")
+    tokens = prompt(20)
+    want = internlm2.logits(plain, internlm2.embeddings(plain, tokens), config)
+    harness = Harness(load(folder))
+    assert (harness.prefill(harness.add(tokens)) - want).abs().max() <= 1e-3 * want.abs().max()
