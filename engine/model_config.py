@@ -221,6 +221,10 @@ class PoolingConfig:
     token_heads: tuple[TokenHead, ...] = ()  # of tokens; (): `layers`
     tokens_only: bool = False  # inputs have no result of their own
     step_tag: int | None = None  # of tokens, the results of these alone are answered
+    two_towers: bool = False  # an input is a text or a picture, and tokens have no results
+    text_len: int = 0  # tokens to which texts are filled up with `pad_token`; 0: they are as long as they are
+    pad_token: int = 0
+    end_token: int | None = None  # ends a text wherever it stands
 
     @property
     def whole(self) -> bool:
@@ -230,6 +234,8 @@ class PoolingConfig:
     @property
     def heads_of_tokens(self) -> dict[str, TokenHead]:
         """By task; their numbers lie side by side in the line of a token."""
+        if self.two_towers:
+            return {}
         own: Any = f"token_{self.task}"
         return {head.task: head for head in self.token_heads or (TokenHead(own, self.layers, self.activation),)}
 

@@ -168,7 +168,12 @@ class Request:
             None if column is None else column[k : k + 1] for column in (self.pooling.seconds, self.pooling.pool_starts)
         )
         own = PoolingParams(np.array([0, end - start]), seconds, counted, self.pooling.per_token)
-        return replace(self, prompt_token_ids=self.prompt_token_ids[start:end], n=1, pooling=own)
+        media = tuple(
+            replace(item, spans=tuple((first - start, length) for first, length in item.spans))
+            for item in self.media
+            if start <= item.spans[0][0] < end
+        )
+        return replace(self, prompt_token_ids=self.prompt_token_ids[start:end], media=media, n=1, pooling=own)
 
 
 @dataclass(slots=True)

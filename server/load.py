@@ -272,7 +272,9 @@ def make_renderer(state: AppState) -> Renderer:
     config, engine = state.config, state.engine
     reads = state.media.processor if state.media is not None else None
     ids = dict(engine.model.media_token_ids)
-    if reads is not None:  # some name their tokens in the tokenizer's files alone
+    pooling = engine.model.pooling
+    alone = pooling is not None and pooling.two_towers  # pictures stand in no prompt (server/pooling/pictures)
+    if reads is not None and not alone:  # some name their tokens in the tokenizer's files alone
         ids.update({name: reads.placeholder(name) for name in reads.modalities & {*engine.model.modalities}})
     settings = RenderConfig(
         max_model_len=engine.max_model_len,

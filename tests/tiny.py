@@ -561,6 +561,8 @@ def _model(kind: Any, config: Any) -> Any:
         for name, tensor in sorted(model.named_parameters()):
             seed = hashlib.sha256(name.encode()).digest()[:6]
             generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
+            if not tensor.dim():
+                continue
             if tensor.dim() == 1:
                 gain = 0.0 if config.model_type in KEPT_AS_WEIGHT_LESS_1 else 1.0
                 tensor.normal_(gain if name.endswith("weight") else 0.0, 0.1, generator=generator)

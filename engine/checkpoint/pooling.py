@@ -50,12 +50,17 @@ class Body:
     is_encoder: bool  # of a family that was never trained to generate
     sees_all: bool  # each token attends to all of its input
     head: tuple[HeadLayer, ...] = ()  # of a classifier, as the family has it; the last one's width is the labels'
+    own: PoolingConfig | None = None  # of a family that makes vectors in a way of its own
 
 
 def read_pooling(
     folder: Path, root: Section, body: Body, runner: str, given: Mapping[str, Any]
 ) -> PoolingConfig | None:
     """None where the checkpoint generates, or the operator wants that. Raises ConfigError."""
+    if body.own is not None:
+        if runner == "generate":
+            raise ConfigError("--runner generate: this model makes vectors and no text; leave the flag out")
+        return body.own
     modules = _modules(folder)
     pools = bool(modules) or body.form != "generate" or body.is_encoder
     if runner == "generate" and body.form != "generate":

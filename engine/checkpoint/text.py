@@ -85,6 +85,14 @@ def read_text(
 
 # What a decoder's section inside a model that sees leaves out, because it equals transformers' class: by model_type.
 UNSAID: dict[str, dict[str, Any]] = {
+    "clip_text_model": {
+        "vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
+        "num_attention_heads": 8, "max_position_embeddings": 77,
+    },
+    "siglip_text_model": {
+        "vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "max_position_embeddings": 64,
+    },
     "gemma": {
         "vocab_size": 256_000, "hidden_size": 3072, "intermediate_size": 24_576, "num_hidden_layers": 28,
         "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 8192,

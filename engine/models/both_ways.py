@@ -51,6 +51,8 @@ def pooled_text(
     text: TextConfig, pooling: PoolingConfig, towers: Mapping[str, TowerConfig], implementation: str
 ) -> TextConfig:
     """The body of a model that pools. Raises ConfigError where this version has none."""
+    if pooling.two_towers:
+        return text
     if implementation != "native":
         raise ConfigError("--runner pooling: the architecture has no file of its own here; it can only generate")
     if towers:

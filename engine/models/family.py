@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +18,7 @@ from engine.checkpoint.config import media_token_ids
 from engine.checkpoint.pooling import Form
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
-from engine.model_config import HeadLayer, ModelConfig, TextConfig, TowerConfig
+from engine.model_config import HeadLayer, ModelConfig, PoolingConfig, TextConfig, TowerConfig
 from engine.models.base import Model
 
 
@@ -44,6 +46,8 @@ class Family:
     # Of config.json: the tokens that templates write where an item stands, and those around them.
     media_token_ids: Callable[[Section], dict[str, int]] = media_token_ids
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models
+    # Of a family that only makes vectors: the folder, text_config, config.json, --pooler-config -> what it pools.
+    pooling: Callable[[Path, Section, Section, Mapping[str, Any]], PoolingConfig] | None = None
 
     def ahead_of(self, outer: Section, sees: bool) -> Ahead:
         """Which tokens of a prompt see later ones; `sees`: whether the model has a tower."""

@@ -136,6 +136,8 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "NewForSequenceClassification": "engine.models.gte",
     "GteModel": "engine.models.gte",
     "GteForSequenceClassification": "engine.models.gte",
+    "CLIPModel": "engine.models.clip_model",
+    "SiglipModel": "engine.models.siglip",
 }
 
 THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
@@ -178,8 +180,7 @@ def load_model_config(
     with _named(architecture):
         text = family.text(body, outer)
         towers = {} if text_only else family.towers_of(outer, text, without)
-        head = family.head(body, form) if family.head else ()
-        under = Body(text.hidden_size, form, family.head is not None, sees_all(family, root, body), head)
+        under = _under(family, folder, root, body, form, text.hidden_size, pooler or {})
         pooling = read_pooling(folder, root, under, runner, pooler or {})
         if pooling is not None:
             text = pooled_text(text, pooling, towers, implementation)
@@ -209,6 +210,15 @@ def load_model_config(
         or any(outer.values.get(f"{name}_config") is not None and name not in towers for name in family.towers),
         pooling=pooling,
     )
+
+
+def _under(
+    family: Family, folder: Path, root: Section, body: Section, form: Form, hidden_size: int, pooler: Mapping[str, Any]
+) -> Body:
+    """What pooling must know of the model below it."""
+    head = family.head(body, form) if family.head else ()
+    own = family.pooling and family.pooling(folder, body, root, pooler)
+    return Body(hidden_size, form, family.head is not None, sees_all(family, root, body), head, own)
 
 
 @contextmanager

@@ -67,7 +67,10 @@ class CpuPoolingExecutor(CpuExecutor):
         try:
             apply_updates(step.plan, self._slots)
             rows, sampled = step.rows, step.rows.sampled
-            batch = build(step.plan, rows, self._slots, self._layout, [], self._caches, self._axes, self._vocab)
+            if step.plan.num_encodes:
+                self.encoder.advance(step.plan)
+            media = self.encoder.take(step) if step.plan.num_media else []
+            batch = build(step.plan, rows, self._slots, self._layout, media, self._caches, self._axes, self._vocab)
             batch.second_start = torch.from_numpy(self._seconds[rows.slots])
             if not self._pooler.config.pools_prompt:
                 batch.pool_start = torch.from_numpy(self._counted[rows.slots])

@@ -11,7 +11,7 @@ rows want the lines of their tokens. Nothing is fed from step to step, so two in
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +25,7 @@ from engine.cache.layout import CacheLayout
 from engine.cache.sizing import device_blocks
 from engine.config import EngineConfig
 from engine.device import Accelerator
+from engine.encoders.tower import each
 from engine.grammar.advance import GrammarRows
 from engine.kernels.gemm.algorithms import Products
 from engine.kernels.pool_home import pool_home
@@ -42,6 +43,9 @@ from engine.step.graphs import MIXED_LIMIT, mixed_sizes, one_size_per_doubling
 from engine.step.pooled_rows import TokenwiseRows, take_lines
 from engine.step.result import StepResult
 from engine.step.startup import GRAPH_BYTES, Startup
+from engine.step.upload_ring import UploadRing
+
+Shown = tuple[int, int, torch.Tensor]  # where a medium's rows begin in the step, how many they are, and the rows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,9 +68,10 @@ class DevicePoolingExecutor:
         assert model.pooler is not None
         self.config, self.model, self.sizes, self.accelerator = config, model, sizes, accelerator
         self.layout, self._pooler = layout, model.pooler
-        self.encoder = EncoderCache(model, not config.deterministic)
+        sees = bool(model.towers)
+        self.encoder = EncoderCache(model, not config.deterministic, UploadRing(accelerator) if sees else None)
         self.grammars = GrammarRows(0)  # for nobody
-        buffers = self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic)
+        buffers = self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic, sees)
         self.plans = buffers.plans
         width = self._pooler.width(model.config.text.hidden_size)
         lines = accelerator.pinned(RECORDS * sizes.max_rows * width).view(torch.float32)
@@ -83,9 +88,9 @@ class DevicePoolingExecutor:
         rows = min(tokens, self.sizes.max_rows)
         self._send(self._pooler.lines(self._batch(tokens, rows, rows), rows, self.model.forward))
 
-    def _batch(self, tokens: int, rows: int, ends: int) -> Batch:
+    def _batch(self, tokens: int, rows: int, ends: int, media: Sequence[Shown] = ()) -> Batch:
         buffers = self.buffers
-        batch = buffers.batch(tokens, rows, False, [])
+        batch = buffers.batch(tokens, rows, False, list(media))
         batch.sample_index = buffers.inputs.sample_index[:ends]
         if self.model.reads_pairs:
             seconds = buffers.slots.word(SlotWord.SECOND_START)
@@ -144,24 +149,37 @@ class DevicePoolingExecutor:
         step = PooledStep(plan, RowArrays(plan), event=TokensHome(self.launcher, number), number=number)
         self._newest = step
         try:
+            encoded = plan.num_encodes and self.encoder.advance(plan)
+            media = self.encoder.take(step) if plan.num_media else []
             self.buffers.params.pack(plan)
             per_token = self._tokenwise.any(step.rows.slots)
             size = 0 if per_token else self.launcher.pick(GraphKind.MIXED, plan.num_tokens)
+            if encoded or media or not size:
+                step.plan_at = step.launched_at  # its time is a guess: what follows is planned at once
             if size:
-                self.launcher.launch(plan, number, GraphKind.MIXED, size, 0)
+                self._replay(plan, number, size, media)
             else:
                 self.launcher.prep(plan, number)
-                step.plan_at = step.launched_at  # launches make its time a guess: what follows is planned at once
-                self._run_eagerly(step, per_token)
+                self._run_eagerly(step, per_token, media)
                 self.launcher.finish()
             step.event.asked = True
         except Exception as error:
             step.error = error
         return step
 
-    def _run_eagerly(self, step: PooledStep, per_token: bool) -> None:
+    def _replay(self, plan: StepPlan, number: int, size: int, media: list[Shown]) -> None:
+        if not media:
+            self.launcher.launch(plan, number, GraphKind.MIXED, size, 0)
+            return
+        try:
+            self.buffers.show(media)
+            self.launcher.launch(plan, number, GraphKind.MIXED, size, 0)
+        finally:
+            self.buffers.hide()
+
+    def _run_eagerly(self, step: PooledStep, per_token: bool, media: list[Shown]) -> None:
         plan, pooler = step.plan, self._pooler
-        batch = self._batch(plan.num_tokens, plan.num_rows, plan.num_sampled)
+        batch = self._batch(plan.num_tokens, plan.num_rows, plan.num_sampled, media)
         if not per_token:
             self._send(pooler.lines(batch, plan.num_sampled, self.model.forward))
             return
@@ -209,15 +227,20 @@ class PoolingStartup(Startup):
             for size in one_size_per_doubling(sorted({*mixed_sizes(sizes.max_tokens), sizes.max_tokens})):
                 self._executor.forward_into(GraphKind.MIXED, size)
         products.update(recorded)
+        for tower in each(self._model.towers):
+            tower.encode(tower.example(tower.modalities[0], 1))
+        self._encode_largest(sizes.encoder_rows)
 
     def profile(self) -> int:
         sizes = self._sizes
         with self._one_block():
             self._buffers.prep()
-            step = self._accelerator.peak_of(self._largest)
+            step = peak = self._accelerator.peak_of(self._largest)
+            if self._model.towers:
+                peak = max(step, self._accelerator.peak_of(partial(self._encode_largest, sizes.encoder_rows)))
         return device_blocks(
             self._config, self._layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows,
-            peak_bytes=step,
+            peak_bytes=peak,
             graph_bytes=step + GRAPH_BYTES,
             memory=self._accelerator.memory(),
         )  # fmt: skip

@@ -12,8 +12,8 @@ second text begins. A document is cut where that was asked for, a query never.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from engine.model_config import PoolingConfig
 from server.errors import ApiError, invalid
 from server.pooling.chat_pairs import ids_of_pair, renderer_of
-from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, framed, too_long, where
+from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, framed, shaped, too_long, where
 from server.render.prompt import id_array
 from server.state import AppState
 
@@ -32,6 +32,7 @@ QWEN3_BEFORE = (
     ' Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
 QWEN3_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+Picture = tuple[dict[str, Any], str]  # a part of type image_url, and its path in the body
 PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}  # names of the checkpoint's prompts
 
 
@@ -43,6 +44,7 @@ class Pairs:
     documents: list[str]
     of: list[tuple[int, int]]  # (query, document) by pair
     param: str  # of the documents, for refusals
+    pictures: Mapping[int, Picture] = field(default_factory=dict)  # that stand in the place of texts, by input
 
 
 def texts_of(given: Any, param: str, most: int) -> list[str]:
@@ -149,7 +151,7 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
         if role == "document" and per_document is not None:
             listed = [ids[:per_document] for ids in listed]
         frame = state.frames.single
-        made = [framed(ids, *frame, cut, where(param, at, len(texts))) for at, ids in enumerate(listed)]
+        made = [shaped(config, framed(ids, *frame, cut, where(param, at, len(texts)))) for at, ids in enumerate(listed)]
         counted = counted_from(state, prompt, frame, cut, made, param)
         starts += [] if counted is None else [counted]
         found += made

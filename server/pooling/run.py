@@ -56,6 +56,7 @@ class PooledAnswer:
         request = Request(
             prompt_token_ids=np.concatenate(inputs.ids),
             sampling=ONE,
+            media=inputs.media,
             n=count,
             priority=priority,
             cache_salt=scope_of(exchange, salt),

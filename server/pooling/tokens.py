@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from engine.model_config import PoolingConfig
+from engine.request import MediaInput
 from server.errors import ApiError, invalid, shown
 from server.render.prompt import Side, id_array
 from server.state import AppState
@@ -45,6 +46,7 @@ class PooledInputs:
     ids: list[np.ndarray]
     seconds: np.ndarray | None = None  # int32 [inputs]: where the second text of a pair begins; 0: no pair
     pool_starts: np.ndarray | None = None  # int32 [inputs]: the first token that counts in an input's array
+    media: tuple[MediaInput, ...] = ()  # spans count from the first token of the first input
 
 
 def cut_of(state: AppState, asked: int | None, side: str | None) -> Cut:
@@ -94,6 +96,7 @@ async def tokenized(
     state: AppState, inputs: Inputs, cut: Cut, special: bool, prompt: str = "", param: str = "input"
 ) -> PooledInputs:
     """The ids of each input; `prompt` stands before each text, and before token ids nothing does."""
+    config = pooling_of(state)
     if isinstance(inputs[0], str):
         texts = [prompt + text for text in inputs] if prompt else inputs
         state.tokenizer.require_texts(param)
@@ -102,14 +105,16 @@ async def tokenized(
         def encode() -> PooledInputs:
             frame = state.frames.single if special else ((), ())
             listed = encoded(state, texts, param)
-            made = [framed(ids, *frame, cut, where(param, k, len(listed))) for k, ids in enumerate(listed)]
+            made = [
+                shaped(config, framed(ids, *frame, cut, where(param, k, len(listed)))) for k, ids in enumerate(listed)
+            ]
             return PooledInputs(made, pool_starts=counted_from(state, prompt, frame, cut, made, param))
 
         return await in_pool_if(large, state, encode)
     lists = inputs
     large = sum(map(len, lists)) > 4096
     return await in_pool_if(large, state, lambda: PooledInputs([
-        checked(state, ids, cut, where(param, k, len(lists))) for k, ids in enumerate(lists)
+        shaped(config, checked(state, ids, cut, where(param, k, len(lists)))) for k, ids in enumerate(lists)
     ]))  # fmt: skip
 
 
@@ -149,6 +154,14 @@ def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut:
     if not len(found):
         raise ApiError(400, "empty_prompt", f"{name}: has no tokens; send at least one", name)
     return found
+
+
+def shaped(config: PoolingConfig, ids: np.ndarray) -> np.ndarray:
+    """A text as a tower of texts was trained to read it: up to the token that ends texts, or filled up."""
+    if config.end_token is not None and len(ends := np.flatnonzero(ids == config.end_token)):
+        return ids[: ends[0] + 1]
+    missing = config.text_len - len(ids)
+    return np.pad(ids, (0, missing), constant_values=config.pad_token) if missing > 0 else ids
 
 
 def counted_from(

@@ -17,8 +17,9 @@ from starlette.responses import Response
 
 from server.errors import invalid, not_here, shown
 from server.http.body import read_json
-from server.http.exchange import exchange_of
+from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
+from server.pooling.pictures import text_or_picture
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import PooledInputs, cut_of, in_pool_if, inputs_of, pooling_of, tokenized, where
 from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, of_tokens, written
@@ -122,7 +123,7 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
     async with client_present(request):
         with state.places.hold(max(1, min(count, state.config.pooling.max_inputs)), exchange.key_name):
             async with preparing(exchange, "inputs"):
-                made = await prepared(state, body)
+                made = await prepared(exchange, body, salt)
                 inputs = made.ids
                 check_steps(state, inputs)
             with PooledAnswer(exchange, name) as running:
@@ -139,8 +140,9 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
             return await in_pool_if(large, state, lambda: answer(inputs, arrays, about))
 
 
-async def prepared(state: AppState, body: ClassifyBody) -> PooledInputs:
+async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledInputs:
     """The token ids of each input."""
+    state = exchange.state
     cut = cut_of(state, body.truncate_prompt_tokens, body.truncation_side)
     if body.messages is None:
         inputs = inputs_of(body.input, state.config.pooling.max_inputs)
@@ -148,6 +150,8 @@ async def prepared(state: AppState, body: ClassifyBody) -> PooledInputs:
         return await tokenized(state, inputs, cut, special, prompt_of(state, body.prompt_name))
     if body.input is not None:
         raise invalid("input", "input: stands beside messages; send one of the two")
+    if pooling_of(state).two_towers:
+        return await text_or_picture(exchange, body.messages, cut, salt)
     prompt = await state.renderer.chat(
         body.messages,
         add_generation_prompt=body.add_generation_prompt is True,

@@ -19,6 +19,8 @@ from server.http.body import read_json
 from server.http.exchange import exchange_of
 from server.http.watch import client_present, preparing
 from server.pooling.pairs import Pairs, apart, cosines, late, paired, prepared, texts_of
+from server.pooling.pictures import shown as with_rows
+from server.pooling.pictures import with_pictures
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import PooledInputs, cut_of, in_pool_if, pooling_of
 from server.pooling.vectors import LARGE, finished, of_tokens
@@ -41,7 +43,10 @@ async def score(request: Request) -> Response:
         raise invalid("queries", f"queries: the two sides of the pairs are missing or named twice; send {names}")
     one, other = given[0]
     most = state.config.pooling.max_documents
-    pairs = paired(texts_of(getattr(body, one), one, most), texts_of(getattr(body, other), other, most), other)
+    if pooling_of(state).two_towers:
+        pairs = with_pictures(getattr(body, one), getattr(body, other), one, other, most)
+    else:
+        pairs = paired(texts_of(getattr(body, one), one, most), texts_of(getattr(body, other), other, most), other)
     about, scores = await scored(request, body, "score-", pairs, None, body.instruction)
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return json_response({**about, "object": "list", "data": data})
@@ -102,6 +107,8 @@ async def scored(
         with state.places.hold(count, exchange.key_name):
             async with preparing(exchange, "pairs"):
                 made = await inputs_of(state, config, pairs, cut, per_document, instruction)
+                if pairs.pictures:
+                    made = await with_rows(exchange, made, pairs.pictures, salt)
             with PooledAnswer(exchange, name) as running:
                 arrays = await running.arrays(made, per_token=by_tokens, salt=salt, priority=priority)
     tokens = sum(map(len, made.ids))

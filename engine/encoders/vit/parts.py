@@ -5,7 +5,7 @@ Thread: device. In: x [rows, hidden], changed in place by layers. Out: the proje
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from engine.weights.table import Wanted
 
 Rotations = tuple[Tensor, Tensor]  # cos, sin, [rows, head_dim / 2]
 Run = tuple[int, int, int]  # tiles of an item, and the height and width of each in patches
+Ending = Callable[[Tensor, Sequence[Run]], Tensor]  # the layers' rows of these runs -> rows for the decoder
 
 
 def vit_norm(config: VitConfig) -> Norm:
@@ -85,6 +86,8 @@ class Projector:
     def __init__(self, config: VitConfig) -> None:
         this, size = config.projector, config.hidden_size
         self.config = this
+        # Of a tile, whose class token makes no row; 0: tiles have none.
+        self.tokens = config.side**2 + 1 if config.class_token else 0
         wide = size * this.merge**2
         self.norm: Norm | None = None
         if this.norm:
@@ -99,8 +102,10 @@ class Projector:
         )
 
     def __call__(self, x: Tensor, runs: Sequence[Run]) -> Tensor:
-        """x [patches, hidden] -> [patches / shrink^2, out_size]."""
+        """x [patches and class tokens, hidden] -> [patches / shrink^2, out_size]."""
         this = self.config
+        if self.tokens:
+            x = x.view(-1, self.tokens, x.shape[1])[:, 1:].reshape(-1, x.shape[1])
         lengths = [tiles * height * width for tiles, height, width in runs]
         rows = joined([self._neighbours(part.view(*run, -1)) for part, run in zip(x.split(lengths), runs)])
         if self.reduce is not None:

@@ -17,7 +17,7 @@ from engine.encoders.recent import Recent
 from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
 from engine.encoders.vit.config import VitConfig
 from engine.encoders.vit.names import NAMES
-from engine.encoders.vit.parts import Projector, Rotations, Run, VitLayer, vit_norm
+from engine.encoders.vit.parts import Ending, Projector, Rotations, Run, VitLayer, vit_norm
 from engine.errors import RequestError
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
@@ -32,7 +32,8 @@ class VitTower(PatchTower):
 
     config: VitConfig
 
-    def __init__(self, config: VitConfig, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, config: VitConfig, dtype: torch.dtype, device: str, ending: Ending | None = None) -> None:
+        """`ending`: what stands behind the layers in the place of the projector."""
         super().__init__(config, dtype, device)
         size, names = config.hidden_size, NAMES[config.kind]
         kernel = (config.in_channels, config.patch_size, config.patch_size)
@@ -45,7 +46,7 @@ class VitTower(PatchTower):
         self.pre_norm = vit_norm(config) if config.pre_norm else None
         self.layers = [VitLayer(config) for _ in range(config.num_layers)]
         self.post_norm = vit_norm(config) if config.post_norm else None
-        self.projector = Projector(config)
+        self.projector: Ending = ending or Projector(config)
         self.newline = Bare("image_newline", config.row_width) if config.projector.newline else None
         self._rotations: Recent[Grid, Rotations] = Recent(MAX_TABLE_ROWS)
 
@@ -104,8 +105,6 @@ class VitTower(PatchTower):
         yield from layer_by_layer(self.layers, x, bounds, turn)
         if self.post_norm is not None:
             x = self.post_norm(x)
-        if self.class_token is not None:
-            x = x.view(-1, self.config.side**2 + 1, x.shape[1])[:, 1:].reshape(-1, x.shape[1])
         return self.projector(x, runs)
 
     def _placed(self, x: Tensor, runs: Sequence[Run]) -> Tensor:

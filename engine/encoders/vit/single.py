@@ -1,0 +1,98 @@
+"""Endings of a plain vision transformer that make one row of a picture: CLIP's class token, SigLIP's attention.
+
+Thread: device. In: the layers' rows, of pictures of one size. Out: a row of each, as wide as the vectors of texts. The
+tower (SingleRowTower) costs what its patches cost, and no row of its rows is a token of a decoder.
+
+    CLIP     projection(norm(class token))
+    SigLIP   x = norm(x); y = attention of a learned query over x; y + mlp(norm(y))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.encoders.tower import Features
+from engine.encoders.vit.config import VitConfig
+from engine.encoders.vit.parts import Run
+from engine.encoders.vit.tower import VitTower
+from engine.kernels.activation import pointwise
+from engine.kernels.gemm.pack import Placement
+from engine.layers.bare import Bare
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.request import Modality
+from engine.weights.table import Wanted
+
+
+class SingleRowTower(VitTower):
+    """Patches of a picture -> one row."""
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        """One blank picture: further ones are pictures of their own."""
+        return super().example(modality, 1)
+
+
+class ClassRow:
+    """CLIP's ending; the projection has no bias."""
+
+    def __init__(self, config: VitConfig) -> None:
+        self.tokens = config.side**2 + 1
+        self.norm = LayerNorm(config.hidden_size, config.eps)
+        self.projection = Linear(config.hidden_size, config.row_width)
+
+    def __call__(self, x: Tensor, runs: Sequence[Run]) -> Tensor:
+        """x [pictures * (1 + patches), hidden] -> [pictures, row_width]."""
+        return self.projection(self.norm(x[:: self.tokens].contiguous()))
+
+
+class AttendedRow:
+    """SigLIP's ending: a learned query attends to all patches of a picture."""
+
+    def __init__(self, config: VitConfig) -> None:
+        size = config.hidden_size
+        self.patches, self.activation = config.side**2, config.activation
+        self.post_norm = LayerNorm(size, config.eps)
+        self.probe = Bare("probe", 1, 1, size)
+        self.attention = QueryAttention(size, config.num_heads)
+        self.out = Linear(size, size, bias=True)
+        self.norm = LayerNorm(size, config.eps)
+        self.up = Linear(size, config.intermediate_size, bias=True)
+        self.down = Linear(config.intermediate_size, size, bias=True)
+
+    def __call__(self, x: Tensor, runs: Sequence[Run]) -> Tensor:
+        """x [pictures * patches, hidden] -> [pictures, hidden]."""
+        x = self.post_norm(x).view(-1, self.patches, x.shape[1])
+        y = self.out(self.attention(self.probe.value.view(1, -1), x))
+        self.down.add_to(y, pointwise(self.up(self.norm(y)), self.activation))
+        return y
+
+
+class QueryAttention:
+    """Attention of one query; torch's MultiheadAttention has the matrices of queries, keys and values in one tensor."""
+
+    weight: Tensor  # [3 * size, size]
+    bias: Tensor  # [3 * size]
+
+    def __init__(self, size: int, num_heads: int) -> None:
+        self.size, self.num_heads = size, num_heads
+
+    def __call__(self, query: Tensor, x: Tensor) -> Tensor:
+        """query [1, size], x [pictures, patches, size] -> [pictures, size]; the softmax is float32."""
+        size, heads = self.size, self.num_heads
+        q = torch.nn.functional.linear(query, self.weight[:size], self.bias[:size]).view(heads, -1)
+        both = torch.nn.functional.linear(x, self.weight[size:], self.bias[size:])
+        k, v = both.view(*x.shape[:2], 2, heads, -1).unbind(2)  # [pictures, patches, heads, width] each
+        scores = torch.einsum("hw,tphw->thp", q.float(), k.float()) * q.shape[1] ** -0.5
+        return torch.einsum("thp,tphw->thw", scores.softmax(-1).to(v.dtype), v).reshape(len(x), size)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"in_proj_weight": (Wanted((3 * self.size, self.size)),), "in_proj_bias": (Wanted((3 * self.size,)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (weight,), (bias,) = pieces["in_proj_weight"], pieces["in_proj_bias"]
+        assert weight is not None
+        assert bias is not None
+        self.weight, self.bias = (piece.to(placement.device, placement.dtype, copy=True) for piece in (weight, bias))

@@ -1,0 +1,130 @@
+"""Pictures as inputs of a model of two towers: an input is one text or one picture (API.md section 13).
+
+Owner: loop; media are fetched and decoded in the pool. In: one message, or sides of pairs, with content parts. Out: the
+inputs of the request; a picture's input is one placeholder, which its row overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mm.item import MediaRef
+from mm.splice import splice
+from server.errors import invalid
+from server.http.exchange import Exchange
+from server.job import media_preload, note_media
+from server.pooling.pairs import Pairs, Picture, paired, texts_of
+from server.pooling.tokens import Cut, PooledInputs, tokenized, where
+from server.render.chat import FORMAT_FACTS
+from server.render.media import MediaTokens
+from server.render.messages import TEXT_KEYS, MessageReader, MessageRules
+from server.state import AppState
+
+TOKENS = MediaTokens({"image": 0}, {}, {"image": ""})  # no text can spell a picture here
+NONE = MediaTokens({}, {}, {})
+INSTEAD = "a"  # is tokenized where a picture stands, and its tokens are not used
+
+
+async def text_or_picture(exchange: Exchange, messages: list[dict[str, Any]], cut: Cut, salt: str) -> PooledInputs:
+    """The one input of a conversation."""
+    state = exchange.state
+    if len(messages) != 1:
+        text = f"messages: got {len(messages)}; this model reads one message, with one text or one picture"
+        raise invalid("messages", text)
+    reader = reader_of(state)
+    (message,) = reader.read(messages)
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    texts = [str(part["text"]) for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    pictures = reader.media
+    if len(pictures) + len(texts) != 1:
+        raise invalid(
+            "messages[0].content",
+            f"messages[0].content: got {len(texts)} texts and {len(pictures)} pictures; this model makes a vector of "
+            "one text or of one picture, so send each as a request of its own",
+        )
+    if texts:
+        return await tokenized(state, [texts[0]], cut, special=True, param="messages[0].content")
+    return await loaded(exchange, PooledInputs([np.zeros(1, np.int32)]), {0: pictures[0]}, salt)
+
+
+def with_pictures(one: Any, other: Any, name: str, other_name: str, most: int) -> Pairs:
+    """The pairs of a body's two sides, each of texts and pictures."""
+    sides, pictures, count = [], {}, 0
+    for given, param in ((one, name), (other, other_name)):
+        listed = list(given) if isinstance(given, list) and not _is_content(given) else [given]
+        for at, item in enumerate(listed):
+            part = _picture_of(item, where(param, at, len(listed)))
+            if part is not None:
+                pictures[count + at] = part, where(param, at, len(listed))
+                listed[at] = INSTEAD
+        sides.append(texts_of(listed, param, most))
+        count += len(listed)
+    pairs = paired(sides[0], sides[1], other_name)
+    return Pairs(pairs.queries, pairs.documents, pairs.of, other_name, pictures)
+
+
+async def shown(exchange: Exchange, inputs: PooledInputs, pictures: Mapping[int, Picture], salt: str) -> PooledInputs:
+    """The inputs with these pictures in the place of their texts."""
+    refs = {}
+    for at, (part, param) in pictures.items():
+        reader = reader_of(exchange.state)
+        reader.read([{"role": "user", "content": [part]}], param)
+        refs[at] = reader.media[0]
+    most = exchange.state.config.media.media_max_items
+    if len(refs) > most:
+        raise invalid("documents", f"documents: the pairs hold {len(refs)} pictures; at most {most} are allowed")
+    return await loaded(exchange, inputs, refs, salt)
+
+
+async def loaded(exchange: Exchange, inputs: PooledInputs, refs: Mapping[int, MediaRef], salt: str) -> PooledInputs:
+    """Each item's placeholder in the place of its input, and the item ready for its tower."""
+    state = exchange.state
+    assert state.media is not None, "a reader of messages refuses pictures where there is no tower"
+    async with media_preload(exchange, salt) as ahead:
+        processed = await ahead.load(list(refs.values()))
+    processor, ids = state.media.processor, list(inputs.ids)
+    assert processor is not None, "the model has a tower"
+    placeholder = np.array([processor.placeholder("image")], np.int32)
+    for at in refs:
+        ids[at] = placeholder
+    starts = np.cumsum([0, *map(len, ids)])
+    media = []
+    for at, item in zip(refs, processed):
+        (one,) = splice(placeholder, (0,), [item], processor).media
+        media.append(replace(one, spans=((int(starts[at]), 1),)))
+    note_media(exchange, ahead.report)
+    return PooledInputs(ids, media=tuple(media))
+
+
+def reader_of(state: AppState) -> MessageReader:
+    """Of one message or one item; a server without a tower refuses pictures by name."""
+    config = state.renderer.config
+    media = NONE if state.media is None else TOKENS
+    return MessageReader(MessageRules(
+        "openai", FORMAT_FACTS, media, config.max_media_items, config.limit_mm_per_prompt, config.max_messages,
+        config.max_parts,
+    ))  # fmt: skip
+
+
+def _parts_of(item: Any) -> list[Any]:
+    """The content parts of an item of a side; [] where it is a text."""
+    content = item.get("content") if isinstance(item, dict) else item
+    return content if isinstance(content, list) else []
+
+
+def _is_content(given: list[Any]) -> bool:
+    return bool(given) and all(isinstance(one, dict) and "type" in one for one in given)
+
+
+def _picture_of(item: Any, param: str) -> dict[str, Any] | None:
+    """The picture that an item is; None: a text."""
+    parts = _parts_of(item)
+    pictures = [part for part in parts if isinstance(part, dict) and part.get("type") not in (*TEXT_KEYS, None)]
+    if pictures and len(parts) != 1:
+        raise invalid(param, f"{param}: got {len(parts)} parts; this model compares one text or one picture each")
+    return pictures[0] if pictures else None
