@@ -1,0 +1,28 @@
+"""JSON strings of base64 are those of Python's own encoder."""
+
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import pytest
+
+from _fast import base64_text
+
+
+@pytest.mark.parametrize("count", [*range(20), 4095, 4096, 4097, 4098])
+def test_every_length_is_encoded_as_python_does(count):
+    data = np.random.default_rng(count).integers(0, 256, count, np.uint8).tobytes()
+    assert base64_text.quoted(data) == b'"' + base64.b64encode(data) + b'"'
+
+
+def test_all_letters_are_written():
+    data = bytes(range(256)) * 3
+    assert base64_text.quoted(data) == b'"' + base64.b64encode(data) + b'"'
+
+
+def test_what_is_no_run_of_bytes_is_refused():
+    with pytest.raises((TypeError, ValueError)):
+        base64_text.quoted(np.zeros(4, np.float32))  # its owner says view(np.uint8)
+    with pytest.raises(TypeError):
+        base64_text.quoted(None)
