@@ -1,10 +1,12 @@
 """Models that see and have no file here, through transformers' tower, projector, decoder and processor in our steps."""
 
 import asyncio
+import copy
 import functools
 import hashlib
 import json
 import shutil
+import threading
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from mm.splice import splice
 from server import cli
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
-from tests.engine_kit import answer
+from tests.engine_kit import answer, quiet
 from tests.invariance.devices import Device
 from tests.mm.made import noise
 from tests.models.harness import Harness
@@ -166,6 +168,73 @@ async def test_a_picture_is_encoded_once():
         got = [choices[0] for choices in await asyncio.gather(*sent)]
     assert got == [wanted(name, prompt) for prompt in PROMPTS for _ in range(3)]
     assert encodes == len({item.hash for prompt in PROMPTS for item in request(name, prompt).media})
+
+
+def tower_of(name):
+    """A tower of which nothing has been tried, and the features of all pictures."""
+    tower = load(name).towers["image"]
+    fresh = copy.copy(tower)
+    fresh.keeps_apart = None
+    shown = [item.features for prompt in PROMPTS for item in spliced(name, prompt).media]
+    return tower, fresh, [{key: torch.tensor(value) for key, value in features.items()} for features in shown]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_pictures_that_look_alike_share_a_run(name, monkeypatch):
+    """Of whatever size where a class keeps sizes beside the pixels; LightOnOCR's pixels have the picture's shape."""
+    tower, fresh, items = tower_of(name)
+    runs, run = [], fresh._run
+    monkeypatch.setattr(fresh, "_run", lambda **given: runs.append(len(given["pixel_values"])) or run(**given))
+    alone = [tower.encode(features) for features in items]
+    assert [tower.weight(features) for features in items] == [len(rows) for rows in alone]
+    for turn in range(2):
+        del runs[:]
+        for rows, want in zip(fresh.encode_together(items), alone, strict=True):
+            assert (rows - want).abs().max() <= 1e-4
+        assert len(runs) == (
+            4 if name == "lighton_ocr" else 1 if turn else 6
+        )  # each alone, all together, all in earnest
+    assert fresh.keeps_apart is (None if name == "lighton_ocr" else True)
+
+
+@torch.inference_mode()
+def test_a_tower_that_mixes_pictures_runs_them_alone(monkeypatch):
+    tower, fresh, items = tower_of("vipllava")
+    run = fresh._run
+    alone = [tower.encode(features) for features in items]
+
+    def mixing(**given):
+        rows = run(**given).pooler_output
+        return rows if len(rows) == 1 else [each + 0.01 * rows[0] for each in rows]
+
+    def failing(**given):
+        if len(given["pixel_values"]) > 1:
+            raise ValueError("one at a time")
+        return run(**given)
+
+    for otherwise in (mixing, failing):
+        monkeypatch.setattr(fresh, "_run", otherwise)
+        fresh.keeps_apart = None
+        assert all(map(torch.equal, fresh.encode_together(items), alone))
+        assert fresh.keeps_apart is False
+
+
+@pytest.mark.parametrize("name", ["vipllava", "paddleocr_vl"])
+async def test_pictures_of_several_requests_share_a_run_of_the_tower(name):
+    """Prompts that begin in one step: a run, and the answers of each alone."""
+    shown = [prompt for prompt in PROMPTS if PROMPTS[prompt]]
+    async with Device("cpu").running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
+        before, let_go = engine.stats.encoder.calls, threading.Event()
+        held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+        jobs = [asyncio.ensure_future(answer(engine, request(name, prompt))) for prompt in shown]
+        await asyncio.sleep(0)  # all are submitted; the device thread finds them together
+        let_go.set()
+        got = [choices[0] for choices in await asyncio.gather(*jobs)]
+        assert await held
+        await quiet(engine)
+        assert engine.stats.encoder.calls - before == 1
+    assert got == [wanted(name, prompt) for prompt in shown]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,8 +5,9 @@
     experts.py     what transformers calls as its experts function: our grouped product on accelerators
     weights.py     the names that checkpoints have -> the module's parameters
     model.py       the Model of text decoders
-    showing.py     what a class does with a picture: the classes that do more than our steps are refused
-    seeing.py      the Model of classes that see: its tower, and rows of pictures among the embeddings
+    showing.py     what a class does with a picture or a sound: the classes that do more than our steps are refused
+    class_tower.py a class's tower: rows of pictures and sounds, of several requests in a run
+    seeing.py      the Model of classes that see or hear: rows of items among the embeddings
 
 transformers is imported here and nowhere else in the engine, when a checkpoint needs it.
 """

@@ -8,32 +8,27 @@ is refused (showing.py).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
 from engine.checkpoint.section import Section
-from engine.encoders.tower import Features, Record, by_modality
-from engine.errors import ConfigError, RequestError
+from engine.encoders.tower import by_modality
+from engine.errors import ConfigError
 from engine.model_config import ModelConfig, TextConfig
 from engine.models.decoders import DECODERS
 from engine.models.family import Family
 from engine.models.transformers_backend import skeleton
+from engine.models.transformers_backend.class_tower import ClassTower
 from engine.models.transformers_backend.model import FAMILY as DECODER
 from engine.models.transformers_backend.model import TransformersModel, built, text_of
-from engine.models.transformers_backend.showing import ITEMS, arguments, encoders, refuse_arguments, refuse_uses
+from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, refuse_uses
 from engine.request import Modality
-
-RATE = 16_000  # samples a second
-SIDES = (2048, 1024, 512, 256, 128, 64)  # of blank pictures, in pixels
-SAMPLES = tuple(RATE * tenths // 10 for tenths in (600, 300, 100, 50, 20, 10, 5, 2))  # of silence
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +38,6 @@ class TowerOfClass:
     row_parts: ClassVar[int] = 1
     row_width: int
     modalities: tuple[Modality, ...]
-
-
-class ClassTower:
-    """Arrays of the checkpoint's processor -> rows, by the class's own tower and projector."""
-
-    def __init__(self, kind: Modality, base: Any, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-        self._config, self._dtype, self._device = config, dtype, device
-        self.modalities: tuple[Modality, ...] = (kind,)
-        self.row_width = config.text.hidden_size
-        self._encode = encoders(base)[kind]
-        self._takes = arguments(self._encode)
-        self._needs = next(iter(inspect.signature(self._encode).parameters))
-
-    def encode(self, features: Features) -> Tensor:
-        given = {name: self._placed(features[name]) for name in self._takes if name in features}
-        if self._needs not in given:
-            raise RequestError(f"the processor made {', '.join(features)}; {self._needs} are needed")
-        found = self._encode(**given, return_dict=True)
-        rows = getattr(found, "pooler_output", found)
-        rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows
-        return rows.reshape(-1, rows.shape[-1])
-
-    def example(self, modality: Modality, rows: int) -> Features:
-        """What the checkpoint's processor makes of a blank picture, or of silence."""
-        return blank(self._config.folder, modality, self._config.media_token_ids[modality], rows)
-
-    def picture_bytes(self, rows: int) -> int:
-        return 0
-
-    def record(self, record: Record) -> None:
-        """No graph."""
-
-    def _placed(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else None)
 
 
 class SeeingModel(TransformersModel):
@@ -150,28 +111,6 @@ TOWERS: dict[str, Callable[[Section], TowerOfClass]] = {
 def _config(outer: Section) -> Any:
     named = [name for name in outer.items("architectures", ()) if name in skeleton.seeing()]
     return skeleton.config_of(named[0], outer.values)
-
-
-@cache
-def blank(folder: str, kind: Modality, token: int, rows: int) -> Features:
-    """The features of the largest blank picture or silence that takes at most `rows` rows, or of the smallest."""
-    from PIL import Image
-    from transformers import AutoProcessor
-
-    processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    made: Any = {}
-    for size in SIDES if kind == "image" else SAMPLES:
-        shown = {"images": [Image.new("RGB", (size, size))]} if kind == "image" else heard([np.zeros(size, "f4")])
-        mark = getattr(processor, f"{kind}_token")
-        made = processor(text=[mark], add_special_tokens=False, return_tensors="pt", **shown)
-        if int((made["input_ids"] == token).sum()) <= rows:
-            break
-    return {name: value for name, value in made.items() if isinstance(value, Tensor)}
-
-
-def heard(sounds: list[np.ndarray]) -> dict[str, Any]:
-    """Sounds as processors take them."""
-    return {"audio": sounds, "sampling_rate": RATE}
 
 
 FAMILY = Family(

@@ -1,0 +1,147 @@
+"""ClassTower: a class's own tower and projector, as the engine asks for rows of an item.
+
+Thread: device. In: the arrays that the checkpoint's own processor made of a picture or a sound (mm/processors/through).
+Out: rows. Items whose arrays differ in nothing but their number of lines may share a run. Whether a class keeps the
+items of a run apart is tried, with noise, before the first run that is shared: on accelerators that is at the start.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.encoders.tower import Features, Record, Shapes
+from engine.errors import RequestError, is_out_of_memory, scope_of
+from engine.model_config import ModelConfig
+from engine.models.transformers_backend.showing import ITEMS, arguments, encoders
+from engine.request import Modality
+
+log = logging.getLogger("omniloop.engine")
+
+TOKENS = "token_ids"  # the feature that holds an item's tokens
+RATE = 16_000  # samples a second
+SIDES = (2048, 1024, 512, 256, 128, 64)  # of blank pictures, in pixels
+SAMPLES = tuple(RATE * tenths // 10 for tenths in (600, 300, 100, 50, 20, 10, 5, 2))  # of silence
+NEAR = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest number, by rounding alone
+
+
+class ClassTower:
+    """One kind of item."""
+
+    together = 2048  # rows
+
+    def __init__(self, kind: Modality, base: Any, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        self._config, self._dtype, self._device = config, dtype, device
+        self.modalities: tuple[Modality, ...] = (kind,)
+        self.row_width = config.text.hidden_size
+        self._run = encoders(base)[kind]
+        self._takes = sorted(arguments(self._run))
+        self._needs = next(iter(inspect.signature(self._run).parameters))
+        self._token = config.media_token_ids[kind]
+        self.keeps_apart: bool | None = None  # None: not tried yet
+
+    def encode(self, features: Features) -> Tensor:
+        return self._rows(self._given(features))
+
+    def weight(self, features: Shapes) -> int:
+        """Rows."""
+        return int((features[TOKENS] == self._token).sum())
+
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """Those that look alike in one run, the others alone."""
+        given = [self._given(features) for features in items]
+        alike: dict[Any, list[int]] = {}
+        for number, each in enumerate(given):
+            alike.setdefault(tuple((name, part.shape[1:]) for name, part in each.items()), []).append(number)
+        found: dict[int, Tensor] = {}
+        for group in alike.values():
+            some, counts = [given[number] for number in group], [self.weight(items[number]) for number in group]
+            rows = self._shared(some, counts) if len(group) > 1 else None
+            found.update(zip(group, rows or [self._rows(each) for each in some]))
+        return [found[number] for number in range(len(items))]
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        """What the checkpoint's processor makes of a blank picture, or of silence."""
+        return blank(self._config.folder, modality, self._token, rows)
+
+    def picture_bytes(self, rows: int) -> int:
+        return 0
+
+    def record(self, record: Record) -> None:
+        """No graph."""
+
+    def _given(self, features: Features) -> Features:
+        given = {name: self._placed(features[name]) for name in self._takes if name in features}
+        if self._needs not in given:
+            raise RequestError(f"the processor made {', '.join(features)}; {self._needs} are needed")
+        return given
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else None)
+
+    def _rows(self, given: Features) -> Tensor:
+        found = self._run(**given, return_dict=True)
+        rows = getattr(found, "pooler_output", found)
+        rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows
+        return rows.reshape(-1, rows.shape[-1])
+
+    def _shared(self, items: list[Features], counts: list[int]) -> list[Tensor] | None:
+        """The rows of each, new; None where they must run alone."""
+        if self.keeps_apart is None:
+            self.keeps_apart = self._tried(items, counts)
+            kept = "share" if self.keeps_apart else "do not share"
+            log.info("%ss of several requests %s runs of transformers' tower", ITEMS[self.modalities[0]], kept)
+        return self._joint(items, counts) if self.keeps_apart else None
+
+    def _joint(self, items: list[Features], counts: list[int]) -> list[Tensor] | None:
+        rows = self._rows({name: torch.cat([each[name] for each in items]) for name in items[0]})
+        return [own.clone() for own in rows.split(counts)] if len(rows) == sum(counts) else None
+
+    def _tried(self, items: list[Features], counts: list[int]) -> bool:
+        """Whether different items have the rows of each alone. Blank ones would be alike, so that noise is added."""
+        draw = torch.Generator().manual_seed(0)
+
+        def noisy(part: Tensor) -> Tensor:
+            if not part.is_floating_point():
+                return part
+            return part + torch.randn(part.shape, generator=draw).to(part.device, part.dtype)
+
+        drawn = [{name: noisy(part) for name, part in each.items()} for each in items]
+        try:
+            alone, joint = [self._rows(each) for each in drawn], self._joint(drawn, counts)
+        except Exception as error:
+            if is_out_of_memory(error) or scope_of(error) == "device":
+                raise
+            return False
+        if joint is None or [len(rows) for rows in alone] != counts:
+            return False
+        limit = NEAR[self._dtype] * max(float(rows.abs().max()) for rows in alone)
+        return all(float((rows - want).abs().max()) <= limit for rows, want in zip(joint, alone))
+
+
+@cache
+def blank(folder: str, kind: Modality, token: int, rows: int) -> Features:
+    """The features of the largest blank picture or silence that takes at most `rows` rows, or of the smallest."""
+    from PIL import Image
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    made: Any = {}
+    for size in SIDES if kind == "image" else SAMPLES:
+        shown: dict[str, Any]
+        if kind == "image":
+            shown = {"images": [Image.new("RGB", (size, size))]}
+        else:
+            shown = {"audio": [np.zeros(size, "f4")], "sampling_rate": RATE}
+        mark = getattr(processor, f"{kind}_token")
+        made = processor(text=[mark], add_special_tokens=False, return_tensors="pt", **shown)
+        if int((made["input_ids"] == token).sum()) <= rows:
+            break
+    return {name: value for name, value in made.items() if isinstance(value, Tensor)} | {TOKENS: made["input_ids"][0]}
