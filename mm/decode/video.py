@@ -7,6 +7,9 @@ hold a chosen frame are fed to the decoder.
     packets  K p p p p K p p p p K p p p p      K: key frame
     chosen   ^           ^                      fed: K, and from the second K to the chosen frame; the rest is skipped
 
+Where packets are skipped behind a group's last chosen frame, the decoder is drained instead of being fed until that
+frame comes out: a decoder of n threads would decode n frames more.
+
 Of H.264, frames that are neither chosen nor predicted from are fed but not decoded, which saves a third of the work
 where three B-frames follow each other.
 
@@ -36,8 +39,10 @@ if TYPE_CHECKING:
     import av
 
 _DEMUXERS = {"mp4": "mov", "mov": "mov", "mkv": "matroska", "webm": "matroska", "gif": "gif"}
-_DECODER_FRAMES = 24  # frames of full size that a decoder and its threads hold at most
-_MAX_THREADS = 4
+_DECODER_FRAMES = 20  # frames of full size that a decoder holds at most, beside one for each of its threads
+_FEW_THREADS, _MOST_THREADS = 4, 12
+_SPARE_CORES = 4  # that a film of many threads leaves to the loop, the device's thread and others' media
+_PIXELS_PER_THREAD = 1 << 17  # of a frame, beyond few threads: smaller parts wait for each other
 
 Planner = Callable[[int, float, int, int], FilmPlan]  # (frames, fps, height, width)
 
@@ -71,7 +76,7 @@ class FilmFile:
             # Threads that decode several frames at a time lose good ones beside a damaged one.
             context.thread_type = "SLICE" if self._recovers else "AUTO"
             context.options = _codec_options(file_format, options)
-            context.thread_count = min(_MAX_THREADS, os.cpu_count() or 1)
+            self._threads = context.thread_count = num_threads(os.cpu_count() or 1, context.height * context.width)
             # Recovery takes the next readable frame, whichever it is; other codecs do not mark such frames reliably.
             self._skips = context.codec.canonical_name == "h264" and not self._recovers
             self._packets = _scan(self._container, self._stream, limits, alarm)
@@ -93,7 +98,8 @@ class FilmFile:
     @property
     def cost(self) -> int:
         """Bytes held at most: packets, frames inside the decoder, one frame as RGB, the kept frames."""
-        return len(self._data) + self._frame_pixels * (3 * _DECODER_FRAMES // 2 + 6) + self.plan.pixels * 3
+        frames = _DECODER_FRAMES + self._threads
+        return len(self._data) + self._frame_pixels * (3 * frames // 2 + 6) + self.plan.pixels * 3
 
     @property
     def sound_cost(self) -> int:
@@ -159,24 +165,21 @@ class FilmFile:
 
     def _frames(self, wanted: list[int], alarm: Alarm) -> Iterator[av.VideoFrame]:
         """Yield, for each wanted time, the first decoded frame that is not earlier."""
-        context = self._stream.codec_context
-        keys = sorted((time, index) for index, (time, packet) in enumerate(self._packets) if packet.is_keyframe)
-        key_times = [time for time, _ in keys]
-        needed = set(wanted)
-        fed = 0  # packets before this one are in the decoder, or were skipped
-        target = 0
+        context, end = self._stream.codec_context, len(self._packets)
+        groups, needed = self._groups(wanted), set(wanted)
+        fed = target = 0  # packets before `fed` are in the decoder, or were skipped
+        drains = True
         while target < len(wanted):
-            at = bisect.bisect_right(key_times, wanted[target]) - 1
-            start = keys[at][1] if at >= 0 else 0
+            start, following, stop = next(group for group in groups if group[1] > target)
+            stop = stop if drains else end
             if start > fed:
                 context.flush_buffers()
                 fed = start
             # Feed until this group's last wanted frame is out; a later group may be worth a jump.
-            limit = key_times[at + 1] if at + 1 < len(key_times) else None
-            before = target
-            while fed <= len(self._packets):
+            while target < following and fed <= end:
                 alarm.check()
-                time, packet = self._packets[fed] if fed < len(self._packets) else (0, None)
+                drained = fed >= stop
+                time, packet = (0, None) if drained else self._packets[fed]
                 if self._skips:
                     context.skip_frame = "DEFAULT" if time in needed else "NONREF"
                 fed += 1
@@ -184,10 +187,29 @@ class FilmFile:
                     while target < len(wanted) and frame.pts is not None and frame.pts >= wanted[target]:
                         yield frame
                         target += 1
-                if target > before and (target == len(wanted) or (limit is not None and wanted[target] >= limit)):
-                    break
-            else:
+                if drained and target < following and stop < end:  # damage: the group is fed again, and on
+                    context.flush_buffers()
+                    fed, stop, drains = start, end, False
+            if target < following:
                 return
+
+    def _groups(self, wanted: list[int]) -> list[tuple[int, int, int]]:
+        """Of each group: its key packet, the place of the first wanted time behind it, and the packet before which the
+        decoder is drained."""
+        keys = sorted((time, index) for index, (time, packet) in enumerate(self._packets) if packet.is_keyframe)
+        key_times, end = [time for time, _ in keys], len(self._packets)
+        places = {time: index for index, (time, _) in enumerate(self._packets)}
+        found: list[tuple[int, int, int]] = []
+        last = len(wanted)
+        following_start = 2 * end  # of the group behind this one: nothing has to be fed behind the last
+        while last:
+            at = bisect.bisect_right(key_times, wanted[last - 1]) - 1
+            first = bisect.bisect_left(wanted, key_times[at]) if at >= 0 else 0
+            start = keys[at][1] if at >= 0 else 0
+            stop = max(places[time] for time in wanted[first:last]) + 1
+            found.append((start, last, stop if following_start - stop > self._threads else end))
+            following_start, last = start, first
+        return found[::-1]
 
     def _decoded(self, packet: av.Packet | None) -> list[av.VideoFrame]:
         """Frames that come out when a packet goes in; with recovery, no damaged ones."""
@@ -206,6 +228,11 @@ class FilmFile:
         # Phones store how they were held beside the film: degrees counter-clockwise.
         turns = round(frame.rotation / 90) % 4
         return np.rot90(pixels, turns) if turns else pixels
+
+
+def num_threads(cores: int, frame_pixels: int) -> int:
+    """Of a film's decoder: few, or more where the cores are many and the frames large."""
+    return max(min(_FEW_THREADS, cores), min(_MOST_THREADS, cores - _SPARE_CORES, frame_pixels // _PIXELS_PER_THREAD))
 
 
 def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -> av.video.stream.VideoStream:

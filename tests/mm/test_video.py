@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
+from mm.decode import video
 from mm.decode.alarm import Alarm
 from mm.decode.frames import FilmPlan, FrameRule, sample_indices
 from mm.decode.magic import sniff
-from mm.decode.video import FilmFile
+from mm.decode.video import FilmFile, num_threads
 from mm.errors import MediaError
 from mm.item import MediaOptions
 from mm.limits import MediaLimits
@@ -324,3 +326,55 @@ def test_frames_that_nothing_is_predicted_from_are_decoded_only_when_wanted(opti
         np.testing.assert_array_equal(film.decode(Alarm(30)), whole[chosen])
         if options["bf"] != "0":
             assert came < 32, "at least a fifth of the frames were left out"
+
+
+def frames_of(data: bytes, chosen: list[int]) -> np.ndarray:
+    plan = FilmPlan(np.array(chosen), Scale(64, 96), 0.1)
+    return FilmFile(data, "mp4", LIMITS, lambda *_: plan, Alarm(30)).decode(Alarm(30))
+
+
+@pytest.mark.parametrize("bframes", [0, 3])
+def test_few_packets_are_fed_behind_a_groups_last_chosen_frame(monkeypatch: pytest.MonkeyPatch, bframes: int) -> None:
+    """With four threads a decoder gives a frame out three packets later; those are not decoded where a jump follows."""
+    monkeypatch.setattr(video, "num_threads", lambda *_: 4)
+    options = {"g": "50", "keyint_min": "50", "sc_threshold": "0", "bf": str(bframes)}
+    data = made.film(made.ramp(150), codec="libx264", options=options)
+    whole = frames_of(data, list(range(150)))
+    fed, lost, real = [], set[int](), FilmFile._decoded
+
+    def counted(film: FilmFile, packet: Any) -> list[Any]:
+        fed.append(packet is not None)
+        return [frame for frame in real(film, packet) if frame.pts not in lost]
+
+    monkeypatch.setattr(FilmFile, "_decoded", counted)
+    for chosen in ([10, 60, 110], [0, 5, 9, 120], [49, 50, 51, 149]):
+        fed.clear()
+        np.testing.assert_array_equal(frames_of(data, chosen), whole[chosen])
+        groups = {number // 50: number % 50 + 1 for number in chosen}
+        assert sum(fed) <= sum(groups.values()) + (bframes + 1) * len(groups), "and what B-frames are predicted from"
+    if not bframes:  # else the next frame is one that nothing is predicted from, and was left out
+        lost.add(FilmFile(data, "mp4", LIMITS, planner(), Alarm(30))._times[10])
+        np.testing.assert_array_equal(frames_of(data, [5, 10, 60]), whole[[5, 11, 60]])
+
+
+def test_threads_follow_cores_and_frames() -> None:
+    full, small = 1920 * 1080, 320 * 240
+    assert [num_threads(cores, full) for cores in (1, 2, 4, 8, 16, 64)] == [1, 2, 4, 4, 12, 12]
+    assert [num_threads(cores, small) for cores in (1, 2, 4, 16)] == [1, 2, 4, 4]
+
+
+@pytest.mark.parametrize(("container", "codec", "options"), VARIANTS)
+def test_drained_decoders_go_on_behind_a_jump(container: str, codec: str, options: dict[str, str]) -> None:
+    """In every codec, with jumps over most of a group."""
+    long = {"x265-params": "log-level=none:keyint=50:min-keyint=50"} if codec == "libx265" else {**options, "g": "50"}
+    data = made.film(made.ramp(150), 10, container, codec, options=long)
+    file_format = sniff(data)
+    assert file_format is not None
+
+    def frames(chosen: list[int]) -> np.ndarray:
+        plan = FilmPlan(np.array(chosen), Scale(64, 96), 0.1)
+        return FilmFile(data, file_format, LIMITS, lambda *_: plan, Alarm(30)).decode(Alarm(30))
+
+    whole = frames(list(range(150)))
+    for chosen in ([10, 60, 110], [0, 5, 9, 120], [49, 50, 51, 149]):
+        np.testing.assert_array_equal(frames(chosen), whole[chosen])
