@@ -12,13 +12,18 @@ import os
 import random
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from _fast.plan import StepPlan
+from engine.step.encode import EncoderCache
 from mm.heap import trim_heap
+from server.config import Config
 from tests import tiny
 from tests.end_to_end.inside import InsideServer, held, inside
 from tests.end_to_end.known import data_of
@@ -159,3 +164,20 @@ async def test_5000_mixed_requests_leave_nothing_and_memory_is_flat(server: Insi
     sizes = await check_leavers(server, known, folder, [1000] * 5)
     print("MiB beside caches after each thousand:", [size >> 20 for size in sizes])
     assert sizes[-1] - sizes[0] < GROWTH
+
+
+@pytest.mark.full
+async def test_towers_in_pieces_that_are_left_leave_nothing(known, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nearly every item is more than a step takes, so its tower runs in pieces while others decode."""
+    whole, advance, pieces = Config.engine, EncoderCache.advance, Counter[bool]()
+
+    def counted(cache: EncoderCache, plan: StepPlan) -> bool:
+        ran = advance(cache, plan)
+        pieces[ran] += 1
+        return ran
+
+    monkeypatch.setattr(Config, "engine", lambda config: replace(whole(config), encoder_budget=24))
+    monkeypatch.setattr(EncoderCache, "advance", counted)
+    with inside("--model", str(tiny.checkpoint("omni")), *SMALL, *CACHE) as server:
+        await check_leavers(server, known, folder, [600])
+    assert pieces[True] > 100
