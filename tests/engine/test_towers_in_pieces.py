@@ -17,9 +17,9 @@ from engine.step.encode import EncoderCache
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_towers_together import WIDTH, Tower, cache_of, stage, step_of
-from tests.engine_kit import answer, quiet, running, text_request
+from tests.engine_kit import quiet, running
 from tests.invariance.devices import Device
-from tests.invariance.test_media import MIXES, alone, make_request
+from tests.invariance.test_media import MIXES, alone, beside_a_text, make_request
 
 LAYERS = 5
 
@@ -133,13 +133,13 @@ async def test_on_the_device_path_rows_decode_between_pieces(monkeypatch: pytest
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: made.append(HostAccelerator()) or made[-1])
     steps: list[tuple[int, int]] = []
     few = {"max_num_seqs": 4, "max_num_queued_reqs": 4, "max_num_batched_tokens": 128, "encoder_cache_tokens": 256}
+    mixes = ("video", "two images")
+    requests = [await make_request(MIXES[mix]) for mix in mixes]
     async with running(tiny.checkpoint("omni"), encoder_budget=16, **few) as served:
         served.on_step = lambda step: steps.append((step.num_encodes, step.num_rows))
-        text = served.submit(text_request(range(2, 9), 200))
-        async with text:
-            await anext(text)  # decodes from now on
-            got = [(await answer(served, await make_request(MIXES[mix])))[0] for mix in ("video", "two images")]
+        got = await beside_a_text(served, requests)
         assert (await quiet(served))["encoder_in_use"] == 0
-    assert got == [wanted[mix].tokens for mix in ("video", "two images")]
-    assert steps.count((1, 1)) > 8, "pieces of 16 patches each, beside the text's row alone"
+    assert got == [wanted[mix].tokens for mix in mixes]
+    assert sum(encodes for encodes, _ in steps) > 6, "pieces of 16 patches each"
+    assert all(rows for encodes, rows in steps if encodes), "the text's row is in each of these steps"
     assert made, "it was the device path"

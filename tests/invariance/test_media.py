@@ -188,21 +188,32 @@ async def test_small_encoder_cache_is_shared_in_turns(device):
         assert (await quiet(engine))["encoder_in_use"] == 0
 
 
+async def beside_a_text(engine, requests) -> list:
+    """Answers of requests that the device thread finds together with a text, which decodes until all have theirs."""
+    let_go = threading.Event()
+    held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+    text = asyncio.ensure_future(answer(engine, text_request(range(2, 9), 200)))
+    jobs = [asyncio.ensure_future(answer(engine, request)) for request in requests]
+    await asyncio.sleep(0)  # all are submitted
+    let_go.set()
+    got = await asyncio.gather(*jobs)
+    assert await held
+    assert len((await text)[0]) == 200
+    return [each[0] for each in got]
+
+
 async def test_rows_decode_between_the_pieces_of_a_large_tower(device):
-    """A film and two pictures with more patches than a step takes, beside a text that is under way."""
+    """Films and pictures with more patches than a step takes, beside a text: of the first, nothing decodes yet."""
     wanted = await asyncio.to_thread(alone, device)
     mixes, steps = ("video", "two images"), []
+    requests = [await make_request(MIXES[mix], **device.rules) for mix in mixes]
     async with device.running(tiny.checkpoint("omni"), encoder_budget=16) as engine:
         engine.on_step = lambda step: steps.append((step.num_encodes, step.num_rows))
-        text = engine.submit(text_request(range(2, 9), 200))
-        async with text:
-            await anext(text)  # decodes from now on
-            got = [(await answer(engine, await make_request(MIXES[mix], **device.rules)))[0] for mix in mixes]
+        got = await beside_a_text(engine, requests)
         assert (await quiet(engine))["encoder_in_use"] == 0
     device.check(got, [wanted[mix] for mix in mixes])
-    pieces = [rows for encodes, rows in steps if encodes]
-    assert len(pieces) > 8, "of 16 patches each"
-    assert min(pieces) >= 1, "the text's row is in each of these steps"
+    assert sum(encodes for encodes, _ in steps) > 6, "pieces of 16 patches each"
+    assert all(rows for encodes, rows in steps if encodes), "the text's row is in each of these steps"
 
 
 async def test_poisoned_memory_changes_nothing(device):
