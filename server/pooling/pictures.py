@@ -70,14 +70,14 @@ def with_pictures(one: Any, other: Any, name: str, other_name: str, most: int) -
 
 async def shown(exchange: Exchange, inputs: PooledInputs, pictures: Mapping[int, Picture], salt: str) -> PooledInputs:
     """The inputs with these pictures in the place of their texts."""
+    most = exchange.state.config.media.media_max_items
+    if len(pictures) > most:
+        raise invalid("documents", f"documents: the pairs hold {len(pictures)} pictures; at most {most} are allowed")
     refs = {}
     for at, (part, param) in pictures.items():
         reader = reader_of(exchange.state)
         reader.read([{"role": "user", "content": [part]}], param)
-        refs[at] = reader.media[0]
-    most = exchange.state.config.media.media_max_items
-    if len(refs) > most:
-        raise invalid("documents", f"documents: the pairs hold {len(refs)} pictures; at most {most} are allowed")
+        refs[at] = replace(reader.media[0], param=param)
     return await loaded(exchange, inputs, refs, salt)
 
 

@@ -65,6 +65,13 @@ async def test_texts_are_those_of_transformers_alone_and_in_a_batch(pooling, kin
     close(await vector(client, messages=message({"type": "text", "text": TEXTS[1]})), wanted[1:2])
 
 
+async def test_a_text_ends_at_its_first_end(pooling):
+    client = await pooling(tiny_towers.checkpoint("clip"))
+    ids = ids_of(client, "clip", TEXTS[0])
+    wanted = tiny_towers.of_text(tiny_towers.checkpoint("clip"), ids + ids[1:])
+    close(await vector(client, input=[ids + ids[1:], ids]), [wanted, wanted])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_pictures_are_those_of_transformers(pooling, kind):
     folder = tiny_towers.checkpoint(kind)
@@ -94,6 +101,7 @@ async def test_scores_compare_texts_with_pictures(pooling, kind):
 async def test_bad_inputs_are_refused_by_name(pooling, kind):
     client = await pooling(tiny_towers.checkpoint(kind))
     words = "the bird " * 80
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     film = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
     for path, body, text in (
         ("/v1/embeddings", {"input": [TEXTS[0], words]}, "input[1]"),
@@ -106,10 +114,14 @@ async def test_bad_inputs_are_refused_by_name(pooling, kind):
         ("/pooling", {"input": TEXTS[0], "task": "token_embed"}, "this model has embed"),
         ("/score", {"queries": TEXTS[0], "documents": [[part(0), {"type": "text", "text": "x"}]]}, "documents"),
         ("/score", {"queries": TEXTS[0], "documents": [[film]]}, "takes no video"),
+        ("/score", {"queries": TEXTS[0], "documents": [[part(0)], [broken]]}, "documents[1]"),
+        ("/v1/embeddings", {"messages": message(broken)}, "messages[0].content[0]"),
+        ("/rerank", {"query": TEXTS[0], "documents": [[part(0)]]}, "documents"),
     ):
         answer = await client.post(path, body)
         assert answer.status == 400, (body, answer.content)
-        assert text in answer.json()["error"]["message"], answer.content
+        error = answer.json()["error"]
+        assert text in f"{error['param']}: {error['message']}", answer.content
     cut = await vector(client, input=words, truncate_prompt_tokens=-1)
     assert cut.shape == (1, 64)
 
