@@ -36,8 +36,8 @@ from engine.weights.files import (
     SINGLE,
     Shard,
     TensorInfo,
+    adapter_files,
     checked,
-    has_adapter,
     open_checkpoint,
     shards_of,
 )
@@ -47,6 +47,7 @@ log = logging.getLogger("omniloop")
 
 # Beside the weights: configurations, tokenizers in every format that is read here, templates, the weights' index.
 BESIDE = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "additional_chat_templates/*.jinja")
+ALWAYS = "*-lora/adapter_config.json"  # small, and says that a model is made of adapters
 NOT_BESIDE = ("*/*.json", "*.bin.index.json", "*.h5.index.json", "*.msgpack.index.json", "*/*.model")
 LISTING_S = 15.0  # the hub's answer to the first request
 
@@ -227,7 +228,8 @@ def lacking(name: str, folder: Path, weights: bool) -> list[str]:
     gaps = [] if present & {CONFIG, PARAMS} else [CONFIG]
     if weights:
         indexed = present & {INDEX, CONSOLIDATED_INDEX}
-        files = weight_files(name, folder, present | {ADAPTER} | (set() if indexed else {SINGLE}))
+        adapters = {f"{path.parent.name}/{ADAPTER}" for path in folder.glob(ALWAYS)}
+        files = weight_files(name, folder, present | {ADAPTER} | adapters | (set() if indexed else {SINGLE}))
         gaps += [file for file in files if not (folder / file).exists()]
     return gaps
 
@@ -237,21 +239,24 @@ def beside(names: Collection[str]) -> list[str]:
     return [
         name
         for name in sorted(names)
-        if any(fnmatchcase(name, pattern) for pattern in BESIDE)
-        and not any(fnmatchcase(name, pattern) for pattern in NOT_BESIDE)
+        if fnmatchcase(name, ALWAYS)
+        or (
+            any(fnmatchcase(name, pattern) for pattern in BESIDE)
+            and not any(fnmatchcase(name, pattern) for pattern in NOT_BESIDE)
+        )
     ]
 
 
 def weight_files(name: str, folder: Path, names: Collection[str]) -> list[str]:
     """The files that hold the weights, in the order in which engine/weights/files.py looks for them."""
-    adapter = [ADAPTER] if ADAPTER in names and has_adapter(folder) else []
+    adapters = adapter_files(folder, names)
     if SINGLE in names:
-        return [SINGLE, *adapter]
+        return [SINGLE, *adapters]
     for index in (INDEX, CONSOLIDATED_INDEX):
         if (folder / index).exists():
             try:
                 files = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
-                return [*sorted(set(files)), *adapter]
+                return [*sorted(set(files)), *adapters]
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise ConfigError(f"--model {name}: its {index} is damaged ({error!r})") from None
     if found := sorted(file for file in names if fnmatchcase(file, CONSOLIDATED)):

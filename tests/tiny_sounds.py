@@ -240,6 +240,8 @@ PHI4_NAMES = {  # transformers -> Microsoft
     r"up_proj_for_speech": "audio_projection.speech.0", r"down_proj_for_speech": "audio_projection.speech.2",
     r"up_proj_for_vision_speech": "audio_projection.vision.0",
     r"down_proj_for_vision_speech": "audio_projection.vision.2",
+    r"img_projection_up": "img_projection.0", r"img_projection_down": "img_projection.2",
+    r"global_img_feature_extensor": "glb_GN", r"sub_img_feature_extensor": "sub_GN",
 }  # fmt: skip
 
 
@@ -253,15 +255,19 @@ def phi4mm() -> Any:
         "bias_max_distance": 9, "audio_token_id": AUDIO,
     }  # fmt: skip
     vision = {
-        "hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
-        "crop_size": 28, "image_token_id": tiny.IDS["<|IMAGE|>"],
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "image_token_id": tiny.IDS["<|IMAGE|>"],
     }  # fmt: skip
-    text = {**tiny._SMALL, "hidden_size": 96, "max_position_embeddings": 1024, "tie_word_embeddings": True}
+    text = {**tiny._SMALL, "hidden_size": 96, "max_position_embeddings": 2048, "tie_word_embeddings": True}
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
     config = Phi4MultimodalConfig(
-        **text, rope_parameters=rope, audio_config=audio, vision_config=vision, original_max_position_embeddings=1024
+        **text, rope_parameters=rope, audio_config=audio, vision_config=vision, original_max_position_embeddings=2048
     )
     model = tiny._model(Phi4MultimodalForCausalLM, config)
+    seen = model.model.embed_tokens_extend.image_embed
+    for number, separator in enumerate((seen.global_img_feature_extensor, seen.sub_img_feature_extensor)):
+        draw = np.random.default_rng(number)
+        separator.data.copy_(separator.new_tensor(draw.normal(0, 0.5, separator.shape)))
     norm, draw = model.model.embed_tokens_extend.audio_embed.encoder.encoder_embedding, np.random.default_rng(0)
     for buffer, low, high in ((norm.global_mean, 5.0, 9.0), (norm.global_invstd, 0.2, 0.4)):
         buffer.copy_(buffer.new_tensor(draw.uniform(low, high, MELS)))
@@ -297,8 +303,13 @@ def phi4mm_released(folder: Path) -> None:
     released["nemo_conv_settings"] = {"conv_channels": audio["nemo_conv_channels"]}
     released["relative_attention_bias_args"] = {"type": "t5", "t5_bias_max_distance": audio["bias_max_distance"]}
     adapters = {f"{name}_lora": {"r": PHI4_RANK, "lora_alpha": PHI4_ALPHA} for name in ("speech", "vision")}
-    del config["vision_config"]
+    pictures = {  # the tower's sizes are nowhere in released files
+        "crop_size": 448, "embedding_cls": "tune_image", "hd_transform_order": "sub_glb", "use_hd_transform": True,
+        "image_token_compression_cls": "avg_pool_2d", "projection_cls": "mlp", "with_learnable_separator": True,
+    }  # fmt: skip
     config |= {
+        "embd_layer": {"embedding_cls": "image_audio", "image_embd_layer": pictures},
+        "image_token_id": config["vision_config"]["image_token_id"],
         **adapters, "architectures": ["Phi4MMForCausalLM"], "model_type": "phi4mm", "audio_token_id": AUDIO,
         "audio_processor": {"name": "cascades", "config": {**audio, **released}},
     }  # fmt: skip

@@ -5,6 +5,8 @@ Thread: device. Three convolutions over time and pitch halve both; the rows pass
 behind the last segment of a longer sound are attended to. Segments share the products, whosever they are.
 
     [T, 80] -> (x - mean) / std -> 3 times conv/2 -> product -> layers (feed, attend, convolve, feed) -> two products
+
+The last two products are others where the request shows a picture too, whose adapter it has then.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from engine.kernels.activation import Activation, gelu, pointwise
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.request import Modality
+from engine.request import ADAPTER, Modality
 from engine.weights.table import Row
 
 SEGMENT = 500  # rows
@@ -35,7 +37,7 @@ SHRINK = 8  # frames that become one row
 ONLY: dict[str, Any] = {
     "input_layer": "nemo_conv", "time_reduction": SHRINK, "chunk_size": -1, "causal": True, "batch_norm": False,
     "activation": "swish", "conv_activation": "swish", "conv_glu_type": "swish", "bias_in_glu": True,
-    "ext_pw_kernel_size": 1, "cnn_layer_norm": True,
+    "ext_pw_kernel_size": 1, "cnn_layer_norm": True, "nemo_activation": "relu", "downsample_rate": 1,
 }  # fmt: skip
 
 
@@ -62,6 +64,25 @@ class Phi4AudioConfig:
     @property
     def row_width(self) -> int:
         return self.output_dim
+
+
+RENAMED = {  # in transformers -> as released
+    "hidden_size": "attention_dim",
+    "intermediate_size": "linear_units",
+    "num_attention_heads": "attention_heads",
+    "depthwise_separable_out_channel": "depthwise_seperable_out_channel",
+}
+
+
+def read_transformers(section: Section) -> Phi4AudioConfig:
+    """Of transformers' audio_config."""
+    values = dict(section.renamed(RENAMED).values)
+    values["nemo_conv_settings"] = {"conv_channels": values.get("nemo_conv_channels")}
+    values["relative_attention_bias_args"] = {
+        "t5_bias_max_distance": section.size("bias_max_distance", 1000),
+        "t5_bias_symmetric": values.get("bias_symmetric"),
+    }
+    return read_audio(Section({"config": values}, section.path, section.outer))
 
 
 def read_audio(section: Section) -> Phi4AudioConfig:
@@ -175,6 +196,7 @@ class Segment:
     first: int
     last: int
     length: int
+    beside: bool  # a picture
 
 
 class Phi4AudioTower(LayeredTower):
@@ -182,8 +204,10 @@ class Phi4AudioTower(LayeredTower):
 
     config: Phi4AudioConfig
 
-    def __init__(self, config: Phi4AudioConfig, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, config: Phi4AudioConfig, dtype: torch.dtype, device: str, pictures: int = 0) -> None:
+        """`pictures`: the number of the adapter that requests with a picture have; 0: there is none."""
         super().__init__(config, dtype, device)
+        self.pictures = pictures
         size, channels = config.hidden_size, config.channels
         self.mean, self.inverse = Bare("global_mean", config.num_mels), Bare("global_invstd", config.num_mels)
         self.conv = Linear(KERNEL**2, channels, bias=True, fold=(1, KERNEL, KERNEL))
@@ -194,6 +218,8 @@ class Phi4AudioTower(LayeredTower):
         self.layers = [Phi4AudioLayer(config) for _ in range(config.num_layers)]
         self.proj1 = Linear(size, config.output_dim, bias=True)
         self.proj2 = Linear(config.output_dim, config.output_dim, bias=True)
+        self.beside1 = Linear(size, config.output_dim, bias=True) if pictures else None
+        self.beside2 = Linear(config.output_dim, config.output_dim, bias=True) if pictures else None
 
     def example(self, modality: Modality, rows: int) -> Features:
         """Silence."""
@@ -207,7 +233,7 @@ class Phi4AudioTower(LayeredTower):
         """Each input_features [frames, num_mels] -> [rows, output_dim]; as many segments at once as have room."""
         segments, counts = list[Segment](), []
         for features in items:
-            own = self._segments(features["input_features"])
+            own = self._segments(features)
             counts.append(len(own))
             segments += own
         rows, at_once = list[Tensor](), max(1, self.together // SEGMENT)
@@ -216,8 +242,10 @@ class Phi4AudioTower(LayeredTower):
         lines = iter(rows)
         return [torch.cat([next(lines) for _ in range(count)]) for count in counts]
 
-    def _segments(self, frames: Tensor) -> list[Segment]:
+    def _segments(self, features: Features) -> list[Segment]:
         """Of one sound."""
+        frames = features["input_features"]
+        beside = bool(self.pictures) and ADAPTER in features and int(features[ADAPTER]) == self.pictures
         if frames.dim() != 2 or frames.shape[1] != self.config.num_mels or not len(frames):
             raise RequestError(
                 f"input_features {list(frames.shape)}: at least 1 frame of {self.config.num_mels} mel bins is needed"
@@ -225,10 +253,10 @@ class Phi4AudioTower(LayeredTower):
         frames = (frames.to(self.device, self.dtype) - self.mean.value) * self.inverse.value
         total = -(-len(frames) // SHRINK)
         bounds = [(first, min(total, first + SEGMENT)) for first in range(0, total, SEGMENT)]
-        return [Segment(frames, first, last, min(total, SEGMENT)) for first, last in bounds]
+        return [Segment(frames, first, last, min(total, SEGMENT), beside) for first, last in bounds]
 
     def _rows_of(self, segments: Sequence[Segment]) -> Generator[float, None, Sequence[Tensor]]:
-        """The rows of each; views of one tensor."""
+        """The rows of each."""
         begun = [self._convolved(each.frames, each.first, each.last) for each in segments]
         x = joined([functional.pad(own, (0, 0, 0, each.length - len(own))) for own, each in zip(begun, segments)])
         known = {length: self._bias(length) for length in {each.length for each in segments}}
@@ -238,7 +266,15 @@ class Phi4AudioTower(LayeredTower):
             yield len(x) / len(self.layers)
         counts = [len(own) for own in begun]
         kept = [own[:count] for own, count in zip(x.split([each.length for each in segments]), counts)]
-        return self.proj2(gelu(self.proj1(joined(kept)))).split(counts)
+        if len({each.beside for each in segments}) == 1:
+            return self._projected(joined(kept), segments[0].beside).split(counts)
+        return [self._projected(own, each.beside) for own, each in zip(kept, segments)]
+
+    def _projected(self, x: Tensor, beside: bool) -> Tensor:
+        """`beside` a picture, or without one."""
+        if beside and self.beside1 is not None and self.beside2 is not None:
+            return self.beside2(gelu(self.beside1(x)))
+        return self.proj2(gelu(self.proj1(x)))
 
     def _convolved(self, frames: Tensor, first: int, last: int) -> Tensor:
         """Rows from `first` to `last`; the row before them is computed too, so that none sees a cut."""
@@ -300,4 +336,6 @@ def rows() -> tuple[Row, ...]:
         Row((layer + "layer_norm",), target + "norm"),
         Row((outside + "audio_projection.speech.0",), "audio.proj1"),
         Row((outside + "audio_projection.speech.2",), "audio.proj2"),
+        Row((outside + "audio_projection.vision.0",), "audio.beside1"),
+        Row((outside + "audio_projection.vision.2",), "audio.beside2"),
     )

@@ -113,6 +113,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "FunAudioChatForConditionalGeneration": "engine.models.fun_audio_chat",
     "UltravoxModel": "engine.models.ultravox",
     "Phi4MMForCausalLM": "engine.models.phi4mm",
+    "Phi4MultimodalForCausalLM": "engine.models.phi4_multimodal",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders

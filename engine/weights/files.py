@@ -130,6 +130,7 @@ def open_checkpoint(folder: str | Path) -> list[Shard]:
     """The shards of a folder, headers read and checked; ConfigError when there are none or one is damaged."""
     folder = Path(folder)
     present = {path.name for path in folder.iterdir() if path.is_file()}
+    present |= {path.relative_to(folder).as_posix() for path in folder.glob(f"*-lora/{ADAPTER}")}
     return shards_of(folder, present, lambda file: read_header(folder / file))
 
 
@@ -138,11 +139,12 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
 
     Indexes and configurations are read in `folder`.
     """
-    adapter = [Shard(folder / ADAPTER, header(ADAPTER))] if ADAPTER in present and has_adapter(folder) else []
+    beside = adapter_files(folder, present).items()
+    adapters = [_adapter(Shard(folder / file, header(file)), name) for file, name in beside]
     if SINGLE in present:
-        return [Shard(folder / SINGLE, header(SINGLE)), *adapter]
+        return [Shard(folder / SINGLE, header(SINGLE)), *adapters]
     if INDEX in present:
-        return [*_indexed(folder, INDEX, present, header), *adapter]
+        return [*_indexed(folder, INDEX, present, header), *adapters]
     if GGUF in present:
         return [_of_gguf(folder / GGUF)]
     if CONSOLIDATED_INDEX in present:
@@ -155,9 +157,27 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
     )
 
 
-def has_adapter(folder: Path) -> bool:
-    """Whether the model is made of its weights and of the adapter beside them; other adapters in a folder are not."""
-    return read_json(folder / CONFIG, required=False).get("has_lora_adapter") is True
+def adapter_files(folder: Path, present: Collection[str]) -> dict[str, str]:
+    """Files of the adapters that the model is made of, and what tells each from others; other adapters are not read.
+
+    One lies beside the weights ("has_lora_adapter"), or each has a folder and a name.
+    """
+    config = read_json(folder / CONFIG, required=False)
+    files = {ADAPTER: ""} if config.get("has_lora_adapter") is True else {}
+    if config.get("model_type") == "phi4_multimodal":
+        files = {f"{name}-lora/{ADAPTER}": name for name in ("vision", "speech")}
+    return {file: name for file, name in files.items() if file in present}
+
+
+def _adapter(shard: Shard, name: str) -> Shard:
+    """The tensors of a named adapter with the name in theirs: lora_A.weight is lora_A.NAME.weight."""
+    if not name:
+        return shard
+    names = {
+        original.removeprefix("base_model.model.").replace(".weight", f".{name}.weight"): original
+        for original in shard.tensors
+    }
+    return Shard(shard.path, {new: shard.tensors[original] for new, original in names.items()}, names)
 
 
 def _instead(folder: Path) -> str:

@@ -1,12 +1,14 @@
-"""Phi-4-multimodal: a sound of any length; a row for each eight mel frames begun, 12.5 a second.
+"""Phi-4-multimodal: pictures (mm/processors/phi4mm_pictures.py), and sounds of any length, 12.5 rows a second.
 
-Pool (`process`) and loop (`fill`, `positions`). Frames lie inside the sound; each is freed of its low tones (samples
-less 0.97 of the sample before) and weighed by a Hamming window; of the mel energies the natural logarithm is taken.
+Pool (`process`) and loop (`fill`, `positions`). A sound has a row for each eight mel frames begun. Frames lie inside
+the sound; each is freed of its low tones (samples less 0.97 of the sample before) and weighed by a Hamming window; of
+the mel energies the natural logarithm is taken.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,12 @@ import numpy as np
 
 from engine.request import Modality
 from mm.item import MediaItem, MediaOptions, Part, Processed
-from mm.processors.base import Filling
+from mm.processors.base import Filling, read_processor_files
+from mm.processors.phi4mm_pictures import Pictures
+from mm.processors.pictures import AS_DECODED
 from mm.processors.qwen_vl import token_id
 from mm.processors.whisper import Whisper
+from mm.transform.image import Scale
 from mm.transform.mel import mel_energies
 
 RATE, WINDOW, HOP, N_FFT = 16000, 400, 160, 512
@@ -28,20 +33,44 @@ AT_ONCE = 4096  # frames whose samples are copied together
 
 
 class Phi4MM(Whisper):
-    """Processor of Phi4MMForCausalLM."""
+    """Processor of Phi4MMForCausalLM and Phi4MultimodalForCausalLM."""
+
+    modalities: frozenset[Modality] = frozenset(("image", "audio"))
+    picture_bytes = AS_DECODED
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
-        self.mels = int(config.get("audio_processor", {}).get("config", {}).get("input_size", 80))
-        self._id = token_id(config, "audio", 200011)
-        self.media_token_ids = frozenset((self._id,))
+        vision, audio = config.get("vision_config") or {}, config.get("audio_config") or {}
+        released = (config.get("audio_processor") or {}).get("config", {})
+        self.mels = int({**released, **audio}.get("input_size", 80))
+        self.pictures = Pictures(read_processor_files(folder).image, vision)
+        self._ids: dict[Modality, int] = {
+            "image": token_id({**vision, **config}, "image", 200010),
+            "audio": token_id({**audio, **config}, "audio", 200011),
+        }
+        self.media_token_ids = frozenset(self._ids.values())
+
+    def placeholder(self, modality: Modality) -> int:
+        return self._ids[modality]
 
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+        if modality == "image":
+            pictures = self.pictures
+            sizes = astuple(pictures.patching), pictures.side, pictures.most, options.max_pixels
+            return b"phi4mm" + repr(sizes).encode()
         return f"phi4mm{self.mels}".encode()
 
+    def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
+        return self.pictures.scale(height, width, options)
+
     def cost(self, modality: Modality, item_bytes: int) -> int:
+        if modality == "image":
+            return self.pictures.cost(item_bytes)
         return item_bytes // 4 // HOP * self.mels * 8 * 3 + item_bytes + AT_ONCE * WINDOW * 8 * 2
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
+        if item.modality == "image":
+            shown, count = self.pictures.features(item, options)
+            return Processed("image", (Part("image", digest, count, shown),))
         features = self.heard(item.data)
         return Processed("audio", (Part("audio", digest, -(-len(features) // SHRINK), {"input_features": features}),))
 
@@ -59,8 +88,9 @@ class Phi4MM(Whisper):
         return np.log(np.maximum(energies, 1.0, out=energies)).T.astype(np.float32)
 
     def fill(self, processed: Processed) -> Filling:
-        rows = processed.parts[0].num_tokens
-        return Filling(np.full(rows, self._id, np.int32), (((0, rows),),))
+        (part,) = processed.parts
+        ids = np.full(part.num_tokens, self._ids[part.modality], np.int32)
+        return Filling(ids, (((0, part.num_tokens),),))
 
 
 @functools.cache

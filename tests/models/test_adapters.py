@@ -120,7 +120,7 @@ def test_rows_without_an_adapter_have_the_bits_of_the_matrix(family):
     rows = torch.randn(5, qkv.in_features)
     model.chosen.begin(None)
     base = qkv(rows)
-    model.chosen.begin(torch.tensor([0, 1, 0, 0, 1], dtype=torch.int32))
+    model.chosen.begin(torch.tensor([0, 1, 0, 0, 1], dtype=torch.int32) * (1 + model.adapters.index("audio")))
     out = qkv(rows)
     assert torch.equal(out[[0, 2, 3]], base[[0, 2, 3]])
     added = torch.zeros_like(base)
