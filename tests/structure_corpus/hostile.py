@@ -1,5 +1,7 @@
 """Schemas, patterns and grammars that were made to hurt, by what hurts."""
 
+import json
+
 
 def nested(levels, inner="{}"):
     return '{"items":' * levels + inner + "}" * levels
@@ -8,7 +10,8 @@ def nested(levels, inner="{}"):
 HOSTILE = {
     "a million levels": {"json": nested(1_000_000)},
     "levels beyond the limit": {"json": nested(70)},
-    "a hundred thousand names": {"json": {"enum": [str(n) for n in range(100_000)]}},
+    "sixty thousand names": {"json": {"enum": [str(n) for n in range(60_000)]}},
+    "a hundred thousand names": {"json": json.dumps({"enum": [str(n) for n in range(100_000)]})},
     "many properties": {"json": {"properties": {f"p{n}": {"type": "string"} for n in range(9000)}}},
     "exponential repeats": {"regex": "((((a{1,999}){1,999}){1,999}){1,999}){1,999}"},
     "nested stars": {"regex": "(((a*)*)*)*b"},
@@ -25,7 +28,7 @@ HOSTILE = {
     "many rules": {"grammar": "start: r0\n" + "\n".join(f'r{n}: r{n + 1} r{n + 1}' for n in range(60)) + '\nr60: "a"'},
     "deep brackets": {"grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
     "gbnf brackets": {"grammar": "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000},
-    "many choices": {"choice": [f"choice {n}" for n in range(100_000)]},
+    "many choices": {"choice": [f"choice {n}" for n in range(60_000)]},
     "wide choices": {"choice": [f"{n} " * 20 for n in range(2000)]},
     "numbers beyond floats": {"json": '{"minimum": 1e999999, "enum": [1e400]}'},
     "nulls": {"regex": "\x00*"},
