@@ -52,6 +52,7 @@ def qwen2_audio() -> Path:
             audio_config=audio, text_config=text, audio_token_index=tiny.IDS["<|AUDIO|>"], tie_word_embeddings=False
         )
         tiny.save(tiny._model(Qwen2AudioForConditionalGeneration, config), folder)
+        write_published_names(folder)
 
     return kept("qwen2-audio", made)
 
@@ -69,6 +70,19 @@ def kept(name: str, make: Callable[[Path], None], source: str = __file__) -> Pat
         except OSError:  # another process was faster
             shutil.rmtree(draft)
     return folder
+
+
+def write_published_names(folder: Path) -> None:
+    """Names the decoder's tensors language_model.model.*, as published checkpoints of sound do.
+
+    transformers 5.17 reads these names, but writes a "model." too many: language_model.model.model.*.
+    """
+    from safetensors.torch import load_file, save_file
+
+    tensors, doubled = load_file(folder / "model.safetensors"), "language_model.model.model."
+    if any(name.startswith(doubled) for name in tensors):
+        renamed = {name.replace(doubled, "language_model.model.", 1): tensor for name, tensor in tensors.items()}
+        save_file(renamed, folder / "model.safetensors", {"format": "pt"})
 
 
 def save(folder: Path, **overrides: Any) -> None:

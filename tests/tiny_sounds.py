@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests import tiny
-from tests.tiny_hearing import kept
+from tests.tiny_hearing import kept, write_published_names
 
 AUDIO, MELS, SECONDS = tiny.IDS["<|AUDIO|>"], 32, 2
 TEXT = {**tiny._SMALL, "model_type": "llama", "hidden_size": 96, "max_position_embeddings": 1024, "head_dim": 32}
@@ -64,6 +64,7 @@ class Sounds:
 
     def _save(self, folder: Path) -> None:
         tiny.save(self.make(), folder)
+        write_published_names(folder)
         for other in ("processor_config.json", "video_preprocessor_config.json"):
             (folder / other).unlink(missing_ok=True)
         (folder / "preprocessor_config.json").write_text(json.dumps({**EXTRACTOR, **self.extractor}))

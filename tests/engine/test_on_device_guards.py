@@ -75,6 +75,11 @@ async def test_a_plain_decode_step_is_one_launch_and_one_wait(calls):
 
 
 async def test_gaps_between_steps_are_measured_by_the_devices_clock():
+    """By the shortest gap: the card runs other processes' kernels in some gaps, milliseconds long, but not in all.
+
+    A gap of the device's clock has about 11 us. Milliseconds or microseconds taken for seconds are above the limit, and
+    so is any time of the host's clock between two steps: a turn of the host takes longer than 50 us.
+    """
     async with CUDA.running(tiny.checkpoint("qwen3")) as served:
         Steps(served)  # asks for every eighth one
         seen = []
@@ -82,7 +87,7 @@ async def test_gaps_between_steps_are_measured_by_the_devices_clock():
         await answer(served, text_request(PROMPTS[0], 100, ignore_eos=True))
     gaps = [stats.gap_s for stats in seen if stats.gap_s]
     assert 8 <= len(gaps) <= 14
-    assert 0 < float(np.median(gaps)) < 0.001
+    assert 1e-6 < min(gaps) < 5e-5
 
 
 async def kernels_per_step(folder, rows: int) -> float:
