@@ -35,7 +35,7 @@ from examples.embedded_model.sample import Sample
 
 KEPT = ("tokenizer.json", "tokenizer_config.json")
 PEAK = 1e-3  # a third of the rate from random weights: what has been learned is to stay
-WEIGHTS = "reading=1.6,text_letters=1.6,text_sorting=1.4,digits=1.4,small_talk=0.6,outside=0.7,calendar=0.5,tones=0.5"
+WEIGHTS = "reading=1.6,text_letters=1.6,text_sorting=1.4,digits=1.4,small_talk=0.6,outside=0.7,calendar=0.5,tones=0.5,tools=2.5"
 NAME = "omniloop"
 START_S = 120.0  # seconds that a server may take to be ready
 

@@ -1,13 +1,15 @@
 """Tools: calls in the Hermes form, answers from a tool's result, and JSON by a schema that the question brings.
 
 What is to be learned is copying: the name of a tool and the keys of its arguments out of the prompt, values out of the
-question. So tools are thrown together from verbs, words and keys, and hardly one comes twice. Held-out tools have verbs,
-words, keys and phrasings that training never draws from. Tools stand in the system text as the template writes them.
+question. So names, keys and descriptions are made of any words of the list, and hardly one comes twice: from 40 verbs and
+34 keys a model learns those by heart. Held-out tools have verbs, words, keys and phrasings that training never draws
+from. Tools stand in the system text as the template writes them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,7 @@ KEYS = ("name", "city", "level", "room", "count", "colour", "size", "day", "pric
         "language", "speed", "weight", "path", "topic", "animal", "food", "person", "team", "number", "town", "item",
         "message", "file", "label", "first_name", "unit_price", "user_id", "room_name", "max_count", "order_id")  # fmt: skip
 HELD_KEYS = ("place", "guest", "quantity", "height", "country", "product", "start_day", "seat_number", "code", "tag")
+HELD_WORDS = frozenset(word for name in (*HELD_VERBS, *HELD_KEYS) for word in re.split(r"[_ ]", name)) - {"on", "for"}
 MARKS = (
     "on",
     "off",
@@ -58,17 +61,53 @@ KNOWN = (
     ("find_person", "Looks somebody up", (("name", "name"),), ("Who is {name}?", "Find {name}.", "Do you know {name}?")),
 )  # fmt: skip
 HELD_KNOWN = (
-    ("paint_wall", "Paints a wall", (("colour", "mark"), ("coats", "integer")),
-     ("Paint the wall {colour} with {coats} coats.",)),
+    ("paint_wall", "Paints a wall", (("shade", "mark"), ("coats", "integer")),
+     ("Paint the wall {shade} with {coats} coats.",)),
     ("population_of", "People who live in a town", (("place", "town"),), ("How many people live in {place}?",)),
-    ("call_taxi", "Orders a taxi", (("to", "town"), ("people", "integer")), ("I need a taxi to {to} for {people} people.",)),
+    ("call_taxi", "Orders a taxi", (("goal", "town"), ("people", "integer")), ("I need a taxi to {goal} for {people} people.",)),
 )  # fmt: skip
+# things that people ask for by what the description says: description, then questions about one value, or a value and a number
+TOLD = (
+    (
+        "{T} of a {u}",
+        ("What is the {t} of {v}?", "Tell me the {t} of {v}.", "Which {t} has {v}?", "I want the {t} of {v}."),
+    ),
+    ("Finds the {t}", ("Find the {t} for {v}.", "Where is the {t} for {v}?", "Is there a {t} for {v}?")),
+    ("Counts the {t} in a {u}", ("How many {t} are in {v}?", "Count the {t} in {v}.", "How much {t} has {v}?")),
+    ("Orders a {t} for a {u}", ("I need a {t} for {v}.", "Get me a {t} to {v}.", "Bring a {t} to {v}.")),
+    ("{T} and {u}", ("Does {v} have a {t} or a {u}?", "Look at the {t} and {u} of {v}.", "{t} and {u}: {v}")),
+    ("Changes the {t}", ("Make the {t} {v}.", "Turn the {t} to {v}.", "Let the {t} become {v}.")),
+)
+TOLD_TWICE = (
+    ("Orders {t}", ("I need {n} {t} from {v}.", "Bring {n} {t} to {v}.", "Get {n} {t} for {v}.")),
+    ("{T} with a {u} for a number of people", ("A {t} in {v} for {n} people.", "Find a {t} in {v}, we are {n}.")),
+    ("Changes {t} and {u}", ("Make the {t} {v}, {n} times.", "The {t} becomes {v} with {n} {u}.")),
+    ("Waits for the {t}", ("Wait {n} minutes for the {t} of {v}.", "The {t} of {v} comes in {n} hours.")),
+)
+HELD_TOLD = (("{T} in a {u}", ("Which {t} can I see in {v}?", "How is the {t} in {v}?")),)
+HELD_TOLD_TWICE = (("Books a {t}", ("Book a {t} to {v} for {n} people.", "I want a {t} to {v} with {n} seats.")),)
 ASKED = ("{c}.", "{c}", "Please {c}.", "Can you {c}?", "I want to {c}.", "Could you {c}?", "{c} now.", "I would like to {c}.",
-         "Help me {c}.", "{c}, please.", "You should {c}.", "Let us {c}.")  # fmt: skip
+         "Help me {c}.", "{c}, please.", "You should {c}.", "Let us {c}.", "Would you please {c}?", "Now {c}.", "We have to {c}.",
+         "Try and {c}.", "Will you {c}?", "Now is the time to {c}.", "I need you to {c}.", "Hello, {c}.", "It would be good to {c}.",
+         "My friend wants to {c}.", "Do {c}.", "First {c}.", "Then {c}.", "Is it possible to {c}?", "Why not {c}?", "Time to {c}!",
+         "Next, {c}.", "You can {c}.", "So {c}!", "Be so kind and {c}.", "How about this: {c}")  # fmt: skip
 HELD_ASKED = ("Would you {c}?", "Try to {c}.", "It is time to {c}.")
-NAMED = ("Use {n}", "Call {n}", "Call the tool {n}", "Run {n}")
-PAIRS = ("with {k} {v}", "with the {k} {v}", "{k} {v}", "{k}: {v}", "where {k} is {v}", "{k} = {v}", "the {k} is {v}",
-         "using {v} as {k}", "with {v} as the {k}", "its {k} is {v}")  # fmt: skip
+NAMED = (
+    "Use {n}",
+    "Call {n}",
+    "Call the tool {n}",
+    "Run {n}",
+    "With {n}",
+    "The tool {n}",
+    "Please use {n}",
+    "Take {n}",
+)
+# a value and its key: an opening and a joint; the pairs of HELD_PAIRS are never put together in training
+OPENINGS = ("", "", "with ", "with the ", "the ", "where ", "given ", "for ", "let ", "its ", "and its ", "using ", "having ", "take ",
+            "here ", "by ")  # fmt: skip
+JOINTS = ("{k} {v}", "{k} {v}", "{k}: {v}", "{k} is {v}", "{k} = {v}", "{k} be {v}", "{k} set to {v}", "{k} as {v}", "{k} of {v}",
+          "{v} as {k}", "{v} as the {k}", "{v} for the {k}", "{k} equal to {v}", "{k} '{v}'", "{k} - {v}", "{k} at {v}",
+          "{k}={v}")  # fmt: skip
 HELD_PAIRS = ("given {k} {v}", "let {k} be {v}", "with {k} set to {v}")
 FAILED = ("not found", "no permission", "out of range", "closed", "no answer", "too many requests", "wrong key")
 
@@ -107,6 +146,52 @@ def _value(dice: Dice, kind: str) -> Any:
     return " ".join(dice.word() for _ in range(1 if roll < 0.8 else dice.whole(2, 3)))
 
 
+def _plain_words(dice: Dice, count: int) -> list[str]:
+    """Words of the list that name nothing held out."""
+    words: list[str] = []
+    while len(words) < count:
+        word = dice.word(9)
+        if dice.held or word not in HELD_WORDS:
+            words.append(word)
+    return words
+
+
+def _spelled(dice: Dice, words: list[str]) -> str:
+    """Words as a programmer writes them."""
+    return dice.pick(("_".join(words), "_".join(words), words[0] + "".join(w.capitalize() for w in words[1:]),
+                      "-".join(words)))  # fmt: skip
+
+
+def _keys(dice: Dice, count: int) -> list[str]:
+    """Different keys: from the list, or of one or two words."""
+    keys: list[str] = []
+    while len(keys) < count:
+        if dice.chance(0.5 if dice.held else 0.25):
+            key = dice.pick(HELD_KEYS if dice.held else KEYS)
+        else:
+            key = _spelled(dice, _plain_words(dice, 2 if dice.chance(0.35) else 1))
+        if key not in keys:
+            keys.append(key)
+    return keys
+
+
+def _said(dice: Dice, key: str) -> str:
+    """A key as people say it, or as it is spelled."""
+    return key if dice.chance(0.3) else _spoken(key)
+
+
+def _spoken(key: str) -> str:
+    return re.sub(r"(?<=[a-z])([A-Z])", lambda found: f" {found[1].lower()}", key).replace("_", " ").replace("-", " ")
+
+
+def _pair(dice: Dice, key: str, value: Any) -> str:
+    """What a question says of a key and its value."""
+    while True:
+        form = dice.pick(HELD_PAIRS) if dice.held else dice.pick(OPENINGS) + dice.pick(JOINTS)
+        if dice.held or form not in HELD_PAIRS:
+            return form.format(k=_said(dice, key), v=_shown(value))
+
+
 def _schema(kind: str) -> dict[str, Any]:
     return {"type": kind if kind in ("integer", "number", "boolean") else "string"}
 
@@ -123,29 +208,58 @@ def _function(dice: Dice, name: str, told: str, keys: tuple[tuple[str, str], ...
         parameters["required"] = [key for key, _ in keys]
     if dice.chance(0.2):
         parameters["additionalProperties"] = False
-    described = {"description": told} if dice.chance(0.85) else {}
-    return {"name": name, **described, "parameters": parameters}
+    return (
+        {"name": name, "description": told, "parameters": parameters}
+        if told
+        else {"name": name, "parameters": parameters}
+    )
+
+
+def _told(dice: Dice) -> tuple[str, str, tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """A tool that a question reaches through its description: (name, description, keys, questions)."""
+    twice = dice.chance(0.4)
+    if twice:
+        told, questions = dice.pick(HELD_TOLD_TWICE if dice.held else TOLD_TWICE)
+    else:
+        told, questions = dice.pick(HELD_TOLD if dice.held else TOLD)
+    thing, unit = _plain_words(dice, 2)
+    value, *number = _keys(dice, 2 if twice else 1)
+    name = _spelled(dice, [*_plain_words(dice, 1), thing] if dice.chance(0.6) else _plain_words(dice, 2))
+    keys = [(value, dice.pick(("town", "name", "words"))), *((key, "integer") for key in number)]
+    dice.r.shuffle(keys)
+    places = {
+        "T": thing.capitalize(),
+        "t": thing,
+        "u": unit,
+        "v": f"{{{value}}}",
+        "n": f"{{{number[0]}}}" if number else "",
+    }
+    return name, told.format(**places), tuple(keys), tuple(question.format(**places) for question in questions)
 
 
 def tool(dice: Dice) -> Tool:
     """A tool, thrown together or known."""
     marks = {}
-    if dice.chance(0.25):
+    command, roll = "", dice.r.random()
+    if roll < 0.12:
         name, told, keys, questions = dice.pick(HELD_KNOWN if dice.held else KNOWN)
-        command = ""
+    elif roll < 0.3:
+        name, told, keys, questions = _told(dice)
     else:
-        verb, thing = dice.pick(HELD_VERBS if dice.held else VERBS), dice.word(8)
-        words = [*verb.split(), thing]
-        name = dice.pick(("_".join(words), "_".join(words), words[0] + "".join(w.capitalize() for w in words[1:]),
-                          "-".join(words)))  # fmt: skip
-        command, questions = f"{verb} the {thing}", ()
+        verbs = HELD_VERBS if dice.held else VERBS
+        words = dice.pick(verbs).split() if dice.chance(0.5) else _plain_words(dice, 1)
+        things = _plain_words(dice, 2 if dice.chance(0.2) else 1)
+        name, questions = _spelled(dice, [*words, *things]), ()
+        command = " ".join([*words, dice.pick(("the", "the", "a", "this")), *things])
         told = dice.pick((command.capitalize(), f"{command.capitalize()}.", f"Use it to {command}"))
-        named = dice.some(HELD_KEYS if dice.held else KEYS, dice.whole(0, 3) if dice.chance(0.3) else dice.whole(1, 2))
+        named = _keys(dice, dice.whole(0, 3) if dice.chance(0.3) else dice.whole(1, 2))
         kinds = ("words", "words", "words", "integer", "integer", "number", "boolean", "mark")
         keys = tuple((key, dice.pick(kinds)) for key in named)
     for key, kind in keys:
         if kind == "mark":
-            marks[key] = dice.some(MARKS, dice.whole(2, 4))
+            marks[key] = (
+                dice.some(MARKS, dice.whole(2, 4)) if dice.chance(0.5) else _plain_words(dice, dice.whole(2, 4))
+            )
     return Tool(_function(dice, name, told, keys, marks), tuple(keys), command, tuple(questions))
 
 
@@ -163,12 +277,7 @@ def _question(dice: Dice, chosen: Tool) -> tuple[str, dict[str, Any]]:
         return dice.pick(chosen.questions).format(**given), given
     if "required" not in chosen.function["parameters"] and len(given) > 1 and dice.chance(0.5):
         del given[dice.pick(list(given))]
-    pairs = [
-        dice.pick(HELD_PAIRS if dice.held else PAIRS).format(k=key.replace("_", " ") if dice.chance(0.7) else key,
-                                                            v=_shown(value))
-        for key, value in given.items()
-    ]  # fmt: skip
-    said = dice.pick((" and ", ", ", ", ")).join(pairs)
+    said = dice.pick((" and ", ", ", ", ")).join(_pair(dice, key, value) for key, value in given.items())
     if not dice.held and dice.chance(0.1):
         command = dice.pick(NAMED).format(n=chosen.name)
         return (f"{command} {said}" if said else command), given
@@ -220,16 +329,16 @@ def answers(dice: Dice) -> list[Turn]:
         value = _shown(_value(dice, dice.pick(("words", "integer", "town"))))
         result, answer = value, f"The answer is {value}."
     else:
-        keys = dice.some(HELD_KEYS if dice.held else KEYS, dice.whole(1, 3))
+        keys = _keys(dice, dice.whole(1, 3))
         found = {key: _value(dice, dice.pick(("words", "integer", "number", "town", "name"))) for key in keys}
         result = json.dumps(found, ensure_ascii=False)
-        answer = " ".join(f"The {key.replace('_', ' ')} is {_shown(value)}." for key, value in found.items())
+        answer = " ".join(f"The {_spoken(key)} is {_shown(value)}." for key, value in found.items())
     return [asked, Turn([f"<tool_response>\n{result}\n</tool_response>"], answer, "exact", "tool_answer")]
 
 
 def by_schema(dice: Dice) -> list[Turn]:
     """Values of a sentence as JSON that follows a schema in the question."""
-    keys = dice.some(HELD_KEYS if dice.held else KEYS, dice.whole(1, 4))
+    keys = _keys(dice, dice.whole(1, 4))
     kinds = {
         key: dice.pick(("words", "words", "integer", "integer", "number", "boolean", "town", "name")) for key in keys
     }
@@ -238,10 +347,11 @@ def by_schema(dice: Dice) -> list[Turn]:
     if dice.chance(0.7):
         schema["required"] = keys
     order = dice.some(keys, len(keys))
-    said = ", ".join(dice.pick(HELD_PAIRS if dice.held else PAIRS).format(k=key.replace("_", " "), v=_shown(given[key]))
-                     for key in order)  # fmt: skip
+    said = ", ".join(_pair(dice, key, given[key]) for key in order)
     shapes = ("{s}. Answer as JSON by this schema: {j}", "Follow this JSON schema: {j}\n{s}", "{s}\nJSON schema: {j}",
-              "Fill this schema: {j} The facts: {s}.", "Make JSON for the schema {j} from this: {s}")  # fmt: skip
+              "Fill this schema: {j} The facts: {s}.", "Make JSON for the schema {j} from this: {s}",
+              "Schema: {j}\n{s}", "Give me JSON that has the schema {j}. {s}.", "{s}. Put this in the schema {j}",
+              "Write JSON by the schema {j} of this: {s}")  # fmt: skip
     if dice.held:
         shapes = ("Write JSON that fits the schema {j} for: {s}", "{s}. Schema of the answer: {j}")
     question = dice.pick(shapes).format(s=said[0].upper() + said[1:], j=json.dumps(schema))

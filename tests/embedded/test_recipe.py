@@ -252,10 +252,16 @@ def test_without_tools_both_templates_write_the_same():
 
 
 def test_held_out_tools_are_never_thrown_in_training():
-    for name in ("VERBS", "KEYS", "ASKED", "PAIRS", "KNOWN"):
+    for name in ("VERBS", "KEYS", "ASKED", "KNOWN", "TOLD", "TOLD_TWICE"):
         assert not set(getattr(tool_tasks, name)) & set(getattr(tool_tasks, f"HELD_{name}"))
-    names = [{tool_tasks.tool(thrown(number, held)).name for number in range(400)} for held in (False, True)]
-    assert not names[0] & names[1]
+    tools = [[tool_tasks.tool(thrown(number, held)) for number in range(400)] for held in (False, True)]
+    for part in (lambda tool: {tool.name}, lambda tool: {key for key, _ in tool.keys}):
+        seen = [set().union(*map(part, side)) for side in tools]
+        assert not seen[0] & (seen[1] | set(tool_tasks.HELD_KEYS))
+    pairs = [{tool_tasks._pair(thrown(number, held), "size", 7) for number in range(2000)} for held in (False, True)]
+    assert pairs[1] == {"given size 7", "let size be 7", "with size set to 7"}
+    assert not pairs[0] & pairs[1]
+    assert len(pairs[0]) > 200
 
 
 def thrown(number: int, held: bool) -> Dice:
