@@ -93,14 +93,15 @@ def test_many_rows_meet_the_widened_weight(kind):
 
 @pytest.mark.parametrize("kind", Kind)
 def test_every_code_is_its_value(kind):
-    """Rows of the identity meet each column: what units make of codes is exact."""
+    """Rows of the identity meet each column: what units make of codes is exact, and NF4's numbers are rounded once."""
     values = torch.arange(16 if kind in FOUR_BITS else 256, device="cuda").to(torch.uint8)
     values[(values & 0x7F) == 0x7F] = 0  # not numbers, of e4m3
     codes = torch.stack([values.roll(k) for k in range(128)], 1)
     codes = codes.view(torch.int8) if kind is Kind.INT8 else codes
     whole = Codes(kind, codes, torch.ones(len(codes), 1, device="cuda"), 128)
     got = pack_groups(whole, None, LongProducts(), False).linear(torch.eye(128, device="cuda", dtype=torch.bfloat16))
-    assert torch.equal(got.double(), whole.dense().t())
+    wanted = whole.dense().t()
+    assert torch.equal(got.double(), wanted.bfloat16().double() if kind is Kind.NF4 else wanted)
 
 
 @pytest.mark.parametrize("static", [None, 0.02])

@@ -38,7 +38,7 @@ def experts_on_device(module: Any, hidden: Tensor, chosen: Tensor, weights: Tens
     made = _product(module, name, rows, pairs)
     made = module._apply_gate(made) if module.has_gate else module.act_fn(made)
     made = _product(module, "down_proj", made, pairs)
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):  # transformers before 5.20 has no such norm
         made = module.post_expert_norm(made)
     weighted = made * weights.reshape(-1, 1)
     return weighted.view(len(hidden), pairs.top_k, -1).sum(1).to(hidden.dtype)

@@ -200,9 +200,11 @@ def test_experts_of_transformers_modules(tokens, gated, biased, turned, monkeypa
     count, hidden, width = 5, 48, 40
     shapes = {"gate_up_proj" if gated else "up_proj": (width * (1 + gated), hidden), "down_proj": (hidden, width)}
     module = SimpleNamespace(
-        num_experts=count, has_gate=gated, has_bias=biased, is_transposed=turned, has_post_expert_norm=False,
+        num_experts=count, has_gate=gated, has_bias=biased, is_transposed=turned,
         act_fn=torch.tanh, _apply_gate=lambda both: both[:, :width] * both[:, width:].sigmoid(),
     )  # fmt: skip
+    if turned:  # as transformers has it since 5.20
+        module.has_post_expert_norm, module.post_expert_norm = True, torch.tanh
     upright = {name: torch.randn(count, *shape) / 8 for name, shape in shapes.items()}
     biases = {name: torch.randn(count, shape[0]) for name, shape in shapes.items()}
     for name, matrices in upright.items():
@@ -218,6 +220,7 @@ def test_experts_of_transformers_modules(tokens, gated, biased, turned, monkeypa
             row = upright[name][expert] @ row + (biases[name][expert] if biased else 0)
             if number == 0:
                 row = module._apply_gate(row[None])[0] if gated else row.tanh()
+        row = row.tanh() if turned else row
         want[token] += weights[token, slot] * row
     assert error(backend.experts_on_device(module, x, chosen, weights), want) < 1e-5
 
