@@ -31,6 +31,9 @@ SAMPLE_RATE = 16000
 _DEMUXERS = {"wav": "wav", "mp3": "mp3", "flac": "flac", "ogg": "ogg", "m4a": "mov", "webm": "matroska"}
 _CODECS = {"mp3", "flac", "vorbis", "opus", "aac", "alac", "adpcm_ms", "adpcm_ima_wav"}  # and every pcm_*
 _MAX_STREAMS = 64
+# Of float files, whose full scale is 1: some hold 32-bit integers as they are. Squares of sums of what is louder
+# overflow float32 in the resampler or the mel filters, and a model would compute with no numbers.
+_LOUDEST = 2.0**31
 
 # ITU-R BS.775: front 0.707, centre 1, surround 0.5, no LFE. The weights of a layout are divided by their sum, so that
 # nothing clips: stereo becomes the mean of left and right.
@@ -198,9 +201,10 @@ def _resampled(frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray]:
         if weights is None:
             weights = downmix_weights([channel.name for channel in frame.layout.channels])
             resampler = _resampler(frame.sample_rate)
-        mono = frame.to_ndarray().reshape(-1, len(weights)) @ weights  # [n]
-        if not np.isfinite(mono).all():
-            raise invalid("the sound holds samples that are not numbers")
+        with np.errstate(invalid="ignore", over="ignore"):  # refused in the next line
+            mono = frame.to_ndarray().reshape(-1, len(weights)) @ weights  # [n]
+        if not max(mono.max(initial=0), -mono.min(initial=0)) <= _LOUDEST:  # NaN, too
+            raise invalid(f"the sound holds samples that are not numbers of {-_LOUDEST:.0f} to {_LOUDEST:.0f}")
         yield mono if resampler is None else resampler.resample_chunk(mono)
     if resampler is not None:
         yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)

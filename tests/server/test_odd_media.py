@@ -11,6 +11,7 @@ from tests.mm import corpus, made
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SAMPLE = 6  # every sixth odd file: all kinds and reasons are among them
+LENGTHS = ("longer than is heard", "longer than is seen")  # by the limits of tests/mm/test_corpus.py, not of a server
 FIELDS = {"image": "image_url", "audio": "audio_url", "video": "video_url"}
 
 
@@ -31,7 +32,7 @@ def counts(client) -> list[int]:
 
 async def test_a_sample_is_answered_or_refused_by_its_reason(client):
     wrong = []
-    for odd in corpus.odd_files()[::SAMPLE]:
+    for odd in [odd for odd in corpus.odd_files() if odd.name not in LENGTHS][::SAMPLE]:
         reply = await asked(client, part(odd.modality, odd.data))
         if odd.refused and reply.status == 400:
             fine = reply.error["reason"] in (*odd.refused, "data_url_invalid")  # which an empty data: URL is
