@@ -276,7 +276,7 @@ async def test_known_routes_that_are_not_served_are_501(client, path):
     check_shape(reply)
 
 
-async def test_prompt_too_long_begins_as_clients_expect(client, state):
+async def test_prompt_too_long_begins_as_clients_expect(client, state, tiny_client, tiny_state):
     limit = state.engine.max_model_len
     reply = await client.complete([7] * limit)
     assert reply.status == 400
@@ -284,8 +284,8 @@ async def test_prompt_too_long_begins_as_clients_expect(client, state):
     assert reply.error["message"].startswith(start)
     assert reply.error["reason"] == "context_length_exceeded"
     assert (await client.chat("word " * 20000)).error["message"].startswith("This model's maximum context length is")
-    asked = {"prompt": [7] * (limit - 1), "max_tokens": 50, "ignore_eos": True}
-    body = (await client.call("POST", "/v1/completions", asked).finish(90)).json()  # eight thousand tokens take a while
+    whole = tiny_state.engine.max_model_len
+    body = (await tiny_client.complete([7] * (whole - 1), max_tokens=50, ignore_eos=True)).json()
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"]["completion_tokens"] == 1
 
