@@ -31,6 +31,7 @@ class WorkList:
     sums: Tensor  # [capacity, heads, head_dim] float32: what each part leaves for the merge
     stats: Tensor  # [capacity, heads, 2] float32
     max_rows: int
+    per_unit: int  # parts times KV heads that a step aims at, for each unit of the device
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,7 @@ read and its tokens too.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from engine.cache.layout import CacheLayout
 from engine.cache.routed import RoutedIds
 from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
 from engine.device import Accelerator
-from engine.kernels.attention.work import empty_list, fill_list, max_parts
+from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
 from engine.kernels.sampling.home import send_home
 from engine.kernels.sampling.top_logprobs import LINE
@@ -47,10 +48,13 @@ class Cut(NamedTuple):
 
     num_kv_heads: int
     head_dim: int
+    per_unit: int
 
 
 def _cut(spec: CacheSpec) -> Cut:
-    return Cut(spec.num_kv_heads, spec.head_dim) if isinstance(spec, KeyValueSpec) else Cut(0, 0)
+    if not isinstance(spec, KeyValueSpec):
+        return Cut(0, 0, PARTS_PER_UNIT)
+    return Cut(spec.num_kv_heads, spec.head_dim, PARTS_OF_CODES if spec.dtype.itemsize == 1 else PARTS_PER_UNIT)
 
 
 class StepBuffers:
@@ -112,9 +116,11 @@ class StepBuffers:
         sizes, device = self._sizes, self.tokens.device
         if not self._layout.keeps:  # nothing reads a list
             return {}
-        parts = max_parts(num_blocks, sizes.block_size, sizes.max_rows)
+        parts = partial(max_parts, num_blocks, sizes.block_size, sizes.max_rows)
         return {
-            cut: empty_list(sizes.max_rows, sizes.max_tokens, parts, self._heads, cut.head_dim, device)
+            cut: empty_list(
+                sizes.max_rows, sizes.max_tokens, parts(cut.per_unit), self._heads, cut.head_dim, device, cut.per_unit
+            )
             for cut in dict.fromkeys(self._cuts)
         }
 

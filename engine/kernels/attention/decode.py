@@ -278,7 +278,8 @@ def attend_parts(
     block_d, block_g = max(16, triton.next_power_of_2(dim)), triton.next_power_of_2(group)
     block_m, run = max(16, block_g), math.gcd(block_size * dim, k_cache.stride(0))
     pairs = q.shape[0] * kv_heads
-    share, lead, options = tuned(target(), pairs, heads * dim, block_m, block_d, q.element_size())
+    codes = codes_of(k_cache, target(), q.dtype)
+    share, lead, options = tuned(target(), pairs, heads * dim, block_m, block_d, q.element_size(), codes > 0)
     scale, bend = score_scales(scale, softcap)
     programs = max(1, min(share * target().num_units // kv_heads, work.parts.shape[0]))
     decode_kernel[(kv_heads, programs)](
@@ -290,12 +291,12 @@ def attend_parts(
         AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],
         AHEAD=blocks_ahead(target(), pairs, heads * dim, run * k_cache.element_size()), LEAD=lead,
-        CODES=codes_of(k_cache, target(), q.dtype), MADE=stride_of(scales) > 0, **options, **launch_options(),
+        CODES=codes, MADE=stride_of(scales) > 0, **options, **launch_options(),
     )  # fmt: skip
 
 
 def tuned(
-    device: Target, pairs: int, width: int, block_m: int, block_d: int, element_size: int
+    device: Target, pairs: int, width: int, block_m: int, block_d: int, element_size: int, codes: bool = False
 ) -> tuple[int, int, dict[str, int]]:
     """(programs per unit, lead, launch options) for so many pairs of a token and a KV head. None changes a bit.
 
@@ -314,10 +315,11 @@ def tuned(
     """
     warps = min(8, max(1, block_m * block_d // 2048))
     # Programs beyond those that fit wait for a place: a unit whose parts were short takes more of them.
-    share = 8 if pairs >= 2 * device.num_units else 4
+    share = 8 if codes or pairs >= 2 * device.num_units else 4  # as many as work.py cuts parts of codes
     stages = 2
     if device.loads_past_registers and block_d <= 128 and element_size <= 2:
-        stages = 3 if width <= NARROW and 1.75 * device.num_units < pairs <= 2 * device.num_units else 4
+        beside_small = width <= NARROW and 1.75 * device.num_units < pairs <= 2 * device.num_units
+        stages = 3 if codes or beside_small else 4  # a unit has room for eight programs' three rounds of codes
     elif block_d > 128 or element_size > 2:
         warps = max(4, warps)
         stages = (

@@ -19,7 +19,11 @@ from engine.kernels.attention.tiles import KEYS, tile_tokens
 from engine.kernels.target import target, tl, triton
 
 MIN_PART = 64  # keys; what a step's context is cut into are multiples of it
-PARTS_PER_UNIT = 2  # parts times KV heads that a step aims at, for each unit of the device
+# Parts times KV heads that a step aims at, for each unit of the device. Numbers of 16 bits keep the memory busy with
+# two; codes are as much work for a round of keys and half its bytes, and only more rounds at once hide what each waits
+# for: with two an H100 took as long for FP8 pages as for bfloat16's.
+PARTS_PER_UNIT = 2
+PARTS_OF_CODES = 8
 
 
 @triton.jit(do_not_specialize=["aim"])  # it follows the size of the cache
@@ -80,14 +84,20 @@ def work_kernel(
         tl.store(place + 3, line, mask=more)
 
 
-def max_parts(num_blocks: int, block_size: int, max_rows: int) -> int:
+def max_parts(num_blocks: int, block_size: int, max_rows: int, per_unit: int = PARTS_PER_UNIT) -> int:
     """Capacity for parts: one per row, and those that the aim adds, as far as such a cache can need them."""
     most = -(-num_blocks * block_size // MIN_PART) * max_rows  # rows may share blocks
-    return max_rows + max(1, min(most, PARTS_PER_UNIT * target().num_units))
+    return max_rows + max(1, min(most, per_unit * target().num_units))
 
 
 def empty_list(
-    max_rows: int, max_tokens: int, max_parts: int, heads: int, head_dim: int, device: str | torch.device
+    max_rows: int,
+    max_tokens: int,
+    max_parts: int,
+    heads: int,
+    head_dim: int,
+    device: str | torch.device,
+    per_unit: int = PARTS_PER_UNIT,
 ) -> WorkList:
     """Room for the lists of any step within these bounds; `max_parts` from the function of that name."""
     assert max_parts > max_rows, f"max_parts={max_parts}: {max_rows} rows need more than one part each"
@@ -100,7 +110,7 @@ def empty_list(
     stats = torch.empty(max_parts, heads, 2, dtype=torch.float32, device=device)
     # A row of n queries makes at most n tiles, so the step's tokens bound them.
     parts, tiles = room(max_parts, 8), room(max_tokens, 4)
-    return WorkList(parts, room(1), tiles, room(1), room(max_parts, heads).zero_(), sums, stats, max_rows)
+    return WorkList(parts, room(1), tiles, room(1), room(max_parts, heads).zero_(), sums, stats, max_rows, per_unit)
 
 
 def fill_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:
@@ -125,7 +135,7 @@ def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool
 def aim_of(work: WorkList, group: int) -> int:
     """Parts that a step aims at; with one more per row they fit into the list."""
     kv_heads = work.sums.shape[1] // group
-    return max(1, min(work.parts.shape[0] - work.max_rows, PARTS_PER_UNIT * target().num_units // kv_heads))
+    return max(1, min(work.parts.shape[0] - work.max_rows, work.per_unit * target().num_units // kv_heads))
 
 
 def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:

@@ -10,7 +10,15 @@ from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import Activation, glu_reference, launch_point, pointwise_reference
 from engine.kernels.attention.dense import dense_attention_reference, launch_dense
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
-from engine.kernels.attention.work import MIN_PART, empty_list, fill_list_reference, launch_list, max_parts
+from engine.kernels.attention.work import (
+    MIN_PART,
+    PARTS_OF_CODES,
+    PARTS_PER_UNIT,
+    empty_list,
+    fill_list_reference,
+    launch_list,
+    max_parts,
+)
 from engine.kernels.norm import launch_norm, layer_norm_reference, rms_norm_reference
 from engine.kernels.projection_norm import launch_projection_norm, projection_norm_reference
 from engine.kernels.rotate import launch_qkv, qkv_rope_store_reference
@@ -304,17 +312,20 @@ def test_a_row_of_little_more_than_its_parts_has_them_a_little_longer(contexts, 
     assert torch.equal(got.parts[: len(parts), :7], want.parts[: len(parts), :7])
 
 
-def test_parts_fit_into_their_room():
-    assert max_parts(10, 16, 4) == 4 + min(12, max_parts(10**6, 16, 4) - 4)
+@pytest.mark.parametrize("per_unit", [PARTS_PER_UNIT, PARTS_OF_CODES])
+def test_parts_fit_into_their_room(per_unit):
+    assert max_parts(10, 16, 4, per_unit) == 4 + min(12, max_parts(10**6, 16, 4, per_unit) - 4)
     rows = 6
-    room = max_parts(400, 16, rows)
-    work = empty_list(rows, rows, room, 1, 16, "cpu")
+    room = max_parts(400, 16, rows, per_unit)
+    work = empty_list(rows, rows, room, 1, 16, "cpu", per_unit)
     for contexts in ([6400] * rows, [1] * rows, [6400, 1, 1, 63, 64, 65]):
         starts, lengths = torch.arange(rows + 1, dtype=torch.int32), torch.tensor(contexts, dtype=torch.int32)
         tables = torch.zeros(rows, 400, dtype=torch.int32)
         launch_list(work, AttentionMeta(starts, lengths, tables, torch.zeros(0)), 1, False)
         parts = work.parts[: int(work.num_parts)]
         assert rows <= len(parts) <= room
+        if min(contexts) == 6400:  # all that the step aims at, but for what rounding up takes
+            assert len(parts) > 0.8 * (room - rows)
         for row, context in enumerate(contexts):  # the parts of a row cover its context without gaps
             mine = parts[parts[:, 0] == row]  # tokens are rows here
             assert mine[0, 1] == 0
