@@ -238,8 +238,8 @@ def test_decode_launches_more_programs_than_fit_where_rows_are_many(rows, kv_hea
         assert options["num_warps"] == 1
         old = Target("cuda", "sm_80", 132, 32, 163 << 10)  # where nothing starts before a kernel's end
         assert tuned(old, pairs, width, 16, 128, 2) == (share, 0, options)
-        share, _, options = tuned(card, pairs, width, 16, 128, 2, codes=True)  # as many as there are parts of codes
-        assert (share, options) == (PARTS_OF_CODES, {"num_warps": 1, "num_stages": 3})
+        of_codes, _, options = tuned(card, pairs, width, 16, 128, 2, codes=True)  # as many as there are parts
+        assert (of_codes, options) == (PARTS_OF_CODES, {"num_warps": 1, "num_stages": 3})
     other = Target("hip", "gfx942", 132, 64, 64 << 10)  # there a stage costs registers
     assert tuned(other, pairs, 2048, 16, 128, 2) == (share, 0, {"num_warps": 1, "num_stages": 2})
     for dim, size in ((256, 2), (128, 4)):
