@@ -22,8 +22,14 @@ from tests import tiny
 
 TEXTS = ["the cat", "a dog and the bird", "x", "in an other land there are the birds " * 4, "", "Grüße, 東京!"]
 ST = "sentence_transformers"
-WITH_TYPES = ("bert", "nomic")  # a pair's second text has another type than the first
-ENCODERS = {"bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte"}
+WITH_TYPES = ("bert", "nomic", "electra")  # a pair's second text has another type than the first
+ENCODERS = {
+    "bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte", "distilbert": "DistilBert",
+    "electra": "Electra",
+}  # fmt: skip
+POSITIONED = ("xlm_roberta",)  # the table of positions begins behind the padding token's row
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+OF_DISTILBERT = dict(zip(SIZES, ("dim", "hidden_dim", "n_layers", "n_heads")))
 PREFIX = {"query": "query: ", "document": "text: "}
 
 
@@ -197,11 +203,13 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     name = ENCODERS[kind]
     if not hasattr(transformers, f"{name}Config"):
         pytest.skip(f"transformers {transformers.__version__} has no {name}Config, which makes this checkpoint")
+    renamed = OF_DISTILBERT if kind == "distilbert" else {}
+    sizes = {renamed.get(key, key): size for key, size in zip(SIZES, (64, 96, 3, 4))}
+    if kind == "electra":
+        sizes["embedding_size"] = 64
     config = getattr(transformers, f"{name}Config")(
-        vocab_size=tiny.VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-        max_position_embeddings=130 if kind == "xlm_roberta" else 128, pad_token_id=1,
-        type_vocab_size=1 if kind in ("xlm_roberta", "gte") else 2,
-        **({"num_labels": labels} if labels else {}), **more,
+        vocab_size=tiny.VOCAB_SIZE, max_position_embeddings=130 if kind in POSITIONED else 128, pad_token_id=1,
+        type_vocab_size=2 if kind in WITH_TYPES else 1, **sizes, **({"num_labels": labels} if labels else {}), **more,
     )  # fmt: skip
     ending = "ForSequenceClassification" if labels else "Model"
     folder = home() / f"{kind}-{labels}-{len(more)}"

@@ -1,4 +1,4 @@
-"""Architecture name of a checkpoint -> the file of its family: the only list of what is served.
+"""Architecture name of a checkpoint -> the file of its family: with encoders.py the only list of what is served.
 
 In: a folder in Hugging Face or Mistral format. Out: a ModelConfig, and a Model without weights (engine/weights/load
 fills it). A family's file is imported when a checkpoint names it. Thread: any. Code named by `auto_map` is never
@@ -28,6 +28,7 @@ from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
 from engine.models.decoders import DECODERS
+from engine.models.encoders import ENCODERS
 from engine.models.family import Family
 from engine.quant.assign import assign
 from engine.request import Modality
@@ -119,24 +120,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders
     "Qwen3OmniMoeThinkerForConditionalGeneration": "engine.models.qwen3_omni",
     "Qwen3OmniMoeForConditionalGeneration": "engine.models.qwen3_omni",
-    "BertModel": "engine.models.bert",
-    "BertForSequenceClassification": "engine.models.bert",
-    "BertForTokenClassification": "engine.models.bert",
-    "RobertaModel": "engine.models.roberta",
-    "RobertaForSequenceClassification": "engine.models.roberta",
-    "RobertaForTokenClassification": "engine.models.roberta",
-    "XLMRobertaModel": "engine.models.roberta",
-    "XLMRobertaForSequenceClassification": "engine.models.roberta",
-    "XLMRobertaForTokenClassification": "engine.models.roberta",
-    "ModernBertModel": "engine.models.modernbert",
-    "ModernBertForSequenceClassification": "engine.models.modernbert",
-    "ModernBertForTokenClassification": "engine.models.modernbert",
-    "NomicBertModel": "engine.models.nomic_bert",
-    "NomicBertForSequenceClassification": "engine.models.nomic_bert",
-    "NewModel": "engine.models.gte",
-    "NewForSequenceClassification": "engine.models.gte",
-    "GteModel": "engine.models.gte",
-    "GteForSequenceClassification": "engine.models.gte",
+    **ENCODERS,
     "CLIPModel": "engine.models.clip_model",
     "SiglipModel": "engine.models.siglip",
 }
@@ -291,5 +275,6 @@ def _own(name: str) -> tuple[str, Form] | None:
     spelled = {name.lower(): name for name in FAMILIES}  # the first files say LLaMAForCausalLM
     causal, form = class_of_body(name)
     if found := spelled.get(name.lower()):
-        return found, form if family_of(found).head is not None else "generate"
+        embeds: Form = "embed" if form == "generate" else form  # an encoder with the head of its training
+        return found, embeds if family_of(found).head is not None else "generate"
     return (causal, form) if form != "generate" and causal in FAMILIES else None

@@ -42,4 +42,4 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return HeadLayer("classifier.dense", hidden, hidden, bias=True, activation="tanh"), last
 
 
-FAMILY = Family(name="RoBERTa, XLM-R", model=Roberta, text=text, head=head, first_position=first_position)
+FAMILY = Family(name="RoBERTa, XLM-R, CamemBERT", model=Roberta, text=text, head=head, first_position=first_position)

@@ -1,0 +1,25 @@
+"""Encoders of texts: the classes of a checkpoint -> the file of their family; a part of registry.FAMILIES.
+
+Many encoders were saved with the head of their training (`...ForMaskedLM`, `...ForPreTraining`), which is not read.
+Thread: any; a table.
+"""
+
+from __future__ import annotations
+
+VECTORS_AND_SCORES = ("Model", "ForSequenceClassification")
+ALL = (*VECTORS_AND_SCORES, "ForTokenClassification", "ForMaskedLM")
+CLASSES = {  # how a family's classes begin -> its module, how they end
+    "Bert": ("bert", ALL),
+    "Roberta": ("roberta", ALL),
+    "XLMRoberta": ("roberta", ALL),
+    "Camembert": ("roberta", ALL),
+    "DistilBert": ("distilbert", ALL),
+    "Electra": ("electra", (*ALL, "ForPreTraining")),
+    "ModernBert": ("modernbert", ALL),
+    "NomicBert": ("nomic_bert", VECTORS_AND_SCORES),
+    "New": ("gte", VECTORS_AND_SCORES),
+    "Gte": ("gte", VECTORS_AND_SCORES),
+}
+ENCODERS = {
+    f"{name}{ending}": f"engine.models.{module}" for name, (module, endings) in CLASSES.items() for ending in endings
+}
