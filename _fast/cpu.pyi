@@ -145,4 +145,6 @@ def dense_attention(
     causal: bool,
     window: int,
     bf16: bool,
+    bias: int = 0,
+    reach: int = 0,
 ) -> None: ...

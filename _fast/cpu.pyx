@@ -96,11 +96,12 @@ cdef extern from "kernels.h" nogil:
         const int32_t *starts
         const int32_t *lengths
         const float *sinks
+        const float *bias
         const int32_t *last_keys
         code_scales scales
         long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride
         long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride
-        long window
+        long window, reach
         int causal, bf16, kv_type
         float scale, softcap
 
@@ -355,9 +356,12 @@ def dense_attention(
     uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t starts,
     long segments, long heads, long kv_heads, long dim,
     long q_stride, long q_head_stride, long k_stride, long k_head_stride, long v_stride, long v_head_stride,
-    float scale, bint causal, long window, bint bf16,
+    float scale, bint causal, long window, bint bf16, uintptr_t bias=0, long reach=0,
 ):
-    """Attention inside each segment of rows; strides in elements; window: rows seen to each side, 0: all."""
+    """Attention inside each segment of rows; strides in elements; window: rows seen to each side, 0: all.
+
+    bias: float32 [heads, 2 reach + 1], added to scores by the distance from query to key; 0: none.
+    """
     cdef attention_call call
     cdef int failed
     memset(&call, 0, sizeof(call))
@@ -377,6 +381,8 @@ def dense_attention(
     call.v_stride = v_stride
     call.v_head_stride = v_head_stride
     call.window = window
+    call.bias = <const float *> bias
+    call.reach = reach
     call.causal = causal
     call.bf16 = bf16
     call.kv_type = bf16

@@ -25,9 +25,9 @@ ST = "sentence_transformers"
 WITH_TYPES = ("bert", "nomic", "electra")  # a pair's second text has another type than the first
 ENCODERS = {
     "bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte", "distilbert": "DistilBert",
-    "electra": "Electra",
+    "electra": "Electra", "mpnet": "MPNet",
 }  # fmt: skip
-POSITIONED = ("xlm_roberta",)  # the table of positions begins behind the padding token's row
+POSITIONED = ("xlm_roberta", "mpnet")  # the table of positions begins behind the padding token's row
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 OF_DISTILBERT = dict(zip(SIZES, ("dim", "hidden_dim", "n_layers", "n_heads")))
 PREFIX = {"query": "query: ", "document": "text: "}

@@ -1,4 +1,4 @@
-"""Encoder: a post-norm body whose tokens attend to all of their input; the base of BERT, RoBERTa, Nomic and GTE.
+"""Encoder: a post-norm body whose tokens attend to all of their input; the base of BERT, RoBERTa and others.
 
 Thread: device. Inputs lie one behind the other, without padding between them, each computed in one step; nothing is
 kept. The norms stand behind attention and MLP:
@@ -6,7 +6,8 @@ kept. The norms stand behind attention and MLP:
     x = norm(word + position + type), or without positions, by which queries and keys are rotated then
     each layer: x = norm(x + o(attention(x))); x = norm(x + down(activate(up(x)))), or down(activate(gate(x)) * up(x))
 
-Of the last layer only the tokens that are read go on behind attention.
+Scores may be raised by the distance of a key (layers/distance). Of the last layer only the tokens that are read go on
+behind attention.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from engine.encoders.tower import Tower
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.rotate import apply_rope
+from engine.layers.distance import Buckets
 from engine.layers.embed import Embedding, Positions
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm
@@ -54,13 +56,15 @@ class EncoderLayer:
         self.down = Linear(text.intermediate_size, text.hidden_size, bias=text.mlp_bias)
         self.mlp_norm = LayerNorm(text.hidden_size, text.norm_eps)
 
-    def __call__(self, x: Tensor, bounds: Tensor, index: Tensor | None, rope: Rope | None) -> Tensor:
+    def __call__(
+        self, x: Tensor, bounds: Tensor, index: Tensor | None, rope: Rope | None, bias: Tensor | None
+    ) -> Tensor:
         """x [T, hidden], which is overwritten; with `index` the result has these tokens alone."""
         heads = self.qkv(x).view(len(x), 3 * self.heads, self.head_dim)
         queries, keys, values = heads.split(self.heads, 1)
         if rope is not None:
             queries, keys = apply_rope(heads[:, : 2 * self.heads], rope.cos, rope.sin).split(self.heads, 1)
-        attended = dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True)
+        attended = dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, bias=bias)
         if index is not None:
             x, attended = x.index_select(0, index), attended.index_select(0, index)
         self.o.add_to(x, attended)
@@ -91,6 +95,7 @@ class Encoder(Model):
             self.positions = Positions(config.max_position, text.hidden_size, first_position)
         self.types = Positions(types, text.hidden_size) if types else None
         self.embed_norm = LayerNorm(text.hidden_size, text.norm_eps)
+        self.distances: Buckets | None = None
         self.layers = [EncoderLayer(text) for _ in text.layers]
         self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, tied=False)
         self._run = self.layers  # those that forward runs
@@ -106,9 +111,10 @@ class Encoder(Model):
         starts = batch.attention[0].query_start  # [num_rows + 1] int32
         bounds = batch.attention[0].covering(len(batch.token_ids)).query_start
         rope = None if self._ropes is None else self._ropes(batch.positions)
+        bias = None if self.distances is None else self.distances.bias
         x = self.embed_norm(self._embedded(batch, starts))
         for layer in self._run:
-            x = layer(x, bounds, batch.sample_index if layer is self._run[-1] else None, rope)
+            x = layer(x, bounds, batch.sample_index if layer is self._run[-1] else None, rope, bias)
         return x if out is None else out.copy_(x)
 
     def _embedded(self, batch: Batch, starts: Tensor) -> Tensor:

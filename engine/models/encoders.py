@@ -15,6 +15,7 @@ CLASSES = {  # how a family's classes begin -> its module, how they end
     "Camembert": ("roberta", ALL),
     "DistilBert": ("distilbert", ALL),
     "Electra": ("electra", (*ALL, "ForPreTraining")),
+    "MPNet": ("mpnet", ALL),
     "ModernBert": ("modernbert", ALL),
     "NomicBert": ("nomic_bert", VECTORS_AND_SCORES),
     "New": ("gte", VECTORS_AND_SCORES),

@@ -198,6 +198,20 @@ def test_dense_attention_equals_its_reference(heads, kv_heads, dim, causal, wind
     close(actual, expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("kv_heads", "reach"), [(3, 700), (1, 7)])
+def test_a_bias_by_distance_is_added_to_scores(kv_heads, reach, dtype):
+    q, k, v = (torch.randn(700, heads, 20).to(dtype) for heads in (3, kv_heads, kv_heads))
+    bounds, bias = torch.tensor([0, 1, 65, 65, 640, 700], dtype=torch.int32), torch.randn(3, 2 * reach + 1) * 3
+    expected = dense_attention_reference(q.double(), k.double(), v.double(), bounds, 0.2, bias=bias)
+    close(dense_attention(q, k, v, bounds, 0.2, bias=bias), expected, dtype)
+    row = torch.arange(64)  # the second segment in one line of torch
+    raised = bias[:, (row - row[:, None]).clamp(-reach, reach) + reach].double()
+    mine = [part[1:65].double().movedim(0, 1) for part in (q, k, v)]
+    plain = torch.nn.functional.scaled_dot_product_attention(*mine, raised, scale=0.2, enable_gqa=True)
+    torch.testing.assert_close(expected[1:65], plain.movedim(0, 1).reshape(64, 60))
+
+
 def test_a_segment_gets_the_same_bits_alone():
     q, k, v = (torch.randn(300, 2, 40) for _ in range(3))
     whole = dense_attention(q, k, v, torch.tensor([0, 100, 290, 300]), 0.2)

@@ -8,6 +8,7 @@ import torch
 
 import engine.runtime
 from engine.errors import ConfigError
+from engine.layers.distance import REACH, bucket_of
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
 from tests import tiny
@@ -19,7 +20,7 @@ from tests.server.test_embeddings import FEW, ids_of, vectors
 from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-KINDS = ("bert", "xlm_roberta", "nomic", "gte", "distilbert", "electra")
+KINDS = ("bert", "xlm_roberta", "nomic", "gte", "distilbert", "electra", "mpnet")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,6 +108,16 @@ async def test_a_body_saved_with_the_head_of_its_training_makes_vectors(pooling,
     np.testing.assert_array_equal(await vectors(await pooling(saved), FEW), await vectors(await pooling(folder), FEW))
     with pytest.raises(ConfigError, match="runner generate"):
         load_model_config(saved, runner="generate")
+
+
+async def test_buckets_of_distances_are_those_of_mpnet():
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    away = torch.arange(-9000, 9001)
+    torch.testing.assert_close(bucket_of(away), MPNetEncoder.relative_position_bucket(away))
+    assert (bucket_of(away[9000 + REACH :]) == bucket_of(away[-1:])).all()
+    with pytest.raises(ConfigError, match="relative_attention_num_buckets"):
+        load_model_config(kit.encoder("mpnet"), {"relative_attention_num_buckets": 64})
 
 
 async def test_electra_with_narrow_embeddings_is_refused():

@@ -240,13 +240,14 @@ static void add_values(const struct attention *call, struct workplace *place, lo
 
 /* Scores of one pair -> weights, with its maximum and sum brought up to date; returns what the sums so far are to be
  * multiplied with. Keys outside `seen` (relative to the tile) weigh nothing. */
-static float softmax_row(const struct attention *call, const float *scores, float *weights, struct range seen,
-                         float *maximum, float *total) {
+static float softmax_row(const struct attention *call, const float *scores, const float *bias, float *weights,
+                         struct range seen, float *maximum, float *total) {
     vf s[PANEL / W], most = v_set(-INFINITY);
     for (int v = 0; v < PANEL / W; v++) {
         s[v] = v_load(scores + v * W) * v_set(call->scale);
         if (call->softcap > 0.0f)
             s[v] = v_set(call->softcap) * v_tanh(s[v] * v_set(1.0f / call->softcap));
+        if (bias != NULL) s[v] += v_load(bias + v * W);
         if (seen.begin > 0 || seen.end < PANEL) {
             vf key = v_set((float)(v * W)) + v_load(COUNTING);
             s[v] = v_if_less(key, v_set((float)seen.end), s[v], v_set(-INFINITY));
@@ -270,6 +271,18 @@ static float softmax_row(const struct attention *call, const float *scores, floa
     *maximum = now;
     *total = *total * decay + v_sum(sum);
     return decay;
+}
+
+/* What a tile's scores of one pair are raised by, or NULL. */
+static const float *bias_of(const struct attention *call, const struct unit *unit, long first, long p, float found[PANEL]) {
+    if (call->bias == NULL) return NULL;
+    const long group = call->heads / call->kv_heads, pair = unit->pair_begin + p, reach = call->reach;
+    const float *line = call->bias + (unit->kv_head * group + pair % group) * (2 * reach + 1) + reach;
+    for (long i = 0; i < PANEL; i++) {
+        const long away = first + i - pair / group;
+        found[i] = line[away < -reach ? -reach : away > reach ? reach : away];
+    }
+    return found;
 }
 
 /* The keys to ask for while this tile's values are added: those of the next tile, or of the first tile of the next KV
@@ -309,8 +322,10 @@ static void tile_of_keys(const struct attention *call, const struct unit *unit, 
     for (long p = a; p < b; p++) {
         struct range seen = keys_of(call, unit->row, unit->pair_begin + p);
         seen.begin -= first, seen.end -= first;
-        const float decay = softmax_row(call, place->scores + p * PANEL, place->weights + p * X_STRIDE, seen,
-                                        state + p, state + PAIRS + p);
+        _Alignas(64) float raised[PANEL];
+        const float decay =
+            softmax_row(call, place->scores + p * PANEL, bias_of(call, unit, first, p, raised),
+                        place->weights + p * X_STRIDE, seen, state + p, state + PAIRS + p);
         if (decay == 1.0f) continue;
         for (long c = 0; c < panels_of(dim); c++) {
             float *sums = state + STATE_SUMS + (c * PAIRS + p) * PANEL;

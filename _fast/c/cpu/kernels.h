@@ -107,10 +107,12 @@ struct attention {
     const int32_t *starts; /* [rows + 1] offsets of the rows' queries (dense: of keys, too) */
     const int32_t *lengths; /* [rows] keys, this step's included; NULL for dense */
     const float *sinks; /* [heads] logits that join the softmax's sum and have no value, or NULL */
+    const float *bias; /* dense: [heads, 2 reach + 1], added to scores by key - query, cut to -reach .. reach; or NULL */
     const int32_t *last_keys; /* [tokens] the last key that each sees, or ~key where no window hides one; NULL: its own */
     long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride;
     long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* of k and v: dense only */
     long window; /* keys a query sees to each side, itself included; 0 = all; -n: those of its chunk of n */
+    long reach;
     int causal, bf16, kv_type; /* kv_type: enum cache_type */
     float scale, softcap;
 };

@@ -1,11 +1,12 @@
 """Attention inside segments of one sequence of rows, without a cache: towers, and texts whose tokens see later ones.
 
 out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j] over the rows j of t's segment (and j <= t when causal, and
-|t - j| < window where there is one). Windows of towers are more, shorter segments. On an accelerator nothing about a
-segment is known to the host but the mean length: where it is short a program takes one segment, tile by tile; else one
-tile of rows, wherever segments begin, and each row finds its own one by bisection. Only blocks of keys that some row of
-a tile does not see need a mask. Heads of 80 are taken as 64 + 16, since blocks are powers of two. Users:
-`engine/encoders/*`, `engine/layers/attention`, `engine/models/encoder`.
+|t - j| < window where there is one). A bias by distance, of each head its own, may be added to the scores. Windows of
+towers are more, shorter segments. On an accelerator nothing about a segment is known to the host but the mean length:
+where it is short a program takes one segment, tile by tile; else one tile of rows, wherever segments begin, and each
+row finds its own one by bisection. Only blocks of keys that some row of a tile does not see need a mask. Heads of 80
+are taken as 64 + 16, since blocks are powers of two. Users: `engine/encoders/*`, `engine/layers/attention`,
+`engine/models/encoder`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -43,6 +44,8 @@ def attend_rows(
     query_rest,  # [BLOCK_M, REST]; without REST unused
     since,  # [BLOCK_M] int32: first key of a line's segment
     until,  # [BLOCK_M] int32: its last key + 1
+    line,  # [BLOCK_M] int32: rows of the queries; read with REACH only
+    bias,  # float32 [2 REACH + 1] of the head, or None
     k,
     v,
     num_rows,
@@ -57,6 +60,7 @@ def attend_rows(
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
     MATERIALISE: tl.constexpr,
+    REACH: tl.constexpr,
 ):
     """The keys of all lines -> result [BLOCK_M, BLOCK_D] and result_rest [BLOCK_M, REST], float32.
 
@@ -82,11 +86,18 @@ def attend_rows(
         if REST > 0:
             rest = load_rows(k + main, row, k_stride, tl.arange(0, REST), HEAD_DIM - main, REST, WIDE)
             score = tl.dot(query_rest, tl.trans(rest), score, input_precision="ieee")
+        if REACH > 0:
+            away = tl.minimum(tl.maximum(key[None, :] - line[:, None], -REACH), REACH)
+            score = score * scale + tl.load(bias + REACH + away) * 1.4426950408889634  # log2(e)
         if (start < all_since) | (start + BLOCK_N > all_until):
             seen = (key[None, :] >= since[:, None]) & (key[None, :] < until[:, None])
             score = tl.where(seen, score, float("-inf"))
-        higher = tl.maximum(best, tl.max(score, 1) * scale)
-        weight = tl.exp2(score * scale - higher[:, None])
+        if REACH > 0:
+            higher = tl.maximum(best, tl.max(score, 1))
+            weight = tl.exp2(score - higher[:, None])
+        else:
+            higher = tl.maximum(best, tl.max(score, 1) * scale)
+            weight = tl.exp2(score * scale - higher[:, None])
         fade = tl.exp2(best - higher)
         total = total * fade + tl.sum(weight, 1)
         weight = weight.to(query.dtype)
@@ -107,6 +118,7 @@ def dense_kernel(
     k,  # [num_rows, num_kv_heads, HEAD_DIM], strided
     v,
     bounds,  # [num_segments + 1] int32
+    bias,  # [num_heads, 2 REACH + 1] float32, or None
     num_rows,
     num_segments,
     halvings,  # of num_segments, until one is left
@@ -131,6 +143,7 @@ def dense_kernel(
     STAGES: tl.constexpr,
     MATERIALISE: tl.constexpr,  # see `materialised`; CUDA only
     OVERLAP: tl.constexpr,
+    REACH: tl.constexpr,  # distances of keys that have a number of their own in the bias; 0: there is none
 ):
     grid_wait(OVERLAP)
     head = tl.program_id(0)
@@ -140,6 +153,8 @@ def dense_kernel(
     q += head * q_head
     k += head // GROUP * k_head
     v += head // GROUP * v_head
+    if REACH > 0:
+        bias += head * (2 * REACH + 1)
     if SHORT:
         first, last = tl.load(bounds + tl.program_id(1)), tl.load(bounds + tl.program_id(1) + 1)
     else:
@@ -169,8 +184,8 @@ def dense_kernel(
         if REST > 0:
             query_rest = load_rows(q + main, row, q_stride, rest, HEAD_DIM - main, REST, WIDE)
         result, result_rest = attend_rows(
-            query, query_rest, since, until, k, v, num_rows, k_stride, v_stride, scale,
-            HEAD_DIM, BLOCK_M, BLOCK_N, BLOCK_D, REST, WIDE, STAGES, MATERIALISE,
+            query, query_rest, since, until, row, bias, k, v, num_rows, k_stride, v_stride, scale,
+            HEAD_DIM, BLOCK_M, BLOCK_N, BLOCK_D, REST, WIDE, STAGES, MATERIALISE, REACH,
         )  # fmt: skip
         to = out + line.to(tl.int64)[:, None] * out_stride + head * HEAD_DIM
         written = (line < last)[:, None]
@@ -190,19 +205,22 @@ def dense_attention(
     out: Tensor | None = None,
     mixed_lengths: bool = False,
     window: int = 0,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """q [T, h, D], k and v [T, h_kv, D] (h_kv divides h), cu_seqlens [num_segments + 1] int32 -> [T, h * D].
 
     The last axis of q, k and v is contiguous; the others may be strided (slices of one fused product). Segments must
     cover all rows: cu_seqlens starts at 0 and ends at T. The result is new, or `out`, whose rows may lie apart. With
     `mixed_lengths` the mean length of segments says nothing of each: some may be long, and some empty. `window`: rows
-    that a row sees to each side, itself included; 0: all.
+    that a row sees to each side, itself included; 0: all. `bias` float32 [h, 2 * reach + 1], contiguous: bias[:,
+    reach + d] is added to the scores of keys d rows behind the query, for d from -reach to reach; farther ones take the
+    ends'.
     """
     rows, heads, dim = q.shape
     if q.is_cuda and q.dtype != torch.float64:
-        return launch_dense(q, k, v, cu_seqlens, scale, causal, out, mixed_lengths, window)
+        return launch_dense(q, k, v, cu_seqlens, scale, causal, out, mixed_lengths, window, bias)
     if not q.is_cpu or (q.dtype != torch.float32 and q.dtype != torch.bfloat16) or dim > cpu.HEAD_MAX:
-        return dense_attention_reference(q, k, v, cu_seqlens, scale, causal, out, window)
+        return dense_attention_reference(q, k, v, cu_seqlens, scale, causal, out, window, bias)
     kv_heads = k.shape[1]
     assert k.shape == v.shape == (rows, kv_heads, dim) and heads % kv_heads == 0 and q.dtype == k.dtype == v.dtype
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "the last axis of q, k and v must be contiguous"
@@ -214,6 +232,7 @@ def dense_attention(
         starts.numel() - 1, heads, kv_heads, dim,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         scale, causal, window, q.dtype == torch.bfloat16,
+        0 if bias is None else bias.data_ptr(), reach_of(bias, heads),
     )  # fmt: skip
     return whole if out is None or out is whole else out.copy_(whole)
 
@@ -228,6 +247,7 @@ def launch_dense(
     out: Tensor | None = None,
     mixed_lengths: bool = False,
     window: int = 0,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The Triton kernel; arguments as `dense_attention`."""
     rows, heads, dim = q.shape
@@ -242,13 +262,23 @@ def launch_dense(
     short = rows <= SHORT_MEAN * segments and not mixed_lengths
     block_m, block_n, options = _tuned(block_d, rest, q.element_size(), short)
     dense_kernel[(heads, segments if short else triton.cdiv(rows, block_m))](
-        out, q, k, v, cu_seqlens, rows, segments, segments.bit_length(), scale * math.log2(math.e),
+        out, q, k, v, cu_seqlens, bias, rows, segments, segments.bit_length(), scale * math.log2(math.e),
         out.stride(0), q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         CAUSAL=causal, WINDOW=window, SHORT=short, GROUP=heads // kv_heads, HEAD_DIM=dim, BLOCK_M=block_m,
         BLOCK_N=block_n, BLOCK_D=block_d, REST=rest, WIDE=rows * max(q.stride(0), k.stride(0), v.stride(0)) >= 1 << 31,
-        STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90", **options, **launch_options(),
+        STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90", REACH=reach_of(bias, heads),
+        **options, **launch_options(),
     )  # fmt: skip
     return out
+
+
+def reach_of(bias: Tensor | None, heads: int) -> int:
+    """Distances that have a number of their own; 0 without a bias."""
+    if bias is None:
+        return 0
+    assert bias.dtype == torch.float32 and bias.is_contiguous(), "a bias is float32 and contiguous"
+    assert bias.shape[0] == heads and bias.shape[1] % 2 == 1 and bias.shape[1] > 1, "a bias is [heads, 2 * reach + 1]"
+    return bias.shape[1] // 2
 
 
 def head_blocks(dim: int) -> tuple[int, int]:
@@ -280,6 +310,7 @@ def dense_attention_reference(
     causal: bool = False,
     out: Tensor | None = None,
     window: int = 0,
+    bias: Tensor | None = None,
 ) -> Tensor:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     num_rows, num_heads, head_dim = q.shape
@@ -290,6 +321,9 @@ def dense_attention_reference(
         keys = k[first:last].to(wide).repeat_interleave(group, 1)
         values = v[first:last].to(wide).repeat_interleave(group, 1)
         scores = torch.einsum("thd,jhd->htj", q[first:last].to(wide), keys) * scale
+        if bias is not None:
+            reach, row = reach_of(bias, num_heads), torch.arange(last - first, device=q.device)
+            scores = scores + bias[:, (row - row[:, None]).clamp(-reach, reach) + reach].to(wide)
         if causal:
             size = last - first
             hidden = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)

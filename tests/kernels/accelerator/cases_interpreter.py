@@ -341,6 +341,16 @@ def test_dense_attention_of_wider_heads(dim):
     assert error(launch_dense(q, k, v, bounds, dim**-0.5, True), want) < limit(torch.float16)
 
 
+@pytest.mark.parametrize("dim", [40, 80])
+def test_dense_attention_with_a_bias_by_distance(dim):
+    bounds, bias = torch.tensor([0, 3, 140, 140, 150], dtype=torch.int32), torch.randn(4, 2 * 33 + 1) * 3
+    q, k, v = (torch.randn(150, heads, dim).half() for heads in (4, 2, 2))
+    want = dense_attention_reference(q.double(), k.double(), v.double(), bounds, dim**-0.5, bias=bias)
+    for mixed in (True, False):
+        got = launch_dense(q, k, v, bounds, dim**-0.5, False, mixed_lengths=mixed, bias=bias)
+        assert error(got, want) < limit(torch.float16)
+
+
 def test_dense_attention_of_rows_far_apart():
     rows, dim, stride = 5, 80, 1 << 29
     far = torch.empty((rows - 1) * stride + dim, dtype=torch.float16).as_strided((rows, 1, dim), (stride, dim, 1))
