@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from server.config import LimitsConfig
 from server.errors import ApiError, shown
+from server.exact_numbers import EXACT, are_exact
 from server.patterns import check_pattern, json_pattern
 
 SCHEMA_OF = ("items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties")
@@ -73,6 +74,7 @@ class Cleaner:
 
     def __init__(self, root: Any, limits: LimitsConfig, relax: bool) -> None:
         self._root, self._limits, self._relax = root, limits, relax
+        self._ended: set[str] = set()  # values of $ref that lead to a schema which is more than a $ref
         self._expressions: dict[str, str] = {}  # as written for JSON: large schemas repeat few expressions
         self.dropped: dict[str, None] = {}  # keywords left out, in the order in which they were met
 
@@ -139,8 +141,8 @@ class Cleaner:
     def _number(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
             found[key] = value
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e18:
-            raise wrong(path, "must be a number between -1e18 and 1e18")
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not are_exact(value):
+            raise wrong(path, f"must be {EXACT}")
         elif key == "multipleOf" and (value <= 0 or int(value) != value):
             raise wrong(path, f"got {shown(value)}; must be a positive integer")
         else:
@@ -167,6 +169,8 @@ class Cleaner:
     def _values(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         if key == "enum" and (not isinstance(value, list) or not value):
             raise wrong(path, "must be a list of at least one value")
+        if not are_exact(value):
+            raise wrong(path, f"each number in it must be {EXACT}; larger ones fit in texts")
         found[key] = value
 
     def _pattern(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
@@ -200,11 +204,12 @@ class Cleaner:
         if not isinstance(value, str) or self._target(value) is None:
             raise wrong(path, f"got {shown(value)}; must point to a schema of this document, as #/$defs/name")
         seen, target = {value}, self._target(value)
-        while isinstance(target, dict) and isinstance(target.get("$ref"), str):
+        while isinstance(target, dict) and isinstance(target.get("$ref"), str) and target["$ref"] not in self._ended:
             if target["$ref"] in seen:
                 raise wrong(path, "points to itself and to nothing else")
             seen.add(target["$ref"])
             target = self._target(target["$ref"])
+        self._ended |= seen
         found[key] = value
 
     def _target(self, ref: str) -> Any:

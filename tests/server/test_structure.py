@@ -9,6 +9,7 @@ from server import structure
 from server.config import LimitsConfig
 from server.errors import ApiError
 from server.schema.common import SamplingFields
+from server.schema_rules import Cleaner
 from server.structure import format_structure, relaxed, schema_text, structure_of
 
 LIMITS = LimitsConfig()
@@ -78,6 +79,10 @@ TAGGED = [{"properties": {"kind": {"const": name}}, "type": "object", "required"
         ({"$defs": {"a": {"$ref": "#/$defs/a"}}}, "s.$defs.a.$ref", "points to itself"),
         ({"multipleOf": 0.5}, "s.multipleOf", "positive integer"),
         ({"minimum": 10**40}, "s.minimum", "must be a number between"),
+        ({"minimum": 2**53 + 1}, "s.minimum", "that a double holds"),  # the library would allow 2**53
+        ({"const": 2**53 + 1}, "s.const", "that a double holds"),
+        ({"enum": [1, {"a": [-(2**63)]}]}, "s.enum", "larger ones fit in texts"),  # it ended the process
+        ({"const": 1e300}, "s.const", "between -1e18 and 1e18"),
         ({"minLength": -1}, "s.minLength", "from 0 on"),
         ({"required": "a"}, "s.required", "list of property names"),
         ({"properties": []}, "s.properties", "object of schemas"),
@@ -99,6 +104,15 @@ def test_branches_that_a_property_tells_apart_may_stand_in_one_of():
     assert "allOf" in kept(refs)
     with pytest.raises(ApiError):
         kept({"oneOf": [TAGGED[0], TAGGED[0]]})
+
+
+def test_a_chain_of_references_is_followed_once(monkeypatch):
+    asked = []
+    target = Cleaner._target
+    monkeypatch.setattr(Cleaner, "_target", lambda self, ref: asked.append(ref) or target(self, ref))
+    links = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(1000)}
+    kept({"$ref": "#/$defs/a0", "$defs": {**links, "a1000": {"type": "null"}}})
+    assert len(asked) < 5000
 
 
 DEEP: dict = {}

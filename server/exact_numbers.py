@@ -1,0 +1,26 @@
+"""Which numbers of a JSON Schema the grammar library holds as they are written.
+
+Owner: none, pure functions; called in the pool. The library reads each number as a double: the integer 2**53 + 1
+becomes 2**53, and the answer would hold another number than the schema asks for; -2**63 ends the process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MOST = 1e18
+EXACT = "a number between -1e18 and 1e18 that a double holds"
+
+
+def are_exact(value: Any) -> bool:
+    """Whether every number in a JSON value, at any depth, is held."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+        elif isinstance(item, int | float) and not (abs(item) < MOST and float(item) == item):
+            return False
+    return True
