@@ -15,13 +15,19 @@ from engine.grammar.spec import GrammarSpec
 # A mask that allows only the usual token for text that must come anyway moves the distribution, so it is off.
 OPTIONS = '%llguidance {"no_forcing": true}\n'
 
-# One pass over a grammar: strings, expressions and comments first, so that what they hold is not looked at.
+# Of a client's grammar. The library calls itself for each rule inside a rule, and needs the square of their number.
+MAX_RULES = 512
+
+# One pass over a grammar: strings, expressions and comments first, so that what they hold is not looked at. Square
+# brackets are looked into, since they hold optional parts of a rule; an open quote or slash is refused, since the
+# library reads an expression across lines and would see another end of it.
 _PIECES = re.compile(
     r'"(?:[^"\\\n]|\\.)*"i?'  # a text
     r"|/(?:[^/\\\n]|\\.)+/[imslux]*"  # an expression
     r"|(?://|\#)[^\n]*"  # a comment
-    r"|\[(?:[^\]\\\n]|\\.)*\]"  # a class of GBNF, or a rule's options
     r"|(?P<ignore>%ignore\b)"
+    r"|(?P<rule>:)"
+    r'|(?P<open>["/])'
     r"|(?P<bad>[%<@])"
 )
 
@@ -50,12 +56,20 @@ def _of_client(text: str) -> str:
             raise GrammarError("grammar_too_complex", "the grammar nests too deeply") from None
         except Exception:  # the translator raises all kinds
             raise GrammarError("grammar_invalid", "the grammar is not well formed GBNF with a rule `root`") from None
+    num_rules = 0
     for found in _PIECES.finditer(text):
-        if found["bad"]:
-            line = text.count("\n", 0, found.start()) + 1
-            raise GrammarError(
-                "grammar_invalid",
-                f"line {line} of the grammar: got {found['bad']}; a grammar may hold rules, texts, expressions and "
-                "%ignore; special tokens, other % words and @ names are not allowed",
-            )
+        num_rules += found["rule"] is not None
+        if not found["bad"] and not found["open"]:
+            continue
+        allowed = (
+            "a grammar may hold rules, texts, expressions and %ignore; special tokens, other % words and @ names are "
+            "not allowed"
+            if found["bad"]
+            else "a text or an expression must end on the line where it begins"
+        )
+        line = text.count("\n", 0, found.start()) + 1
+        raise GrammarError("grammar_invalid", f"line {line} of the grammar: got {found[0]}; {allowed}")
+    if num_rules > MAX_RULES:
+        told = f"the grammar has {num_rules} rules; at most {MAX_RULES} are allowed; write some of them as one"
+        raise GrammarError("grammar_too_complex", told)
     return text

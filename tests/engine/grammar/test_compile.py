@@ -90,7 +90,7 @@ async def test_a_long_grammar_is_refused_before_the_library_sees_it(pool):
         ("schema", '{"$ref": "#"}', "no text satisfies"),
         ("schema", '{"type": "integer", "minimum": 5, "maximum": 4}', "no text satisfies"),
         ("schema", '{"uniqueItems": true}', "not supported"),
-        ("ebnf", 'start: "a\n', "not well formed"),
+        ("ebnf", 'start: "a\n', 'line 1 of the grammar: got "; a text or an expression must end on the line'),
         ("ebnf", "start: missing", "line 1, column 8: the grammar names what it does not define"),
         ("ebnf", "start: /(/", "not well formed"),
         ("ebnf", 'root ::= "a" missing', "GBNF"),
@@ -100,6 +100,10 @@ async def test_a_long_grammar_is_refused_before_the_library_sees_it(pool):
         ("ebnf", "start: <[257]>", "line 1 of the grammar: got <"),
         ("ebnf", 'start: %json {"uniqueItems": true}', "got %"),
         ("ebnf", "start: @other", "got @"),
+        ("ebnf", 'start: "a" [<[257]>]', "line 1 of the grammar: got <"),  # an optional part of a rule
+        ("ebnf", 'start: "a"\n | [ %json {"type": "null"} ]', "line 2 of the grammar: got %"),
+        ("ebnf", "start: /a\nb/ | <[257]> | /x/", "line 1 of the grammar: got /"),  # one expression to the library
+        ("ebnf", "start[lazy]: a0\n" + "\n".join(f'a{n}: "x" a{n + 1} ":"' for n in range(512)), "has 513 rules"),
     ],
 )
 def test_bad_grammars_are_refused_in_our_words(kind, text, told):
@@ -115,6 +119,7 @@ def test_bad_grammars_are_refused_in_our_words(kind, text, told):
         ("lark", "start: <[256]> /a{2}/", {b"<think>aa"}),
         ("ebnf", 'start: "<think>" // %json <x> @y', {b"<think>"}),
         ("ebnf", 'start: x\nx: "%<@" | /[%<@]\\//', {b"%<@", b"%/", b"</", b"@/"}),
+        ("ebnf", 'start: "a" ["b"] /[c:]/', {b"ac", b"abc", b"a:", b"ab:"}),
         ("ebnf", 'root ::= foo-bar | "z"\nfoo-bar ::= [ab] "é"', {"aé".encode(), "bé".encode(), b"z"}),
     ],
 )
