@@ -21,6 +21,7 @@ import asyncio
 import os
 import re
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -41,6 +42,9 @@ FAILURE_S = 60.0  # seconds for which a failure is remembered
 MAX_FAILURES = 1024
 AT_ONE_TIME = 2  # compiles
 NICE = 10  # of the threads that compile: a tenth of the share of a thread that computes
+# Of the threads that compile: the library calls itself for each schema inside a schema, also along $ref, with 4 to 16
+# KiB each. Only what a compile touches is ever memory.
+STACK_BYTES = 256 << 20
 # Measured: a schema's matcher holds about 40 times its text, and its lexer grows as answers meet new states.
 BYTES_PER_CHARACTER, BYTES_AT_LEAST = 64, 1 << 18
 
@@ -104,7 +108,12 @@ class GrammarCompiler:
         try:
             async with self._turns:
                 spec = await loop.run_in_executor(self._pool, self._written, make)
-                grammar = await loop.run_in_executor(self._threads, compile_now, spec, self._vocabulary)
+                before = threading.stack_size(STACK_BYTES)
+                try:  # a thread of the executor starts with the call that needs it
+                    compiled = loop.run_in_executor(self._threads, compile_now, spec, self._vocabulary)
+                finally:
+                    threading.stack_size(before)
+                grammar = await compiled
             self._keep(key, grammar)
             return grammar
         except Exception as error:

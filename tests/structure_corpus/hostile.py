@@ -7,6 +7,23 @@ def nested(levels, inner="{}"):
     return '{"items":' * levels + inner + "}" * levels
 
 
+def chained(definitions, levels, link):
+    """Definitions that refer to the next, each `levels` deep; the library calls itself along all of them."""
+    found = {f"d{definitions}": {"type": "string"}}
+    for number in range(definitions):
+        inner = {"$ref": f"#/$defs/d{number + 1}"}
+        for _ in range(levels):
+            inner = link(inner)
+        found[f"d{number}"] = inner
+    return {"$ref": "#/$defs/d0", "$defs": found}
+
+
+def rules(count, form):
+    """Rules of which each is made of the next."""
+    first = form[0] + "0"
+    return "\n".join([f"start: {first}", *(form.format(n, n + 1) for n in range(count)), f'{form[0]}{count}: "a"'])
+
+
 HOSTILE = {
     "a million levels": {"json": nested(1_000_000)},
     "levels beyond the limit": {"json": nested(70)},
@@ -30,6 +47,13 @@ HOSTILE = {
     "gbnf brackets": {"grammar": "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000},
     "many choices": {"choice": [f"choice {n}" for n in range(60_000)]},
     "wide choices": {"choice": [f"{n} " * 20 for n in range(2000)]},
+    "the least of 64 bits": {"json": {"properties": {"a": {"enum": [[-(2**63)]]}}, "required": ["a"]}},
+    "the least of 64 bits in brackets": {"grammar": f'start: [%json {{"const": {-(2**63)}}}]'},
+    "properties along references": {"json": chained(136, 28, lambda inner: {"properties": {"a": inner}})},
+    "items along references": {"json": chained(130, 58, lambda inner: {"items": inner})},
+    "references along references": {"json": chained(2400, 0, None)},
+    "a chain of rules": {"grammar": rules(9000, "r{}: r{}")},
+    "a chain of terminals": {"grammar": rules(510, "R{}: R{}*")},
     "numbers beyond floats": {"json": '{"minimum": 1e999999, "enum": [1e400]}'},
     "nulls": {"regex": "\x00*"},
     "broken text": {"grammar": "start: \x00 \ud7ff é \\"},
