@@ -198,7 +198,8 @@ def _regex(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig
 def _choice(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
     if not isinstance(value, list) or not value or any(not isinstance(text, str) or not text for text in value):
         raise wrong(param, "must be a list of at least one text, none of them empty")
-    return GrammarSpec("lark", "start: " + " | ".join(literal(text) for text in dict.fromkeys(value)))
+    texts = " | ".join(literal(text) for text in dict.fromkeys(value))
+    return GrammarSpec("lark", f"start: CHOICE\nCHOICE: {texts}")  # one terminal: alternatives of a rule end at 2,000
 
 
 def _ebnf(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:

@@ -132,7 +132,8 @@ class GrammarRow:
             return None
         if not self._matcher.consume_token(token):
             self.over = True
-            return RowEnd(False, GrammarConflictError(REFUSED))
+            refused = "doesn't satisfy" in self._matcher.get_error()  # else it met a limit
+            return RowEnd(False, GrammarConflictError(REFUSED if refused else CONFLICT))
         if self._matcher.is_stopped():  # nothing can be added: no end token is waited for
             self.over = True
             return RowEnd(True)

@@ -151,7 +151,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type":
         ({"structured_outputs": {"json": '{"type": "null"}', "regex": None}}, "schema", '{"type":"null",'),
         ({"structured_outputs": {"json_object": True, "choice": None}}, "schema", '{"type":"object",'),
         ({"structured_outputs": {"regex": r"^a/[0-9]\$$"}}, "lark", r"start: /a\/[0-9]\$/"),
-        ({"structured_outputs": {"choice": ["a", 'b"', "a"]}}, "lark", 'start: "a" | "b\\""'),
+        ({"structured_outputs": {"choice": ["a", 'b"', "a"]}}, "lark", 'start: CHOICE\nCHOICE: "a" | "b\\""'),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, "ebnf", 'start: "a"'),
     ],
 )

@@ -45,6 +45,19 @@ async def test_every_route_holds_answers_to_a_schema(client):
     fits((await client.post("/inference/v1/generate", body)).json()["choices"][0]["text"])
 
 
+@pytest.mark.parametrize("of", [[f"{n} birds" for n in range(4096)], ["a", "ab", "abc"]], ids=["most", "prefixes"])
+async def test_an_answer_is_one_of_the_choices(client, of):
+    reply = await client.chat(structured_outputs={"choice": of}, **FREE)
+    assert reply.json()["choices"][0]["message"]["content"] in of
+
+
+async def test_what_grows_beyond_the_limits_in_the_middle_is_no_mistake_of_the_server(client):
+    wide = "start: " + " | ".join(f'"{n} birds"' for n in range(4096))
+    reply = await client.chat(structured_outputs={"grammar": wide}, **FREE)
+    assert (reply.status, reply.error["reason"]) == (400, "grammar_conflict")
+    assert "make the grammar simpler" in reply.error["message"]
+
+
 async def test_text_without_a_choice_is_streamed_counted_and_stopped_in(client, monkeypatch):
     runs, jump = [], GrammarRow.jump
     monkeypatch.setattr(GrammarRow, "jump", lambda row, most: runs.append(jump(row, most)) or runs[-1])
