@@ -263,6 +263,7 @@ def _usual(root: Section, body: Body) -> PoolingKind:
     """Where no module says so: as config.json has it, else the first token of an encoder and the last of a decoder."""
     said = root.values.get("classifier_pooling") if body.form == "score" else None
     said = said or (root.values.get("pooling") if body.sees_all else None)
+    said = said or (root.values.get("emb_pooler") if body.form == "embed" else None)  # JinaBERT's
     if isinstance(said, str) and said in KINDS:
         return KINDS[said]
     if said is not None:

@@ -1,6 +1,7 @@
 """Distances: what attention adds to the score of a key by how far it stands before or behind the query.
 
-Thread: device. In: a checkpoint's numbers. Out: `bias` of kernels/attention/dense, float32 [heads, 2 * reach + 1].
+Thread: device. In: a checkpoint's numbers, or none. Out: float32 [heads, 2 * reach + 1],
+the `bias` of kernels/attention/dense.
 """
 
 from __future__ import annotations
@@ -45,3 +46,22 @@ def bucket_of(away: Tensor) -> Tensor:
     far = away.abs().clamp(min=1).float()
     shared = near + (torch.log(far / near) / math.log(REACH / near) * (half - near)).long()
     return (away > 0).long() * half + torch.where(away.abs() < near, away.abs(), shared.clamp(max=half - 1))
+
+
+class Slopes:
+    """ALiBi: a score sinks by a fixed slope of each head for every token between query and key, on both sides.
+
+    https://arxiv.org/abs/2108.12409
+    """
+
+    def __init__(self, num_heads: int, longest: int, device: str) -> None:
+        """`longest`: tokens of an input, at least 2."""
+        away = torch.arange(1 - longest, longest).abs().float()
+        self.bias: Tensor = (torch.tensor(slopes_of(num_heads))[:, None] * -away).to(device)
+
+
+def slopes_of(num_heads: int) -> list[float]:
+    """2^(-8/n), 2^(-16/n), ... for a power of two n; other numbers of heads take every second of twice as many."""
+    power = 1 << num_heads.bit_length() - 1
+    slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
+    return slopes if power == num_heads else slopes + slopes_of(2 * power)[::2][: num_heads - power]

@@ -24,7 +24,7 @@ from engine.encoders.tower import Tower
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.rotate import apply_rope
-from engine.layers.distance import Buckets
+from engine.layers.distance import Buckets, Slopes
 from engine.layers.embed import Embedding, Positions
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm
@@ -77,7 +77,8 @@ class EncoderLayer:
 class Encoder(Model):
     """An encoder of texts; `types`: kinds of tokens, of which a pair's second text has the second; 0: none have rows.
 
-    `first_position`: the row of the table of positions where an input begins; None: there is no table.
+    `first_position`: the row of the table of positions where an input begins; None: there is no table, and
+    heads are rotated where the layers say so.
     """
 
     def __init__(
@@ -89,13 +90,13 @@ class Encoder(Model):
         self.towers: dict[Modality, Tower] = {}
         self.embed = Embedding(text.vocab_size, text.hidden_size, None)
         self.positions = self._ropes = None
-        if first_position is None:
+        if first_position is None and text.layers[0].rope.kind != "none":
             self._ropes = RopeTable(text.layers[0].rope, device, config.max_model_len or config.max_position)
-        else:
+        elif first_position is not None:
             self.positions = Positions(config.max_position, text.hidden_size, first_position)
         self.types = Positions(types, text.hidden_size) if types else None
         self.embed_norm = LayerNorm(text.hidden_size, text.norm_eps)
-        self.distances: Buckets | None = None
+        self.distances: Buckets | Slopes | None = None
         self.layers = [EncoderLayer(text) for _ in text.layers]
         self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, tied=False)
         self._run = self.layers  # those that forward runs

@@ -17,6 +17,7 @@ CLASSES = {  # how a family's classes begin -> its module, how they end
     "Electra": ("electra", (*ALL, "ForPreTraining")),
     "MPNet": ("mpnet", ALL),
     "ModernBert": ("modernbert", ALL),
+    "JinaBert": ("jina_bert", ALL),
     "NomicBert": ("nomic_bert", VECTORS_AND_SCORES),
     "New": ("gte", VECTORS_AND_SCORES),
     "Gte": ("gte", VECTORS_AND_SCORES),
