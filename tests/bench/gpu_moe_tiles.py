@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from itertools import groupby
+from itertools import product as combinations
 
 import torch
 from torch import Tensor
@@ -58,6 +59,11 @@ def candidates(device: Target, form: str, shape: Shape, each: float) -> list[Til
                 if stages * (block_m + rows) * block_k * 2 > device.shared_memory or block_m * rows > 128 * 256:
                     continue
                 found.append(Tile(block_m, block_n, block_k, stages, 8 if block_m * rows >= 128 * 128 else 4))
+    if form == "MXFP4" and not each:  # programs may share a tile, and have more on its way
+        found = [
+            tile._replace(splits=splits, stages=stages, warps=warps)
+            for tile, splits, stages, warps in combinations(found, (1, 3, 5, 9), {found[0].stages, 5}, (2, 4))
+        ]
     return found
 
 

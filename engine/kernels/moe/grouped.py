@@ -30,6 +30,7 @@ class Tile(NamedTuple):
     block_k: int  # columns read at a time
     stages: int
     warps: int
+    splits: int = 1  # programs that share a tile's sums, of pairs that are not sorted; MXFP4 alone
 
 
 @triton.jit

@@ -4,7 +4,11 @@
 
 A step of the loop reads 64 columns of each row: 16 words of codes (gemm/widen) and two scales, which are one word of 32
 bits. So all that it reads is copied ahead, past the registers, where units can. Gate and up are rows of one tile. The
-scales multiply values, because sums that end with each group would wait for the matrix units. Users: moe/coded.
+scales multiply values, because sums that end with each group would wait for the matrix units.
+
+Tiles of few pairs are too few to keep the memory busy: those of a row of gpt-oss-20b have 11 KB on their way to each of
+an H100's units. Then programs share a tile's columns, as in gemm/split_k: the last to arrive adds all sums, in order.
+Users: moe/coded.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -16,6 +20,7 @@ from torch import Tensor
 from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.groups import Packed, makes_pairs
+from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.widen import BLOCK, values_of
 from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile
 from engine.kernels.moe.sort import Pairs
@@ -52,6 +57,8 @@ def mxfp4_kernel(
     weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
     order,  # [pairs] int32 when SORTED
     ends,  # SORTED: [experts] int32; else [pairs] the experts
+    partial,  # [tiles, SPLITS, BLOCK_M, rows of a tile] float32 when SPLITS > 1
+    arrived,  # [MAX_TILES] int32 when SPLITS > 1; zero before and after
     pairs,
     experts,
     width,
@@ -63,6 +70,7 @@ def mxfp4_kernel(
     ACT: tl.constexpr,  # an Activation when GATED
     EXPERTS: tl.constexpr,  # power of two >= experts
     PAIRS: tl.constexpr,  # of gemm/code_sums
+    SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -79,12 +87,15 @@ def mxfp4_kernel(
         row_in = (of_piece < width)[:, None]
         n = (expert * (2 if GATED else 1) + row // BLOCK_N).to(tl.int64) * width + of_piece
         j, runs = tl.arange(0, 16), depth // 64
-        code_at = codes + n[:, None] * (depth // 4) + j[None, :]
-        scale_at = scales + (n * runs)[:, None]
-        x_at = x + source.to(tl.int64)[None, :] * depth + j[:, None]
+        begin, behind = 0, runs
+        if SPLITS > 1:
+            begin, behind = tl.program_id(2) * runs // SPLITS, (tl.program_id(2) + 1) * runs // SPLITS
+        code_at = codes + n[:, None] * (depth // 4) + begin * 16 + j[None, :]
+        scale_at = scales + (n * runs + begin)[:, None]
+        x_at = x + source.to(tl.int64)[None, :] * depth + begin * 64 + j[:, None]
         sums = tl.zeros([BLOCK_N * (2 if GATED else 1), BLOCK_M], tl.float32)
         dtype: tl.constexpr = x.dtype.element_ty
-        for _ in range(runs):
+        for _ in range(begin, behind):
             words = tl.load(code_at, mask=row_in, other=0)
             scale = tl.load(scale_at, mask=row_in, other=0)
             for which in tl.static_range(4):
@@ -94,16 +105,32 @@ def mxfp4_kernel(
             code_at += 16
             scale_at += 1
             x_at += 64
-        if weights is not None:
-            sums *= tl.load(weights + pair, mask=m_in, other=0.0)[None, :]
-        if bias is not None:
-            sums += tl.load(bias + n[:, None], mask=row_in, other=0.0)
-        if GATED:
-            gate, up = tl.split(sums.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0))
-            sums = activate(gate, up, ACT)
-        n_in = column < width
-        at = out + target.to(tl.int64)[None, :] * width + column[:, None]
-        tl.store(at, sums.to(out.dtype.element_ty), mask=n_in[:, None] & m_in[None, :])
+        last = True
+        if SPLITS > 1:
+            rows: tl.constexpr = BLOCK_N * (2 if GATED else 1)
+            tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+            place = tl.arange(0, BLOCK_M)[None, :] * rows + row[:, None]
+            mine = partial + (tile * SPLITS).to(tl.int64) * (rows * BLOCK_M) + place
+            tl.store(mine + tl.program_id(2) * (rows * BLOCK_M), sums, mask=m_in[None, :])
+            tl.debug_barrier()  # every thread's part is written before the arrival is counted
+            last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1
+            if last:
+                sums = tl.zeros([rows, BLOCK_M], tl.float32)
+                for part in tl.static_range(SPLITS):  # all of them are asked for at once
+                    sums += tl.load(mine + part * (rows * BLOCK_M), mask=m_in[None, :], other=0.0, cache_modifier=".cg")
+                tl.store(arrived + tile, 0)
+        if last:
+            if weights is not None:
+                sums *= tl.load(weights + pair, mask=m_in, other=0.0)[None, :]
+            if bias is not None:
+                sums += tl.load(bias + n[:, None], mask=row_in, other=0.0)
+            made = sums
+            if GATED:
+                gate, up = tl.split(sums.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0))
+                made = activate(gate, up, ACT)
+            n_in = column < width
+            at = out + target.to(tl.int64)[None, :] * width + column[:, None]
+            tl.store(at, made.to(out.dtype.element_ty), mask=n_in[:, None] & m_in[None, :])
 
 
 def is_mxfp4(weight: Packed) -> bool:
@@ -130,17 +157,22 @@ def launch_mxfp4_product(
     assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
     assert is_mxfp4(weight) and weight.scales is not None
     out = x.new_empty(pairs.count, width)
-    tiles = pairs.count
+    blocks, tiles, splits = triton.cdiv(width, tile.block_n), pairs.count, min(tile.splits, depth // BLOCK)
     if pairs.order is not None:  # every expert's last tile may be part empty
-        tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
+        tiles, splits = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count), 1
+    partial = out
+    if splits > 1:
+        assert blocks * tiles <= MAX_TILES
+        size = blocks * tiles * splits * tile.block_m * tile.block_n * (2 if gated else 1)
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
     if pairs.count:
-        mxfp4_kernel[(triton.cdiv(width, tile.block_n), tiles)](
+        mxfp4_kernel[(blocks, tiles, splits)](
             out, x, weight.codes, weight.scales.view(torch.int32), bias, weights,
             pairs.chosen if pairs.order is None else pairs.order, pairs.chosen if pairs.ends is None else pairs.ends,
-            pairs.count, experts, width, depth, TOP_K=pairs.top_k, SORTED=pairs.order is not None, GATHER=gated,
-            GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts),
-            PAIRS=makes_pairs(x),
-            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, num_warps=tile.warps, num_stages=tile.stages,
+            partial, arrivals(x.device) if splits > 1 else out, pairs.count, experts, width, depth,
+            TOP_K=pairs.top_k, SORTED=pairs.order is not None, GATHER=gated, GATED=gated, ACT=int(activation or 0),
+            EXPERTS=triton.next_power_of_2(experts), PAIRS=makes_pairs(x), SPLITS=splits, BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n, num_warps=tile.warps, num_stages=tile.stages,
             **launch_options(),
         )  # fmt: skip
     return out
@@ -156,11 +188,14 @@ def mxfp4_product_reference(
 def mxfp4_tile(device: Target, each: float, size: int, gated: bool) -> Tile:
     """The tile for so many pairs of an expert, 0 where pairs are not sorted, of `size` bytes per value.
 
-    Each is the fastest of those measured on an H100 in gpt-oss-20b's layers. Many pairs share what a tile has widened.
+    Each is the fastest of those measured on an H100 in gpt-oss-20b's layers, but for programs that share a tile: those
+    are as many as fill its units. Many pairs share what a tile has widened.
     """
     stages = 3 if device.loads_past_registers else 2
-    if not each and not gated and device.loads_past_registers:  # 23 us for a row, the next tile 28
-        tile = Tile(8, 32, 64, 5, 2)
+    if not each and not gated and device.loads_past_registers:  # alone 23 us for a row, the next tile 28
+        tile = Tile(8, 32, 64, 5, 2, splits=3)
+    elif not each:
+        tile = Tile(16, 64, 64, stages, 4, splits=4)
     elif each <= 16:
         tile = Tile(16, 64, 64, stages, 4)
     elif each <= 48 or size > 2:

@@ -40,7 +40,8 @@ CODED = {
 }  # fmt: skip
 MXFP4 = {
     "out": T, "x": T, "codes": "*i16", "scales": "*i32", "bias": "*fp32", "weights": "*fp32", "order": "*i32",
-    "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32",
+    "ends": "*i32", "partial": "*fp32", "arrived": "*i32", "pairs": "i32", "experts": "i32", "width": "i32",
+    "depth": "i32",
 }  # fmt: skip
 
 
@@ -64,7 +65,8 @@ def mxfp4(each, gated=True, weighed=False):
     tile = mxfp4_tile(Target("cuda", "sm_90", 132, 32, 227 << 10), each, 2, gated)
     constants = {
         "TOP_K": 4, "SORTED": each > 0, "GATHER": gated, "GATED": gated, "ACT": 2, "EXPERTS": 32, "PAIRS": True,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "OVERLAP": True, **({} if weighed else {"weights": None}),
+        "SPLITS": tile.splits, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "OVERLAP": True,
+        **({} if weighed else {"weights": None}),
     }  # fmt: skip
     return mxfp4_kernel, MXFP4, constants, {"num_warps": tile.warps, "num_stages": 2}
 

@@ -253,7 +253,7 @@ def test_products_by_codes(kind, group, zeros, spread, biased, activation, weigh
 @pytest.mark.parametrize("activation", [None, Activation.CLAMPED_SWIGLU])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("spread", ["even", "few"])
-@pytest.mark.parametrize("tile", [Tile(16, 64, 64, 2, 4), Tile(8, 32, 64, 2, 2)])
+@pytest.mark.parametrize("tile", [Tile(16, 64, 64, 2, 4), Tile(8, 32, 64, 2, 2, splits=3)])
 @pytest.mark.parametrize("weighed", [False, True])
 def test_products_by_mxfp4(tile, spread, biased, activation, weighed):
     experts, width, depth, gated = 3, 50, 192, activation is not None
@@ -265,6 +265,24 @@ def test_products_by_mxfp4(tile, spread, biased, activation, weighed):
     given = torch.rand(9, 2) if weighed and gated else None
     arguments = (x, weight, experts, bias, pairs, activation, tile, given)
     assert error(launch_mxfp4_product(*arguments), mxfp4_product_reference(*arguments)) < 1e-5
+
+
+@pytest.mark.parametrize("splits", [2, 3, 4, 9])
+@pytest.mark.parametrize("activation", [None, Activation.CLAMPED_SWIGLU])
+def test_programs_that_share_the_columns_of_few_pairs(splits, activation):
+    """Also more of them than a row has runs of 64 columns; the counters are zero again for the next launch."""
+    experts, width, depth, gated = 4, 50, 256, activation is not None
+    rows = experts * width * (1 + gated)
+    scale = torch.randint(-4, 3, (rows, depth // 32)).float().exp2().to(torch.bfloat16)
+    weight = packed(Codes(Kind.E2M1, torch.randint(0, 16, (rows, depth)).to(torch.uint8), scale, 32))
+    chosen = torch.tensor([[2, 0, 3]], dtype=torch.int32)
+    pairs = Pairs(3, chosen, None, None)
+    x = torch.randn(1 if gated else 3, depth) / 8
+    bias = torch.randn(experts, rows // experts)
+    for _ in range(2):
+        arguments = (x, weight, experts, bias, pairs, activation, Tile(8, 32, 64, 2, 2, splits), None)
+        assert error(launch_mxfp4_product(*arguments), mxfp4_product_reference(*arguments)) < 1e-5
+    assert not arrivals(x.device).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
