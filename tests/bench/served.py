@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.shapes import SHAPES, write_folder
+from tests.bench.shapes import POOLED, SHAPES, write_folder
 
 COUNTED = ("prefix_cache_hits", "prefix_cache_queries", "steps", "steps_in_python")
 
@@ -30,7 +30,7 @@ class Server:
     def __init__(
         self, shape: str, device: str, folder: Path, flags: Sequence[str], beat_s: float, weights: str = ""
     ) -> None:
-        model = write_folder(folder / f"dummy-{shape}", SHAPES[shape], weights)
+        model = write_folder(folder / f"dummy-{shape}", (SHAPES | POOLED)[shape], weights)
         begun = time.perf_counter()
         self._noted = folder / "noted.npz"
         command = [sys.executable, "-m", "tests.bench.watched", str(self._noted), str(beat_s)]

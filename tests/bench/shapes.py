@@ -204,6 +204,50 @@ SHAPES = {
     "vl-7b": QWEN25_VL_7B,
     "tiny-vl": TINY_VL,
 }
+BGE_BASE = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "pad_token_id": 0,
+    "torch_dtype": "float32",
+}
+XLM_R_LARGE = {
+    **BGE_BASE,
+    "architectures": ["XLMRobertaModel"],
+    "model_type": "xlm-roberta",
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "vocab_size": 250002,
+    "max_position_embeddings": 8194,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+}
+RANKER = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+POOLED = {  # asked by gpu_pooling
+    "bge-base": BGE_BASE,
+    "xlm-r-large": XLM_R_LARGE,
+    "0.6b-embedding": {**QWEN3_06B, "architectures": ["Qwen3Model"]},
+    "0.6b-reranker": {**QWEN3_06B, **RANKER},
+    "tiny-embedding": {
+        **BGE_BASE,
+        "num_hidden_layers": 2,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "vocab_size": 2048,
+    },
+    "tiny-reranker": {**TINY, **RANKER},
+}
 
 
 def few_layers(name: str) -> dict:

@@ -1,0 +1,127 @@
+"""Models that pool, over sockets: tokens per second of long inputs, one short query, a rerank; random weights.
+
+    python -m tests.bench.gpu_pooling [--shape bge-base,xlm-r-large,0.6b-embedding,0.6b-reranker] [--seconds 8]
+
+The server is a process of its own, its clients are threads of this one, each with a socket. An embedder is asked for
+--threads times 32 texts of 512 tokens at once, in base64, again and again for --seconds; then for one text of 16 tokens
+at a time. A reranker is asked to rank 100 documents of 256 tokens, one request at a time. A token is a byte of text
+here (tests/bench/shapes.py), so tokens in are exact. Prints a line of each number with its aim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.bench.served import Server
+from tests.bench.shapes import LETTERS
+
+LENGTH, BATCH, SHORT = 512, 32, 16
+DOCUMENTS, DOCUMENT, QUERY = 100, 240, 16
+AIMS = {
+    ("bge-base", "tok/s"): 2_100_000, ("xlm-r-large", "tok/s"): 700_000, ("0.6b-embedding", "tok/s"): 500_000,
+    ("bge-base", "query ms"): 2.5, ("0.6b-embedding", "query ms"): 4.0, ("0.6b-reranker", "rerank ms"): 60.0,
+}  # fmt: skip
+
+
+def text_of(draw: random.Random, length: int) -> str:
+    return "".join(draw.choices(LETTERS, k=length))
+
+
+class Client:
+    """A socket that stays open."""
+
+    def __init__(self, port: int) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def post(self, path: str, body: dict[str, object]) -> bytes:
+        self.connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = self.connection.getresponse()
+        data = answer.read()
+        assert answer.status == 200, data[:600]
+        return data
+
+
+def tokens_per_second(port: int, threads: int, seconds: float, length: int) -> float:
+    """Of all answers that came within the time, after a first one of each thread."""
+    ready, counts = threading.Barrier(threads + 1), [0] * threads
+    ends: list[float] = [0.0] * threads
+
+    def ask(number: int) -> None:
+        draw, client = random.Random(number), Client(port)
+        client.post("/v1/embeddings", {"input": [text_of(draw, length)] * BATCH, "encoding_format": "base64"})
+        ready.wait(60)
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            texts = [text_of(draw, length) for _ in range(BATCH)]
+            client.post("/v1/embeddings", {"input": texts, "encoding_format": "base64"})
+            counts[number] += BATCH * length
+            ends[number] = time.perf_counter()
+        client.connection.close()
+
+    asking = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(threads)]
+    for one in asking:
+        one.start()
+    ready.wait(60)
+    begun = time.perf_counter()
+    for one in asking:
+        one.join(seconds + 120)
+    return sum(counts) / (max(ends) - begun)
+
+
+def milliseconds(port: int, path: str, bodies: Sequence[dict[str, object]]) -> float:
+    """The median of these requests, one after the other, but for the first ten per cent."""
+    client, took = Client(port), []
+    for body in bodies:
+        begun = time.perf_counter()
+        client.post(path, body)
+        took.append((time.perf_counter() - begun) * 1e3)
+    client.connection.close()
+    return statistics.median(took[len(took) // 10 :])
+
+
+def measure(shape: str, port: int, args: argparse.Namespace) -> dict[str, float]:
+    draw = random.Random(0)
+    if shape.endswith("reranker"):
+        asked: list[dict[str, object]] = [
+            {"query": text_of(draw, QUERY), "documents": [text_of(draw, DOCUMENT) for _ in range(DOCUMENTS)]}
+            for _ in range(args.queries // 10)
+        ]
+        return {"rerank ms": milliseconds(port, "/rerank", asked)}
+    queries: list[dict[str, object]] = [
+        {"input": text_of(draw, SHORT), "encoding_format": "base64"} for _ in range(args.queries)
+    ]
+    rate = tokens_per_second(port, args.threads, args.seconds, LENGTH)
+    return {"tok/s": rate, "query ms": milliseconds(port, "/v1/embeddings", queries)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="bge-base,xlm-r-large,0.6b-embedding,0.6b-reranker")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--queries", type=int, default=300)
+    args = parser.parse_args(argv)
+    for shape in args.shape.split(","):
+        with tempfile.TemporaryDirectory() as name:
+            server = Server(shape, args.device, Path(name), ("--max-num-queued-reqs", "4096"), 0.005)
+            try:
+                print(f"{shape}: ready in {server.ready_s:.1f} s", flush=True)
+                for what, seen in measure(shape, server.port, args).items():
+                    print(f"{shape}: {what} {seen:,.2f} (aim {AIMS.get((shape, what), '-')})", flush=True)
+            finally:
+                server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
