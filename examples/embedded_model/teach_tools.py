@@ -3,9 +3,9 @@
     python -m examples.embedded_model.teach_tools train --minutes 9 --total-minutes 18      twice, on one accelerator
     python -m examples.embedded_model.teach_tools card                                      weights, server, numbers
 
-`train` goes on from the shipped weights, then from its own state: the old mixture stays, with tools in it. `card` writes
-the folder with the template that shows tools, serves it, asks the held-out items of the card and those of tools through
-HTTP, and tools once more as a client sends them; the tables go to card.md beside the weights.
+`train` goes on from the shipped weights, or from --init, then from its own state: the old mixture stays, with tools in
+it. `card` writes the folder with the template that shows tools, serves it, asks the held-out items of the card and those
+of tools through HTTP, and tools once more as a client sends them; the tables go to card.md beside the weights.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ START_S = 120.0  # seconds that a server may take to be ready
 def learn(args: argparse.Namespace) -> None:
     """One piece."""
     given = ["--minutes", str(args.minutes), "--total-minutes", str(args.total_minutes), "--state", str(args.state),
-             "--rate", str(PEAK), "--weights", args.weights, "--tokens", str(args.tokens), "--resume",
-             "--init", str(MODEL_DIR / "model.safetensors")]  # fmt: skip
+             "--rate", str(args.rate), "--weights", args.weights, "--tokens", str(args.tokens), "--resume",
+             "--init", str(args.init)]  # fmt: skip
     if args.workers is not None:
         given += ["--workers", str(args.workers)]
     train.train(train.command_line().parse_args(given))
@@ -148,6 +148,8 @@ def main() -> None:
     piece.add_argument("--total-minutes", type=float, default=18.0)
     piece.add_argument("--tokens", type=int, default=32768)
     piece.add_argument("--workers", type=int)
+    piece.add_argument("--init", type=Path, default=MODEL_DIR / "model.safetensors", help="weights to start from")
+    piece.add_argument("--rate", type=float, default=PEAK, help="the highest learning rate")
     piece.add_argument("--weights", default=WEIGHTS)
     piece.set_defaults(run=learn)
     card = stages.add_parser("card", help="weights, and what they can do")
