@@ -53,7 +53,7 @@ class Target:
 
     @property
     def widens_fp8(self) -> bool:
-        """Whether units turn the e4m3 of checkpoints into wider numbers: AMD's of before gfx950 know another kind."""
+        """Whether units turn the e4m3 of checkpoints into wider numbers and back: AMD's before gfx950 know another."""
         return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 89
 
 

@@ -15,7 +15,7 @@ from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.groups import groups_product, packed, tile_of
 from engine.kernels.gemm.long_products import LongProducts
-from engine.kernels.gemm.quantise_floats import quantise_floats, quantise_floats_reference
+from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats, quantise_floats_reference
 from engine.kernels.gemm.quantise_rows import quantise_rows, quantise_rows_reference
 from engine.kernels.gemm.scaled import ScaledProducts
 from engine.kernels.gemm.widen_weight import launch_widen_weight, widen_weight_reference
@@ -146,6 +146,20 @@ def test_rows_become_fp8(how):
         apart = quantise_floats(glu(halves, Activation.SILU), inputs)
         assert torch.equal(found[0], apart[0])
         assert torch.equal(found[1], apart[1])
+
+
+@pytest.mark.skipif(not target().widens_fp8, reason="no instruction rounds to e4m3")
+@pytest.mark.parametrize("how", [*FLOATS, "number"])
+def test_an_instruction_rounds_as_the_integers(how):
+    """Every bfloat16 that is a number, and middles between neighbours."""
+    numbers = torch.arange(1 << 16, device="cuda").to(torch.int16).view(torch.bfloat16)
+    x = numbers[numbers.isfinite()].view(-1, 510)
+    x = torch.cat([x, x.clamp(-600, 600), x.clamp(-0.02, 0.02)])
+    inputs = FLOATS.get(how) or Inputs(torch.tensor(1.0, device="cuda"), Kind.E4M3)
+    codes, scales = launch_quantise_floats(x, inputs, None, 0, native=True)
+    whole, whole_scales = launch_quantise_floats(x, inputs, None, 0, native=False)
+    assert torch.equal(codes, whole)
+    assert torch.equal(scales, whole_scales)
 
 
 @pytest.mark.skipif(not target().multiplies_float8, reason="no units for FP8")
