@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from server.output.events import Sink
-from server.output.source import Reader, Source, accept, ignore, newlines, space, until
+from server.output.source import Reader, Source, accept, newlines, space, until
 
 State = Literal["open", "may open", "closed"]  # what the prompt says: opened, nothing, opened and closed again
 
@@ -31,6 +31,7 @@ class ReasoningFormat:
 
 
 NO_LINES = (0, 0, 0)
+LONGEST_SUFFIX = 32  # characters
 THINK = ReasoningFormat()
 ALWAYS = ReasoningFormat(always=True)
 BARE = ReasoningFormat(lines=NO_LINES)
@@ -102,11 +103,12 @@ def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh
             sink.content(form.prefix + source.kept())
             return
         space_first = source.kept()
+        if found and form.suffix and not (yield from _closed(source)):
+            sink.content(form.prefix + space_first)
+            return
         fresh = bool(found)
         if not found:
             sink.reasoning(space_first)
-        elif form.suffix:
-            yield from until(source, (">",), ignore)
     sink.thinking = True
     if fresh:
         yield from newlines(source, form.lines[0])
@@ -121,15 +123,30 @@ def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh
         sink.reasoning(text[:kept])
 
     marker = yield from until(source, form.ends + form.stops, emit)
+    while marker and form.suffix and not (yield from _closed(source)):
+        emit(marker)
+        marker = yield from until(source, form.ends, emit)
     sink.thinking = False
     if not marker:
         sink.reasoning(held[0])
     elif marker in form.stops:
         source.at -= len(marker)
     else:
-        if form.suffix:
-            yield from until(source, (">",), ignore)
         yield from newlines(source, behind)
+
+
+def _closed(source: Source) -> Reader[bool]:
+    """Reads the suffix of a marker and its `>`. False, and nothing read, where the text is no suffix."""
+    while True:
+        suffix, end, _ = source.text[source.at : source.at + LONGEST_SUFFIX + 1].partition(">")
+        if len(suffix) > LONGEST_SUFFIX or any(char == "<" or char.isspace() for char in suffix):
+            return False
+        if end:
+            source.at += len(suffix) + 1
+            return True
+        if source.closed:
+            return False
+        yield
 
 
 def state_of(form: ReasoningFormat, prompt: str) -> tuple[State, bool]:

@@ -237,6 +237,10 @@ REASONING_CASES = [
     ("granite", MAY, "Here is my thought process:\n\nx\n\nHere is my response:\n\nHi", "x", "Hi"),
     ("hunyuan_a13b", MAY, "<think>\nx\n</think>\n<answer>\nHi\n</answer>", "x", "Hi"),
     ("hy_v3", MAY, "<think:fast>x</think:fast>Hi", "x", "Hi"),
+    ("hy_v3", MAY, "<think:fast>x</think y\n</think:fast>Hi", "x</think y", "Hi"),  # what no `>` closes is text
+    ("hy_v3", MAY, "<think of it> Hi", "", "<think of it> Hi"),
+    ("hy_v3", MAY, "<think:fas", "", "<think:fas"),
+    ("hy_v3", OPEN, "x</think:" + "y" * 33 + ">", "x</think:" + "y" * 33 + ">", ""),
     ("ernie45", OPEN, "x\n</think>\n\n<response>\nHi\n</response>\n", "x", "Hi"),
     ("step3", OPEN, "x\n</think>\n\nHi", "x", "Hi"),
     ("olmo3", OPEN, "x</think>Hi", "x", "Hi"),
