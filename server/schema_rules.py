@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from server.config import LimitsConfig
 from server.errors import ApiError, shown
-from server.exact_numbers import EXACT, are_exact
+from server.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, num_remainders
 from server.patterns import check_pattern, json_pattern
 
 SCHEMA_OF = ("items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties")
@@ -145,6 +145,8 @@ class Cleaner:
             raise wrong(path, f"must be {EXACT}")
         elif key == "multipleOf" and (value <= 0 or int(value) != value):
             raise wrong(path, f"got {shown(value)}; must be a positive integer")
+        elif key == "multipleOf" and num_remainders(int(value)) > MOST_REMAINDERS:
+            raise too_complex(path, f"without the zeros at its end it must be at most {MOST_REMAINDERS}")
         else:
             found[key] = int(value) if key == "multipleOf" else value
 

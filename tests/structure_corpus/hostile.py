@@ -54,6 +54,7 @@ HOSTILE = {
     "references along references": {"json": chained(2400, 0, None)},
     "a chain of rules": {"grammar": rules(9000, "r{}: r{}")},
     "a chain of terminals": {"grammar": rules(510, "R{}: R{}*")},
+    "multiples": {"json": {"type": "integer", "multipleOf": 1_000_003, "maximum": 1000}},
     "numbers beyond floats": {"json": '{"minimum": 1e999999, "enum": [1e400]}'},
     "nulls": {"regex": "\x00*"},
     "broken text": {"grammar": "start: \x00 \ud7ff é \\"},
