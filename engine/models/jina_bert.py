@@ -29,6 +29,7 @@ ROWS = (
     Row((LAYER + "mlp.wo",), "layers.*.down", "columns"),
     Row((LAYER + "mlp.layernorm",), "layers.*.mlp_norm"),
 )
+LONGEST = 1 << 17  # tokens; the slopes' numbers are not in the files, so these do not bound them
 OTHER = "qk-post-norm"  # in the name of the code that computes the other models
 
 
@@ -48,6 +49,7 @@ class JinaBert(Encoder):
 def text(body: Section, outer: Section) -> TextConfig:
     """The encoder."""
     refuse(body, position_embedding_type="alibi", feed_forward_type="geglu", is_decoder=False)
+    body.integer("max_position_embeddings", least=2, most=LONGEST)
     if OTHER in str(body.values.get("auto_map")):
         raise ConfigError(
             f"{body.path}: auto_map names {OTHER}: JinaBERT whose queries and keys are normalised is not supported; "

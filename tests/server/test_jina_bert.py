@@ -139,6 +139,8 @@ def test_slopes_of_heads_that_are_no_power_of_two():
         ({"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}, "qk-post-norm"),
         ({"feed_forward_type": "reglu"}, "feed_forward_type"),
         ({"position_embedding_type": "absolute"}, "position_embedding_type"),
+        ({"max_position_embeddings": 1 << 40}, "max_position_embeddings"),
+        ({"emb_pooler": "attention"}, "pooling by 'attention'"),
     ],
 )
 def test_what_is_refused(said, named):
