@@ -61,17 +61,25 @@ class EncoderLayer:
     ) -> Tensor:
         """x [T, hidden], which is overwritten; with `index` the result has these tokens alone."""
         heads = self.qkv(x).view(len(x), 3 * self.heads, self.head_dim)
-        queries, keys, values = heads.split(self.heads, 1)
+        queries, keys, values = self.normed(*heads.split(self.heads, 1))
         if rope is not None:
             queries, keys = apply_rope(heads[:, : 2 * self.heads], rope.cos, rope.sin).split(self.heads, 1)
         attended = dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, bias=bias)
         if index is not None:
             x, attended = x.index_select(0, index), attended.index_select(0, index)
-        self.o.add_to(x, attended)
-        x = self.attention_norm(x)
+        x = self.after_attention(x, attended)
         inner = self.up(x)
         self.down.add_to(x, inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation))
         return self.mlp_norm(x)
+
+    def normed(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, heads, head_dim] each, before they are rotated."""
+        return queries, keys, values
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """x [T, hidden], which is overwritten, attended [T, heads * head_dim] -> what the MLP reads."""
+        self.o.add_to(x, attended)
+        return self.attention_norm(x)
 
 
 class Encoder(Model):
@@ -97,9 +105,13 @@ class Encoder(Model):
         self.types = Positions(types, text.hidden_size) if types else None
         self.embed_norm = LayerNorm(text.hidden_size, text.norm_eps)
         self.distances: Buckets | Slopes | None = None
-        self.layers = [EncoderLayer(text) for _ in text.layers]
+        self.layers = [self.layer(text) for _ in text.layers]
         self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, tied=False)
         self._run = self.layers  # those that forward runs
+
+    def layer(self, text: TextConfig) -> EncoderLayer:
+        """One of the layers."""
+        return EncoderLayer(text)
 
     def weight_table(self) -> Table:
         assert self.pooler is not None
