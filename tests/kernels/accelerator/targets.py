@@ -65,14 +65,17 @@ def compiles(
 def cases(kernels: dict[str, tuple]) -> list[Any]:
     """(name, target): in `make test` each variant for a target in turn, and each kernel for one of CUDA and of HIP.
 
-    The other pairs are marked `full`. `kernels` that follow one another begin with different targets.
+    Of a kernel with more than three variants every second one is taken. The other pairs are marked `full`. `kernels`
+    that follow one another begin with different targets.
     """
     order, found, met = ("sm_90", "gfx942", "sm_80", "gfx1100", "sm_100", "gfx950"), [], Counter[Any]()
     variants = Counter(kernel for kernel, *_ in kernels.values())
     first = {kernel: 2 * number for number, kernel in enumerate(variants)}
     for name, (kernel, *_) in kernels.items():
-        turns = (0, 1) if variants[kernel] == 1 else (met[kernel],)
-        short = {order[(first[kernel] + turn) % len(order)] for turn in turns}
+        number = met[kernel]
+        turns = (0, 1) if variants[kernel] == 1 else (number // 2,) if variants[kernel] > 3 else (number,)
+        left = variants[kernel] > 3 and number % 2
+        short = set() if left else {order[(first[kernel] + turn) % len(order)] for turn in turns}
         found += [pytest.param(name, target, marks=() if target in short else pytest.mark.full) for target in TARGETS]
         met[kernel] += 1
     return found
