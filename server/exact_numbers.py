@@ -6,9 +6,10 @@ becomes 2**53, and the answer would hold another number than the schema asks for
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-MOST = 1e18
+LEAST, MOST = 1e-18, 1e18
 MOST_REMAINDERS = 10_000  # 0.1 s of a compile; a million takes 6 s, and no limit of the library's ends it
 EXACT = "a number between -1e18 and 1e18 that a double holds"
 
@@ -25,6 +26,17 @@ def are_exact(value: Any) -> bool:
         elif isinstance(item, int | float) and not (abs(item) < MOST and float(item) == item):
             return False
     return True
+
+
+def inside(bound: float, above: bool) -> float:
+    """An exclusive bound that the library enforces: it takes 1 for more than 1 where the other bound is below 2.
+
+    The next double takes its place, or 1e-18 for zero, whose next one has 324 digits.
+    """
+    if bound != int(bound):
+        return bound
+    towards = math.inf if above else -math.inf
+    return math.nextafter(bound, towards) if bound else math.copysign(LEAST, towards)
 
 
 def num_remainders(divisor: int) -> int:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from server.config import LimitsConfig
 from server.errors import ApiError, shown
-from server.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, num_remainders
+from server.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, inside, num_remainders
 from server.patterns import check_pattern, json_pattern
 
 SCHEMA_OF = ("items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties")
@@ -280,6 +280,8 @@ class Cleaner:
                 exclusive = found.pop(key)
                 if exclusive and bound in found:
                     found[key] = found.pop(bound)
+            if key in found and found.get("type") != "integer":
+                found[key] = inside(found[key], key == "exclusiveMinimum")
 
     def _never(self, schema: dict[str, Any], found: dict[str, Any], path: str) -> None:
         """Keywords that no grammar here enforces, unless they ask for nothing."""

@@ -61,6 +61,7 @@ ENFORCED: list[dict[str, Any]] = [
     closed(steps={"type": "array", "items": closed(explanation=TEXT, output=TEXT), "maxItems": 2}, final=TEXT),
     closed(rows={"type": "array", "items": {"type": "array", "items": COUNT, "maxItems": 2}, "maxItems": 3}),
     closed(url={"type": "string", "format": "uri", "pattern": "^https://[a-z]{1,5}\\.com$"}, retries=COUNT),
+    {"type": "array", "items": {"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}, "minItems": 8, "maxItems": 8},
 ]  # fmt: skip
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
