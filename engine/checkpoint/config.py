@@ -55,7 +55,7 @@ def refuse_quantized(root: Section) -> None:
     if root.values.get("quantization_config") is not None:
         settings = root.section("quantization_config")
         method = settings.values.get("quant_method", "unknown")
-        if method not in DIALECTS:
+        if not isinstance(method, str) or method not in DIALECTS:
             raise ConfigError(
                 f"config.json: the weights are quantized ({method}); this version reads {', '.join(READ)} and "
                 "unquantized checkpoints: use one of those"

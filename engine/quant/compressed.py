@@ -17,6 +17,7 @@ import torch
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
+from engine.quant.compressed_groups import groups_of
 from engine.quant.compressed_integers import Integers8, PackedIntegers
 from engine.quant.floats8 import Floats8, floats8
 from engine.quant.names import is_left_out, targets
@@ -42,20 +43,12 @@ class Compressed:
     def __init__(self, settings: Section) -> None:
         self._format = str(settings.values.get("format") or "dense")
         sparse = settings.values.get("sparsity_config") or {}
+        if not isinstance(sparse, dict):
+            raise ConfigError(f"{settings.path}: sparsity_config={sparse!r} must be an object")
         if self._format not in FORMATS or sparse.get("format", "dense") != "dense":
             got = self._format if self._format not in FORMATS else f"sparsity {sparse['format']}"
             raise ConfigError(f"{settings.path}: format {got}; read are {', '.join(FORMATS)}, without sparsity")
-        groups = settings.values.get("config_groups") or {}
-        if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
-            raise ConfigError(f"{settings.path}: config_groups must be an object of objects")
-        self._groups: list[dict[str, Any]] = list(groups.values())
-        for group in self._groups:
-            inputs = group.get("input_activations") or {}
-            if inputs.get("type") == "int" and not inputs.get("symmetric", True):
-                raise ConfigError(
-                    f"{settings.path}: input_activations with zero points; symmetric ones are read: quantise the "
-                    "checkpoint again with symmetric inputs"
-                )
+        self._groups = groups_of(settings)
         self._left_out = tuple(map(str, settings.items("ignore", ())))
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:

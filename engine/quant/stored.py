@@ -56,6 +56,8 @@ def offsets(found: Tensor, bits: int) -> Tensor:
 
 def scale_of(kind: str, tensor: Tensor) -> Tensor:
     """Scales as float32 or bfloat16, checked."""
+    if not tensor.numel():
+        raise ConfigError(f"{kind} holds no value; the checkpoint is not whole: fetch the files again")
     if tensor.dtype in POWERS:
         powers = tensor.view(torch.uint8).to(torch.int32)
         broken = powers == 255
