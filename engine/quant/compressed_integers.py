@@ -55,7 +55,7 @@ class PackedIntegers:
         elif self.packed_zeros is False:
             zero = tensors["weight_zero_point"]
         group = checked_group(columns, self.group)
-        order = None if "weight_g_idx" not in tensors else column_order(tensors["weight_g_idx"], group)
+        order = None if "weight_g_idx" not in tensors else column_order(tensors["weight_g_idx"], values.shape[1], group)
         if order is not None:
             values = values[:, order]
         return Codes(kind, values.contiguous(), scale, group, zero=zero, order=order)

@@ -50,21 +50,23 @@ class PackedGptq:
         if not self.symmetric:
             found = fields(tensors["qzeros"], self.bits).t()
             zero = offsets(found + 1 & (1 << self.bits) - 1 if self.older else found, self.bits).contiguous()
-        order = None if "g_idx" not in tensors else column_order(tensors["g_idx"], group)
+        order = None if "g_idx" not in tensors else column_order(tensors["g_idx"], values.shape[1], group)
         if order is not None:
             values = values[:, order]
         scale = scale_of("scales", tensors["scales"]).t().contiguous()
         return Codes(kind, values.contiguous(), scale, group, zero=zero, order=order)
 
 
-def column_order(groups: Tensor, group: int) -> Tensor | None:
+def column_order(groups: Tensor, columns: int, group: int) -> Tensor | None:
     """The group of each column -> the columns in the order of groups; None where they lie so."""
-    expected = torch.arange(len(groups), device=groups.device) // group
+    if list(groups.shape) != [columns]:
+        raise ConfigError(f"g_idx has shape {list(groups.shape)}; [{columns}] is needed: fetch the files again")
+    expected = torch.arange(columns, device=groups.device) // group
     if torch.equal(groups.long(), expected):
         return None
     order = torch.argsort(groups, stable=True)
     if not torch.equal(groups[order].long(), expected):
-        raise ConfigError(f"g_idx must name each of {len(groups) // group} groups {group} times")
+        raise ConfigError(f"g_idx must name each of {columns // group} groups {group} times")
     return order
 
 

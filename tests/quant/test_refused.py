@@ -86,6 +86,8 @@ FILES = [
     ("fp8 blocks", lambda t: without(t, "weight_scale_inv"), "down_proj: FP8 codes without a scale"),
     ("fp8 blocks", lambda t: changed(t, "weight_scale_inv", lambda s: s[:1].contiguous()), "has shape \\[1, 3\\]"),
     ("gptq act", lambda t: changed(t, "g_idx", lambda g: torch.full_like(g, 40)), "g_idx must name each of 10 groups 32 times"),
+    ("gptq act", lambda t: changed(t, "g_idx", lambda g: g[:0].clone()), "g_idx has shape \\[0\\]; \\[320\\] is needed"),
+    ("gptq act", lambda t: changed(t, "g_idx", lambda g: g[None].clone()), "g_idx has shape \\[1, 320\\]; \\[320\\] is needed"),
     ("gptq 32", lambda t: changed(t, "bias", lambda b: b + 1), "down_proj.bias is not zero"),
     ("gptq 32", lambda t: without(t, "qzeros"), "1 missing: .*qzeros"),
     ("modelopt fp8", lambda t: {**t, "model.embed_tokens.weight_scale": torch.tensor(1.0)}, "embed_tokens: .*in linear layers and experts alone"),
