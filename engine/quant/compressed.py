@@ -54,7 +54,7 @@ class Compressed:
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
         group = next((group for group in self._groups if targets(module, group.get("targets") or ())), {})
         weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
-        size, block = weights.get("group_size"), weights.get("block_structure") or (128, 128)
+        block = weights.get("block_structure") or (128, 128)
         if isinstance(block, str):  # older: "128x128"
             block = block.split("x")
         block = (int(block[0]), int(block[1]))
@@ -62,7 +62,7 @@ class Compressed:
             named = None if is_left_out(module, self._left_out) else (group.get("format") or self._format)
             return None if named is None else self._random(named, weights, block, _inputs(inputs))
         if "weight_packed" in headers:
-            return _packed(headers, columns, size)
+            return _packed(headers, columns, weights)
         if "weight_scale" not in headers or "weight" not in headers:
             return None
         if headers["weight"].dtype == "F8_E4M3":
@@ -90,9 +90,14 @@ def _inputs(settings: dict[str, Any]) -> str:
     return "token" if settings.get("type") == "float" and settings.get("num_bits", 8) == 8 else "kept"
 
 
-def _packed(headers: Headers, columns: int, size: int | None) -> Stored:
-    if "weight_scale" not in headers:
-        raise ConfigError("weight_packed without weight_scale; the checkpoint is not whole: fetch the files again")
+def _packed(headers: Headers, columns: int, weights: dict[str, Any]) -> Stored:
+    needed = {
+        "weight_scale": True,
+        "weight_zero_point": weights.get("symmetric") is False,
+        "weight_g_idx": weights.get("actorder") in ("group", "dynamic", True),
+    }
+    if absent := [kind for kind, always in needed.items() if always and kind not in headers]:
+        raise ConfigError(f"weight_packed without {absent[0]}; the checkpoint is not whole: fetch the files again")
     packed, scale = headers["weight_packed"], headers["weight_scale"]
     if packed.dtype == "U8":
         extra = tuple(extras(headers, ("input_global_scale",)).items())
@@ -108,6 +113,7 @@ def _packed(headers: Headers, columns: int, size: int | None) -> Stored:
             "checkpoint again with one of them"
         )
     groups = scale.shape[-1] if scale.shape else 1
+    size = weights.get("group_size")
     group = size if size and size > 0 and groups > 1 else columns // max(1, groups)
     zero = headers.get("weight_zero_point")
     extra = tuple(extras(headers, ("weight_shape", "weight_g_idx")).items())

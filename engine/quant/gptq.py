@@ -81,6 +81,7 @@ class Gptq:
             )
         self.group = settings.integer("group_size", 128, least=-1)
         self.symmetric = settings.boolean("sym", True)
+        self._ordered = settings.boolean("desc_act", False)
         form = settings.values.get("checkpoint_format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
             raise ConfigError(
@@ -102,6 +103,8 @@ class Gptq:
             bits = words[0] * 32 // columns  # `dynamic` gives modules others
         if "scales" in headers and headers["scales"].shape and columns % max(1, headers["scales"].shape[0]) == 0:
             group = columns // max(1, headers["scales"].shape[0])
+        if self._ordered and "g_idx" not in headers and group < columns:
+            raise ConfigError("desc_act without g_idx; the checkpoint is not whole: fetch the files again")
         return PackedGptq(bits, group, self.symmetric, self.older, tuple(extras(headers, ("g_idx", "bias")).items()))
 
 

@@ -79,6 +79,8 @@ FILES = [
     ("ct w4 32", lambda t: changed(t, "weight_scale", set_first(float("inf"))), "negative, NaN or infinite|NaN or infinity"),
     ("ct w4 32", lambda t: without(t, "weight_scale"), "down_proj.*weight_packed without weight_scale"),
     ("ct w4 32", lambda t: without(t, "weight_packed"), "1 missing: .*down_proj.weight"),
+    ("ct w4 asymmetric", lambda t: without(t, "weight_zero_point"), "down_proj: weight_packed without weight_zero_point"),
+    ("gptq act", lambda t: without(t, "g_idx"), "down_proj: desc_act without g_idx; the checkpoint is not whole"),
     ("ct w4 32", lambda t: changed(t, "weight_packed", lambda w: w[:, :13].contiguous()), "13 words for 320 columns"),
     ("ct mxfp4", lambda t: changed(t, "weight_scale", lambda s: torch.full_like(s, 255)), "weight_scale are negative, NaN"),
     ("ct float channel", lambda t: changed(t, "weight", lambda w: bits(w, 0x7F)), "codes that are not numbers|NaN or infinity"),
