@@ -1,8 +1,8 @@
 """Rows from clients: embeddings in the place of text or of a picture, as bytes of a file (SECURITY S32).
 
 Pure functions, pool. In: base64 of a safetensors file with one dense tensor [n, width] of float32, float16 or bfloat16,
-or of bare float32 numbers, as /v1/embeddings writes them. Out: float32 [n, width], all finite, and a digest. Nothing is
-unpickled; every size is known from the header before anything is allocated.
+or of bare float32 numbers, as /v1/embeddings writes them. Out: float32 [n, width], all within LARGEST, and a digest.
+Nothing is unpickled; every size is known from the header before anything is allocated.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mm.sources import decode_base64, parse_base64
 MAX_HEADER = 4096  # bytes of a safetensors header, which names one tensor
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}
 FLOATS, WHOLE = ("F32", "F16", "BF16"), ("I64",)
+LARGEST = 2.0**31  # squares of a row's numbers must have a sum in float32, or the first norm makes no numbers of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ def read_rows(text: str, width: int, most: int, param: str) -> ClientRows:
         rows = _numbers(_decoded(text, most * width * 4), FLOATS, (0, width))
         if not 1 <= len(rows) <= most:
             raise _refused(f"the tensor has {len(rows)} rows; 1 to {most} are allowed")
-        if not np.isfinite(rows).all():
-            raise _refused("the tensor holds numbers that are not finite")
+        if not max(rows.max(), -rows.min()) <= LARGEST:  # NaN, too
+            raise _refused(f"the tensor holds numbers that are not finite, or beyond {LARGEST:.0f}")
     except MediaError as error:
         error.param = param
         raise

@@ -136,6 +136,7 @@ def wrong() -> dict[str, str]:
         "doubles": encoded(save({"rows": good.astype(np.float64)})),
         "two tensors": encoded(save({"rows": good, "more": good})),
         "no numbers": encoded(save({"rows": good * np.nan})),
+        "numbers whose squares have no end": encoded(save({"rows": good + np.float32(1e30)})),
         "endless numbers": tensor(torch.from_numpy(good + 1e38).bfloat16() * 100),
         "a body that is short": handmade({"rows": entry}, good.tobytes()[:-8]),
         "a body that is long": handmade({"rows": entry}, good.tobytes() + bytes(8)),
