@@ -10,8 +10,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
-from engine.quant.gptq import column_order
-from engine.quant.stored import SCALES, checked_group, fields, integers, offsets, scale_of
+from engine.quant.stored import SCALES, checked_group, column_order, fields, integers, offsets, scale_of
 from engine.weights.table import Wanted
 
 

@@ -20,7 +20,7 @@ from engine.kernels.gemm.codes import Codes
 from engine.quant.awq import PackedAwq
 from engine.quant.base import Headers, Stored
 from engine.quant.names import is_left_out
-from engine.quant.stored import SCALES, checked_group, extras, fields, integers, offsets, scale_of
+from engine.quant.stored import SCALES, checked_group, column_order, extras, fields, integers, offsets, scale_of
 from engine.weights.table import Wanted
 
 
@@ -55,19 +55,6 @@ class PackedGptq:
             values = values[:, order]
         scale = scale_of("scales", tensors["scales"]).t().contiguous()
         return Codes(kind, values.contiguous(), scale, group, zero=zero, order=order)
-
-
-def column_order(groups: Tensor, columns: int, group: int) -> Tensor | None:
-    """The group of each column -> the columns in the order of groups; None where they lie so."""
-    if list(groups.shape) != [columns]:
-        raise ConfigError(f"g_idx has shape {list(groups.shape)}; [{columns}] is needed: fetch the files again")
-    expected = torch.arange(columns, device=groups.device) // group
-    if torch.equal(groups.long(), expected):
-        return None
-    order = torch.argsort(groups, stable=True)
-    if not torch.equal(groups[order].long(), expected):
-        raise ConfigError(f"g_idx must name each of {columns // group} groups {group} times")
-    return order
 
 
 class Gptq:

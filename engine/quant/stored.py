@@ -86,6 +86,19 @@ def checked_group(columns: int, group: int) -> int:
     return group
 
 
+def column_order(groups: Tensor, columns: int, group: int) -> Tensor | None:
+    """The group of each column -> the columns in the order of groups; None where they lie so."""
+    if list(groups.shape) != [columns]:
+        raise ConfigError(f"g_idx has shape {list(groups.shape)}; [{columns}] is needed: fetch the files again")
+    expected = torch.arange(columns, device=groups.device) // group
+    if torch.equal(groups.long(), expected):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[order].long(), expected):
+        raise ConfigError(f"g_idx must name each of {columns // group} groups {group} times")
+    return order
+
+
 @dataclass(frozen=True, slots=True)
 class Floats4:
     """E2M1 codes, two in a byte, a scale per group of a row, and perhaps a scale for the matrix."""

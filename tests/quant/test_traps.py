@@ -70,17 +70,19 @@ def zeros_of_a_symmetric_checkpoint_are_read(patch):
 
 @trap("gptq act", "gptq act unlike")
 def the_order_of_columns_is_not_read(patch):
-    patch.setattr(gptq, "column_order", lambda groups, group: None)
+    patch.setattr(gptq, "column_order", lambda groups, columns, group: None)
 
 
 @trap("gptq act", "gptq act asymmetric")
 def the_order_of_columns_is_turned_round(patch):
-    patch.setattr(gptq, "column_order", lambda groups, group: torch.argsort(torch.argsort(groups, stable=True)))
+    patch.setattr(
+        gptq, "column_order", lambda groups, columns, group: torch.argsort(torch.argsort(groups, stable=True))
+    )
 
 
 @trap("ct w4 g_idx")
 def the_order_of_packed_columns_is_not_read(patch):
-    patch.setattr(compressed_integers, "column_order", lambda groups, group: None)
+    patch.setattr(compressed_integers, "column_order", lambda groups, columns, group: None)
 
 
 @trap("gptq act unlike")
