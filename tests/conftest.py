@@ -9,6 +9,7 @@ their parameters (tests/covering.py).
 from __future__ import annotations
 
 import fcntl
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 case.add_marker(pytest.mark.full)
     last = {item.path for item in items if item.get_closest_marker("alone")}
     items.sort(key=lambda item: (item.path in last) - (item.nodeid.partition("::")[0] in APART))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is imported by now stays: collections that look for what a test left need not walk through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.unfreeze()  # libraries tell what they think is lost when the process ends
 
 
 def parameters(case: Any) -> dict[str, str]:

@@ -30,7 +30,7 @@ from tests.bench.watched import Deliveries, homes
 @pytest.mark.slow
 def test_every_load_of_a_tiny_model(tmp_path, capsys):
     flags = ["--shape", "tiny", "--device", "cpu", "--load", "mixed,conversation,prefix,loop"]
-    assert gpu_serve.main([*flags, "--seconds", "1", "--warm-up", "0.2", "--out", str(tmp_path)]) == 0
+    assert gpu_serve.main([*flags, "--seconds", "0.5", "--warm-up", "0.2", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "gpu_serve.json").read_text())["tiny"]
     cases = report["cases"]
     shared = "4 streams of 256 shared tokens and 16"
