@@ -68,8 +68,8 @@ async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
 def test_experts_of_an_accelerator_are_multiplied_without_a_number_on_the_host(name, monkeypatch):
     """Our grouped product, here by its reference; transformers' own copies the number of rows to the host."""
 
-    def launch(x, weight, bias, pairs, activation, _tile):
-        return grouped_reference(x, weight, bias, pairs, activation)
+    def launch(x, weight, bias, pairs, activation, _tile, of_tokens):
+        return grouped_reference(x, weight, bias, pairs, activation, None, of_tokens)
 
     def refused(*_, **__):
         raise AssertionError("a graph records no copy to the host")

@@ -140,15 +140,17 @@ def grouped_kernel(
 
 def launch_grouped(
     x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None, tile: Tile,
-    weights: Tensor | None = None,
+    weights: Tensor | None = None, of_tokens: bool = False,
 ) -> Tensor:  # fmt: skip
     """The Triton kernel, with an activation from x [T, K] to [pairs, N] in sorted order, else from there to by pair.
 
     weight [E, N, K], with an activation [E, 2N, K], gate first; bias [E, N] or [E, 2N]. Contiguous, of one dtype.
     weights, with an activation alone: float32 [T, top_k], by which each pair's input is multiplied.
+    of_tokens: without an activation too, x and the result are what they are with one.
     """
     assert weights is None or (activation is not None and weights.is_contiguous())
     (experts, rows, depth), gated = weight.shape, activation is not None
+    gather = gated or of_tokens
     width = rows // 2 if gated else rows
     assert x.is_contiguous() and weight.is_contiguous() and x.shape[1] == depth and x.dtype is weight.dtype
     out = x.new_empty(pairs.count, width)
@@ -159,7 +161,7 @@ def launch_grouped(
         grouped_kernel[(triton.cdiv(width, tile.block_n), tiles)](
             out, x, weight, bias, weights, pairs.chosen if pairs.order is None else pairs.order,
             pairs.chosen if pairs.ends is None else pairs.ends, pairs.count, experts, width, depth, TOP_K=pairs.top_k,
-            SORTED=pairs.order is not None, GATHER=gated, GATED=gated, ACT=int(activation or 0),
+            SORTED=pairs.order is not None, GATHER=gather, GATED=gated, ACT=int(activation or 0),
             EXPERTS=triton.next_power_of_2(experts), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
             BLOCK_K=tile.block_k, EVEN=depth % tile.block_k == 0, num_warps=tile.warps, num_stages=tile.stages,
             **launch_options(),
@@ -169,13 +171,14 @@ def launch_grouped(
 
 def grouped_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    weights: Tensor | None = None,
+    weights: Tensor | None = None, of_tokens: bool = False,
 ) -> Tensor:  # fmt: skip
+    gather = activation is not None or of_tokens
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     places = torch.arange(pairs.count, device=x.device)
     order = places if pairs.order is None else pairs.order.long()  # of pairs by place
     experts = pairs.chosen.flatten()[order]
-    sources = order // pairs.top_k if activation is not None else places
+    sources = order // pairs.top_k if gather else places
     each = torch.ones(len(order)) if weights is None else weights.flatten()[order]
     made = []
     for source, expert, factor in zip(sources.tolist(), experts.tolist(), each.tolist()):
@@ -186,7 +189,7 @@ def grouped_reference(
         y = y if bias is None else y + bias[expert].to(wide)
         made.append(y if activation is None else activate_reference(y, activation))
     out = torch.stack(made).to(x.dtype)
-    return out if activation is not None else torch.empty_like(out).index_copy_(0, order, out)
+    return out if gather else torch.empty_like(out).index_copy_(0, order, out)
 
 
 def tile_of(device: Target, pairs: int, experts: int, gated: bool, size: int) -> Tile:

@@ -33,9 +33,8 @@ def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Ten
 def experts_on_device(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """The same by our kernels."""
     pairs = pairs_of(chosen.int().contiguous(), module.num_experts, invariant=False)
-    rows = hidden.repeat_interleave(pairs.top_k, 0)
     name = "gate_up_proj" if module.has_gate else "up_proj"
-    made = _product(module, name, rows, pairs)
+    made = _product(module, name, hidden, pairs, of_tokens=True)
     made = module._apply_gate(made) if module.has_gate else module.act_fn(made)
     made = _product(module, "down_proj", made, pairs)
     if getattr(module, "has_post_expert_norm", False):  # transformers before 5.20 has no such norm
@@ -44,13 +43,11 @@ def experts_on_device(module: Any, hidden: Tensor, chosen: Tensor, weights: Tens
     return weighted.view(len(hidden), pairs.top_k, -1).sum(1).to(hidden.dtype)
 
 
-def _product(module: Any, name: str, rows: Tensor, pairs: Pairs) -> Tensor:
-    """rows [pairs, K] by pair -> [pairs, N] by pair, each by the matrix of its expert."""
+def _product(module: Any, name: str, rows: Tensor, pairs: Pairs, of_tokens: bool = False) -> Tensor:
+    """rows [T, K] -> [pairs, N] by expert, or from there to [pairs, N] by pair, each by the matrix of its expert."""
     weight = getattr(module, name)  # [E, N, K]
     weight = weight.transpose(1, 2).contiguous() if module.is_transposed else weight
     bias = getattr(module, f"{name}_bias") if module.has_bias else None
-    rows = rows.to(weight.dtype)
     count = 0 if pairs.order is None else pairs.count
     tile = tile_of(target(), count, len(weight), False, weight.element_size())
-    placed = rows.contiguous() if pairs.order is None else rows.index_select(0, pairs.order)
-    return launch_grouped(placed, weight, bias, pairs, None, tile)
+    return launch_grouped(rows.to(weight.dtype).contiguous(), weight, bias, pairs, None, tile, of_tokens=of_tokens)
