@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.errors import ConfigError, EngineError
 from mm.item import MediaOptions
-from server import signals
+from server import __version__, signals
 from server.config import MODALITIES, ChatConfig, Config, environment_keys
 from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
 from server.http.proxies import TrustedProxies
@@ -95,17 +95,30 @@ def parse(argv: Sequence[str]) -> tuple[str, Config]:
     flags = all_flags()
     arguments = Arguments(flags)
     arguments.read(words)
-    if arguments.help:
-        say(help_text(flags))
+    if arguments.help or arguments.version:
+        say(help_text(flags, arguments.help) if arguments.help else f"omniloop {__version__}")
         raise SystemExit(0)
     values = from_file(arguments.config_file, flags) if arguments.config_file else {}
     return command, build({**values, **arguments.values})
 
 
-def help_text(flags: dict[str, Flag]) -> str:
+def help_text(flags: dict[str, Flag], word: str = "all") -> str:
+    """Everything, or the lines of the flags that speak of a word."""
+    if word != "all":
+        asked = word.strip("-").lower()
+        lines = [
+            line for line in flag_lines(flags) if line.startswith("  ") and asked.replace("_", "-") in line.lower()
+        ]
+        if not lines:
+            raise UsageError(f"--help={word}: no flag speaks of it; --help lists them all")
+        return "\n".join(lines)
     lines = ["usage: python -m server [COMMAND] [MODEL] [--flag value ...]", "", "commands:"]
     lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
     lines += ["", "  --config FILE.yaml  flags by the same names; the command line wins"]
+    lines += [
+        "  --help=WORD         only the flags whose lines hold the word",
+        "  --version           print the version and exit",
+    ]
     return "\n".join([*lines, *flag_lines(flags)])
 
 

@@ -1,7 +1,7 @@
 """Flags: made from the fields of Config's groups, read from argv or a YAML file, converted and bounded.
 
-Long flags with `-` or `_`, booleans as `--x` / `--no-x`, lists repeated or with commas, dict values as JSON. An unknown
-name or a wrong value is a UsageError of one line.
+Long flags with `-` or `_`, booleans as `--x` / `--no-x`, lists repeated or with commas, dict values as JSON or key by
+key (`--hf-overrides.rope_theta 1e6`). An unknown name or a wrong value is a UsageError of one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from mm.limits import MediaLimits
 from server.config import MEDIA_HELP, Config
-from server.foreign_flags import SHORT, foreign
+from server.foreign_flags import FOREIGN, foreign, long_name, meant
 
 
 class UsageError(Exception):
@@ -100,6 +100,11 @@ def shown(flag: Flag) -> str:
 def convert(flag: Flag, text: str) -> Any:
     """The value of a flag from its text."""
     kind, origin = flag.kind, typing.get_origin(flag.kind)
+    if other := meant(flag.name, text):
+        if not other.value:
+            raise UsageError(f"--{flag.name} {text}: {other.advice}")
+        print(f"omniloop: --{flag.name} {text}: {other.advice}; taken as {other.value}", file=sys.stderr)
+        text = other.value
     if origin is Literal:
         choices = typing.get_args(kind)
         if text not in choices:
@@ -149,8 +154,8 @@ def in_range(flag: Flag, value: int | float) -> int | float:
 
 
 def unknown(name: str, flags: dict[str, Flag], where: str = "") -> UsageError:
-    known = [*flags, *(f"no-{f.name}" for f in flags.values() if f.kind is bool), "config", "help"]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    known = [*flags, *(f"no-{f.name}" for f in flags.values() if f.kind is bool), *FOREIGN, "config", "help", "version"]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     return UsageError(f"unknown flag --{name}{where}" + (f"; did you mean --{near[0]}?" if near else ""))
 
 
@@ -161,7 +166,7 @@ def pass_over(name: str, text: str, where: str = "") -> None:
     said = f"--{name}{' ' if text else ''}{text}{where}: {entry.advice}"
     if text not in entry.holds:
         raise UsageError(said)
-    print(f"omniloop: {said}; the flag changes nothing", file=sys.stderr)
+    print(f"omniloop: {said.removesuffix('; leave the flag out')}; the flag changes nothing", file=sys.stderr)
 
 
 class Arguments:
@@ -171,18 +176,23 @@ class Arguments:
         self.flags = flags
         self.values: dict[str, Any] = {}
         self.config_file = ""
-        self.help = False
+        self.help = ""  # "all", or the word that the lines shown must hold
+        self.version = False
         self.several = ""  # a list flag that goes on taking words
 
     def read(self, argv: Sequence[str]) -> None:
         words = iter(argv)
         for word in words:
             if word in ("-h", "--help"):
-                self.help = True
+                self.help = "all"
+            elif word.startswith("--help="):
+                self.help = word[7:]
+            elif word in ("-v", "--version"):
+                self.version = True
             elif word.startswith("--") and len(word) > 2:
                 self.take(word[2:], words)
             elif word.startswith("-") and len(word) > 1:
-                self.take(SHORT.get(word[1:], word[1:]), words)
+                self.take(long_name(word[1:]), words)
             elif self.several:
                 self.values[self.several] = (*self.values[self.several], *listed(self.flags[self.several], word))
             elif "model" in self.values:
@@ -194,8 +204,11 @@ class Arguments:
         """One flag and its value."""
         self.several = ""
         name, equals, text = word.partition("=")
+        name, dot, path = name.partition(".")
         name = name.replace("_", "-")
         flag = self.flags.get(name)
+        if dot and not (foreign(name) if flag is None else isinstance(flag.default, dict)):
+            raise unknown(f"{name}.{path}", self.flags)
         if flag is None and name.startswith("no-") and self.is_bool(name[3:]) and not equals:
             self.values[name[3:]] = False
             return
@@ -205,7 +218,7 @@ class Arguments:
         if flag is not None and flag.kind is bool and not equals:
             self.values[name] = True
             return
-        if not equals and not (other and other.switch):
+        if not equals and (dot or not (other and other.switch)):
             following = next(words, None)
             if following is None or (following.startswith("--") and len(following) > 2):
                 raise UsageError(f"--{name}: needs a value")
@@ -219,11 +232,33 @@ class Arguments:
         elif isinstance(flag.default, tuple):
             self.values[name] = (*self.values.get(name, ()), *listed(flag, text))
             self.several = name if flag.hints.get("several") else ""
+        elif dot:
+            self.values[name] = merged(self.values.get(name, {}), nested(path.split("."), text))
         else:
             self.values[name] = convert(flag, text)
 
     def is_bool(self, name: str) -> bool:
         return name in self.flags and self.flags[name].kind is bool
+
+
+def nested(path: list[str], text: str) -> dict[str, Any]:
+    """`--flag.a.b text` is {"a": {"b": text}}; the text is JSON, or else itself."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    for key in reversed(path):
+        value = {key: value}
+    return value
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Both, key by key; the later value wins."""
+    both = {**old, **new}
+    for key in old.keys() & new.keys():
+        if isinstance(old[key], dict) and isinstance(new[key], dict):
+            both[key] = merged(old[key], new[key])
+    return both
 
 
 def listed(flag: Flag, text: str) -> list[Any]:

@@ -1,12 +1,14 @@
 """Flags of vLLM, SGLang and llama.cpp that this server does not have: what to say to whoever types them.
 
 A flag that asks for what holds here anyway (`--tensor-parallel-size 1`) is taken with a line that says so; any other is
-refused with the flag or the way that does the same here. Owner: the command line.
+refused with the flag or the way that does the same here. Values of this server's own flags that only the others know
+(`--dtype half`) are answered in the same way. Owner: the command line.
 Source of the names: the lists of flags in the three projects' documentation.
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -18,12 +20,23 @@ class Foreign(NamedTuple):
     switch: bool = False  # takes no value
 
 
+class Meant(NamedTuple):
+    """A value that another server's flag of the same name takes: what it is here; without `value` it is refused."""
+
+    advice: str
+    value: str = ""
+
+
 ONE_DEVICE = "one process drives one device; start a server for each device behind a router (examples/deploy)"
 NO_ADAPTERS = "adapters are not served; merge the adapter into the checkpoint (peft: merge_and_unload) and serve that"
 OWN_KERNELS = "the attention kernels are this server's own; leave the flag out"
 NO_CODE = "no code of a request or a model folder runs here; leave the flag out"
 NO_DRAFTS = "draft tokens are not supported; leave the flag out"
 NO_TRANSFER = "cached blocks stay in this process; leave the flag out"
+NO_STATES = "models with state layers are not served; leave the flag out"
+NO_BALANCE = "one device holds all experts; leave the flag out"
+NO_OFFLOAD = "keys and values stay on the device; leave the flag out"
+NO_CLIENT_CERTIFICATES = "clients show keys, not certificates (--api-key); a proxy in front can ask for certificates"
 
 
 def renamed(name: str) -> Foreign:
@@ -37,68 +50,154 @@ def always(advice: str) -> Foreign:
 
 FOREIGN = {
     # vLLM
-    "api-server-count": Foreign("one process speaks HTTP", ("1",)),
+    "additional-config": Foreign("no platform needs settings of its own; leave the flag out", ("{}",)),
+    "all2all-backend": Foreign(ONE_DEVICE),
+    "api-server-count": Foreign("one process speaks HTTP; leave the flag out", ("1",)),
     "async-scheduling": always("the next step is always planned while one runs"),
     "attention-backend": Foreign(OWN_KERNELS),
     "calculate-kv-scales": always("scales of an FP8 cache come from the checkpoint or are made per token and head"),
     "code-revision": Foreign(NO_CODE),
     "collect-detailed-traces": Foreign("use --trace FILE, or POST /start_profile"),
     "compilation-config": Foreign("steps are captured in graphs; --cudagraph-capture-sizes and --enforce-eager choose"),
+    "config-format": Foreign("the folder's files tell its format", ("auto", "hf", "mistral")),
     "convert": Foreign("heads come from the checkpoint; use --runner pooling", ("auto", "none")),
-    "cpu-offload-gb": Foreign("all weights lie on the device", ("0",)),
+    "cpu-offload-gb": Foreign("all weights lie on the device; leave the flag out", ("0",)),
     "cuda-graph-sizes": renamed("cudagraph-capture-sizes"),
+    "cudagraph-metrics": Foreign("read the step's histograms at /metrics; leave the flag out", switch=True),
+    "data-parallel-address": Foreign(ONE_DEVICE),
+    "data-parallel-backend": Foreign(ONE_DEVICE),
+    "data-parallel-external-lb": Foreign(ONE_DEVICE, switch=True),
+    "data-parallel-hybrid-lb": Foreign(ONE_DEVICE, switch=True),
+    "data-parallel-rank": Foreign(ONE_DEVICE, ("0",)),
+    "data-parallel-rpc-port": Foreign(ONE_DEVICE),
     "data-parallel-size": Foreign(ONE_DEVICE, ("1",)),
+    "data-parallel-size-local": Foreign(ONE_DEVICE, ("1",)),
+    "data-parallel-start-rank": Foreign(ONE_DEVICE, ("0",)),
+    "decode-context-parallel-size": Foreign(ONE_DEVICE, ("1",)),
+    "default-mm-loras": Foreign(NO_ADAPTERS),
+    "disable-access-log-for-endpoints": Foreign("use --disable-access-log: no line for any path"),
+    "disable-async-output-proc": Foreign("text is made beside the steps; leave the flag out", switch=True),
     "disable-cascade-attn": always("there is no cascade attention"),
+    "disable-chunked-mm-input": Foreign(
+        "families whose pictures see both ways get them whole; leave the flag out", switch=True
+    ),
     "disable-custom-all-reduce": always("one device needs no reduction"),
     "disable-fastapi-docs": Foreign("is called --disable-docs here", switch=True),
     "disable-frontend-multiprocessing": always("HTTP and the device share one process"),
+    "disable-hybrid-kv-cache-manager": Foreign(
+        "layers with windows keep only their window; leave the flag out", switch=True
+    ),
     "disable-log-requests": always("requests are logged only with --enable-log-requests"),
     "disable-mm-preprocessor-cache": Foreign("use --mm-processor-cache-gb 0", switch=True),
     "disable-sliding-window": Foreign("use --max-model-len of at most the window", switch=True),
     "disable-uvicorn-access-log": Foreign("is called --disable-access-log here", switch=True),
     "distributed-executor-backend": Foreign(f"{ONE_DEVICE}; Ray: examples/deploy/ray", ("mp", "uni")),
     "enable-chunked-prefill": always("prompts are always cut to fit a step; --max-prefill-chunk bounds a row's part"),
+    "enable-dbo": Foreign(ONE_DEVICE, switch=True),
+    "enable-eplb": Foreign(NO_BALANCE, switch=True),
     "enable-expert-parallel": always("one device holds all experts"),
+    "enable-layerwise-nvtx-tracing": Foreign(
+        "use --enable-dev-endpoints and POST /start_profile?kernels=true", switch=True
+    ),
     "enable-lora": Foreign(NO_ADAPTERS, switch=True),
+    "enable-prompt-adapter": Foreign(NO_ADAPTERS, switch=True),
     "enable-prompt-tokens-details": always("usage always has prompt_tokens_details"),
     "enable-reasoning": always("thinking is always kept apart where the template has it"),
     "enable-request-id-headers": always("every answer has X-Request-Id"),
-    "enable-server-load-tracking": Foreign("read running and waiting requests from /metrics", switch=True),
+    "enable-server-load-tracking": always("/load is always there"),
     "enable-sleep-mode": Foreign("a server that must give its memory back is stopped; leave the flag out", switch=True),
-    "enable-tokenizer-info-endpoint": Foreign("leave the flag out; /tokenize and /detokenize are there", switch=True),
+    "enable-ssl-refresh": Foreign("a new certificate needs a restart, or a proxy in front", switch=True),
+    "enable-tokenizer-info-endpoint": always("/tokenizer_info is always there"),
+    "eplb-config": Foreign(NO_BALANCE),
+    "fully-sharded-loras": Foreign(NO_ADAPTERS, switch=True),
     "guided-decoding-backend": renamed("structured-outputs-backend"),
+    "guided-decoding-disable-any-whitespace": Foreign(
+        "whitespace follows the grammar; leave the flag out", switch=True
+    ),
     "h11-max-header-count": renamed("max-headers"),
     "h11-max-incomplete-event-size": renamed("max-header-bytes"),
+    "headless": Foreign(ONE_DEVICE, switch=True),
+    "hf-config-path": Foreign("the model's config.json is read; --hf-overrides changes it"),
+    "ignore-patterns": Foreign("only configurations, tokenizer and safetensors are fetched; leave the flag out"),
+    "interleave-mm-strings": always("media stand where the message has them"),
+    "io-processor-plugin": Foreign(NO_CODE),
     "kv-cache-memory": renamed("kv-cache-memory-bytes"),
+    "kv-cache-metrics": always("/metrics has the KV cache's numbers"),
+    "kv-events-config": Foreign(NO_TRANSFER),
+    "kv-offloading-backend": Foreign(NO_OFFLOAD),
+    "kv-offloading-size": Foreign(NO_OFFLOAD),
+    "kv-sharing-fast-prefill": Foreign("prompts compute every layer; leave the flag out", switch=True),
     "kv-transfer-config": Foreign(NO_TRANSFER),
     "log-config-file": Foreign("use --log-level and --log-format"),
     "logits-processor-pattern": Foreign(NO_CODE),
     "logits-processors": Foreign(NO_CODE),
+    "long-prefill-token-threshold": renamed("max-prefill-chunk"),
+    "lora-dtype": Foreign(NO_ADAPTERS),
+    "lora-extra-vocab-size": Foreign(NO_ADAPTERS),
     "lora-modules": Foreign(NO_ADAPTERS),
+    "mamba-block-size": Foreign(NO_STATES),
+    "mamba-cache-dtype": Foreign(NO_STATES, ("auto",)),
+    "mamba-ssm-cache-dtype": Foreign(NO_STATES, ("auto",)),
+    "master-addr": Foreign(ONE_DEVICE),
+    "master-port": Foreign(ONE_DEVICE),
+    "max-cpu-loras": Foreign(NO_ADAPTERS),
+    "max-cudagraph-capture-size": Foreign("use --cudagraph-capture-sizes with the sizes themselves"),
+    "max-long-partial-prefills": Foreign("all prompts of a step share its tokens; use --max-prefill-chunk"),
     "max-lora-rank": Foreign(NO_ADAPTERS),
     "max-loras": Foreign(NO_ADAPTERS),
     "max-num-partial-prefills": Foreign("all prompts of a step share its tokens; use --max-prefill-chunk"),
     "max-parallel-loading-workers": Foreign("the number follows from the cores; leave the flag out"),
     "max-seq-len-to-capture": Foreign("graphs hold any context; --cudagraph-capture-sizes lists their rows"),
     "middleware": Foreign("host the app in your own server and wrap it there (server/hosted.py)"),
+    "mm-encoder-attn-backend": Foreign(OWN_KERNELS),
     "mm-encoder-tp-mode": Foreign("one device runs the towers", ("data", "weights")),
+    "mm-processor-cache-type": Foreign(
+        "processed media lie in this process; --mm-processor-cache-gb bounds them", ("lru",)
+    ),
     "model-loader-extra-config": Foreign("the loader has no settings of that kind", ("{}",)),
-    "num-scheduler-steps": Foreign("the next step is always planned while one runs", ("1",)),
+    "moe-backend": Foreign("the kernels of experts are this server's own; leave the flag out", ("auto",)),
+    "nnodes": Foreign(ONE_DEVICE, ("1",)),
+    "node-rank": Foreign(ONE_DEVICE, ("0",)),
+    "num-lookahead-slots": Foreign(NO_DRAFTS, ("0",)),
+    "num-redundant-experts": Foreign(NO_BALANCE, ("0",)),
+    "num-scheduler-steps": Foreign("the next step is always planned while one runs; leave the flag out", ("1",)),
+    "optimization-level": Foreign("steps are captured in graphs; --enforce-eager leaves graphs out", ("1", "2", "3")),
+    "override-attention-dtype": Foreign("use --dtype"),
+    "override-pooler-config": renamed("pooler-config"),
+    "performance-mode": Foreign(
+        "use --max-num-batched-tokens: more tokens per second, or a sooner first token", ("balanced",)
+    ),
     "pipeline-parallel-size": Foreign(ONE_DEVICE, ("1",)),
-    "preemption-mode": Foreign("a preempted request is computed again", ("recompute",)),
+    "preemption-mode": Foreign("a preempted request is computed again; leave the flag out", ("recompute",)),
+    "prefix-caching-hash-algo": Foreign("prefixes are found by a keyed hash; leave the flag out"),
+    "pt-load-map-location": Foreign("pickles are never opened; serve safetensors"),
+    "qlora-adapter-name-or-path": Foreign(NO_ADAPTERS),
+    "ray-workers-use-nsight": Foreign(ONE_DEVICE, switch=True),
     "rope-scaling": Foreign("""use --hf-overrides '{"rope_scaling": {...}}'"""),
     "rope-theta": Foreign("""use --hf-overrides '{"rope_theta": ...}'"""),
-    "safetensors-load-strategy": Foreign("shards stream to the device as they are read", ("lazy", "auto")),
+    "safetensors-load-strategy": Foreign("shards stream to the device; leave the flag out", ("lazy", "auto")),
+    "scheduler-cls": Foreign("use --scheduling-policy fcfs or priority"),
+    "scheduler-delay-factor": Foreign("prompts start at once; leave the flag out", ("0", "0.0")),
     "show-hidden-metrics-for-version": Foreign("no metric is hidden; leave the flag out"),
     "skip-mm-profiling": always("memory of towers is planned, not tried"),
     "speculative-config": Foreign(NO_DRAFTS),
     "speculative-model": Foreign(NO_DRAFTS),
+    "ssl-ca-certs": Foreign(NO_CLIENT_CERTIFICATES),
+    "ssl-cert-reqs": Foreign(NO_CLIENT_CERTIFICATES, ("0",)),
+    "ssl-ciphers": Foreign("ciphers are those of the TLS library; a proxy in front can choose"),
     "structured-outputs-config": Foreign("use --structured-outputs-backend; whitespace follows the grammar"),
-    "swap-space": Foreign("nothing is swapped: a preempted request is computed again", ("0", "4")),
+    "swap-space": Foreign("nothing is swapped: a preempted request is computed again; leave the flag out", ("0", "4")),
     "task": Foreign("use --runner generate or --runner pooling", ("auto", "generate")),
     "tensor-parallel-size": Foreign(ONE_DEVICE, ("1",)),
     "tokenizer-revision": Foreign("use --revision, or --tokenizer with a folder"),
+    "tool-server": Foreign("tools run at the client; leave the flag out"),
+    "use-tqdm-on-load": Foreign("--log-level debug shows how the start goes; leave the flag out", switch=True),
+    "use-v2-block-manager": always("there is one block pool"),
     "uvicorn-log-level": renamed("log-level"),
+    "video-pruning-rate": Foreign("""use --media-io-kwargs '{"video": {"num_frames": 8}}'""", ("0", "0.0")),
+    "weight-transfer-config": Foreign("weights are read at the start; leave the flag out"),
+    "worker-cls": Foreign(NO_CODE, ("auto",)),
+    "worker-extension-cls": Foreign(NO_CODE),
     # SGLang
     "chunked-prefill-size": renamed("max-num-batched-tokens"),
     "context-length": renamed("max-model-len"),
@@ -123,12 +222,34 @@ FOREIGN = {
     "parallel": renamed("max-num-seqs"),
     "threads": renamed("num-threads"),
 }
+# Values of our own flags, by flag and value.
+FLOAT16 = Meant("numbers of 16 bits are bfloat16 here; use auto or bfloat16, float16 checkpoints too")
+PICKLES = Meant("pickles are never opened; serve safetensors")
+READ_ANYWAY = Meant("files tell their format", "auto")
+ONE_LIBRARY = Meant("one library compiles all grammars", "auto")
+VALUES = {
+    "dtype": {"half": FLOAT16, "float16": FLOAT16, "float": Meant("is called float32 here", "float32")},
+    "kv-cache-dtype": {"float16": FLOAT16, "fp8_inc": Meant("use fp8")},
+    "load-format": {
+        **dict.fromkeys(("bitsandbytes", "gguf", "mistral", "fastsafetensors", "hf", "runai_streamer"), READ_ANYWAY),
+        **dict.fromkeys(("pt", "npcache"), PICKLES),
+    },
+    "max-model-len": {"-1": Meant("is called auto here", "auto")},
+    "model-impl": {"vllm": Meant("is called native here", "native")},
+    "structured-outputs-backend": dict.fromkeys(
+        ("guidance", "lm-format-enforcer", "outlines", "xgrammar"), ONE_LIBRARY
+    ),
+    "tokenizer-mode": {"slow": Meant("use hf: tokenizer.json is read by its own library")},
+}
 SHORT = {
+    "O": "optimization-level",
     "asc": "api-server-count",
     "c": "ctx-size",
+    "cc": "compilation-config",
     "dp": "data-parallel-size",
     "hf": "hf-repo",
     "m": "model-path",
+    "dcp": "decode-context-parallel-size",
     "ngl": "n-gpu-layers",
     "np": "parallel",
     "pp": "pipeline-parallel-size",
@@ -136,6 +257,19 @@ SHORT = {
     "t": "threads",
     "tp": "tensor-parallel-size",
 }
+
+
+def long_name(word: str) -> str:
+    """A word that began with one dash, as it would stand behind two: `tp=2` is `tensor-parallel-size=2`."""
+    if word[0] == "O" and word[1:].isdigit():
+        return f"optimization-level={word[1:]}"
+    name = re.split(r"[.=]", word, maxsplit=1)[0]
+    return SHORT.get(name, name) + word[len(name) :]
+
+
+def meant(name: str, text: str) -> Meant | None:
+    """What a value of one of our own flags means, where only other servers have that value."""
+    return VALUES.get(name, {}).get(text)
 
 
 def foreign(name: str) -> Foreign | None:

@@ -11,7 +11,7 @@ from server import cli
 from server.cli import parse
 from server.config import Config
 from server.flags import UsageError, all_flags
-from server.foreign_flags import FOREIGN, SHORT
+from server.foreign_flags import FOREIGN, SHORT, VALUES
 
 
 def config_of(*words: str) -> Config:
@@ -52,6 +52,8 @@ def test_dicts_are_json():
     assert config_of("--limit-mm-per-prompt", '{"image": 2}').media.limit_mm_per_prompt == {"image": 2}
     assert config_of("--limit-mm-per-prompt", "image=2,video=0").media.limit_mm_per_prompt == {"image": 2, "video": 0}
     assert config_of("--hf-overrides", '{"a": {"b": null}}').model.hf_overrides == {"a": {"b": None}}
+    words = ["--hf-overrides", '{"a": {"b": 1}}', "--hf-overrides.a.c=x", "--hf_overrides.rope_theta", "1e6"]
+    assert config_of(*words).model.hf_overrides == {"a": {"b": 1, "c": "x"}, "rope_theta": 1e6}
     with pytest.raises(UsageError, match="must be a JSON object"):
         config_of("--limit-mm-per-prompt", "image")
     for wrong in ("pictures=1", "image=-1", "image=true", '{"image": {"count": 1}}'):
@@ -82,6 +84,9 @@ def test_the_model_may_stand_alone():
         (["--max-num-seq", "1"], "did you mean --max-num-seqs?"),
         (["--no-port"], "unknown flag --no-port"),
         (["-x"], "unknown flag"),
+        (["--port.number", "1"], "unknown flag --port.number"),
+        (["--tensor-paralel-size", "2"], "did you mean --tensor-parallel-size?"),
+        (["--help=frog"], "--help=frog: no flag speaks of it"),
         (["--port", "x"], "--port x: must be a whole number"),
         (["--port", "70000"], "--port 70000: must be 0 to 65535"),
         (["--port"], "--port: needs a value"),
@@ -185,6 +190,18 @@ def test_help_names_every_flag_with_its_default(capsys):
         assert f"--{name}" in text
 
 
+def test_help_of_a_word_shows_the_flags_that_speak_of_it_and_version_the_version(capsys):
+    from server import __version__
+
+    for word, text in ("--help=max_num_seqs", "  --max-num-seqs N "), ("--version", f"omniloop {__version__}"):
+        with pytest.raises(SystemExit) as ended:
+            parse([word])
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith(text)
+        assert shown.count("\n") == 1
+
+
 def test_every_flag_of_a_group_reaches_the_engine():
     config = config_of("--block-size", "32", "--max-num-seqs", "3", "--max-num-batched-tokens", "1k", "--seed", "5")
     engine = config.engine()
@@ -218,6 +235,8 @@ def test_no_flag_is_dead():
         ["--enable-chunked-prefill"],
         ["--enable-chunked-prefill=True", "--disable-log-requests"],
         ["--swap-space", "4"],
+        ["-tp=1", "-O3"],
+        ["--enable-tokenizer-info-endpoint", "--enable-server-load-tracking"],
     ],
 )
 def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(words, capsys):
@@ -237,11 +256,24 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(wor
         (["--uvicorn-log-level", "info"], "--uvicorn-log-level info: is called --log-level here"),
         (["--enable-lora"], "--enable-lora: adapters are not served"),
         (["--ctx-size"], "--ctx-size: needs a value"),
+        (["-cc.mode=3"], "--compilation-config 3: steps are captured"),
+        (["--compilation-config.mode", "3"], "--compilation-config 3: steps are captured"),
+        (["--dtype", "half"], "--dtype half: numbers of 16 bits are bfloat16 here; use auto or bfloat16"),
     ],
 )
 def test_a_flag_of_another_server_is_refused_with_what_does_the_same_here(words, advice):
     with pytest.raises(UsageError, match=re.escape(advice)):
         parse(words)
+
+
+def test_a_value_that_only_another_server_knows_is_taken_for_what_it_means(tmp_path, capsys):
+    file = tmp_path / "flags.yaml"
+    file.write_text("dtype: float\n")
+    words = ["--config", str(file), "--structured-outputs-backend", "xgrammar", "--max-model-len", "-1"]
+    model = config_of(*words).model
+    assert (model.dtype, model.structured_outputs_backend, model.max_model_len) == ("float32", "auto", 0)
+    assert capsys.readouterr().err.splitlines()[0] == "omniloop: --structured-outputs-backend xgrammar: " \
+        "one library compiles all grammars; taken as auto"  # fmt: skip
 
 
 def test_a_file_may_hold_flags_of_another_server(tmp_path, capsys):
@@ -260,6 +292,10 @@ def test_the_advice_for_flags_of_other_servers_names_flags_of_this_one():
     assert {*SHORT.values()} <= {*FOREIGN, *flags}
     named = {name for entry in FOREIGN.values() for name in re.findall(r"--([a-z][a-z-]+)", entry.advice)}
     assert named <= flags
+    for name, values in VALUES.items():
+        for entry in values.values():
+            assert not entry.value or config_of(f"--{name}", entry.value)
+            assert name in flags
 
 
 def test_the_page_for_people_who_come_from_vllm_names_flags_that_exist():
