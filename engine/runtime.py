@@ -372,6 +372,8 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
     asked = config.max_model_len or held
     if pooling is not None:
         asked = config.max_model_len or min(held, pooling.max_tokens or held)
+    if asked < 2:
+        raise ConfigError(f"--max-model-len {asked}: a prompt and its answer need at least 2 tokens")
     whole = pooling is not None and pooling.whole
     together = model_config.ahead == "prompt"  # beside it all other rows may decode
     tokens = max(tokens, rows, asked if whole else 0, asked + rows - 1 if together else 0)

@@ -16,7 +16,7 @@ from typing import Any
 from engine.errors import ConfigError, EngineError
 from mm.item import MediaOptions
 from server import __version__, signals
-from server.config import MODALITIES, ChatConfig, Config, environment_keys
+from server.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys
 from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
 from server.http.proxies import TrustedProxies
 
@@ -71,6 +71,12 @@ def check(config: Config) -> None:
         MediaOptions.of(config.chat.mm_processor_kwargs)
     except ValueError as error:
         raise UsageError(f"--mm-processor-kwargs: {error}") from None
+    folder = config.media.allowed_local_media_path
+    if folder and not os.path.isdir(folder):
+        raise UsageError(f"--allowed-local-media-path {folder}: there is no such folder")
+    for name in config.model.override_generation_config.keys() - {*SAMPLING_DEFAULTS}:
+        known = ", ".join(SAMPLING_DEFAULTS)
+        raise UsageError(f"--override-generation-config: there is no default {name!r}; known are {known}")
     if config.chat.media_io_kwargs or config.chat.image_background != "white":
         check_reading(config.chat)
 

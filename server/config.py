@@ -19,6 +19,8 @@ from server.rows_flags import RowsFlags
 
 EMBEDDED = Path(__file__).parent / "embedded"
 MIB = 1 << 20
+FILE_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+SAMPLING_DEFAULTS = (*FILE_DEFAULTS, "presence_penalty", "frequency_penalty")  # --override-generation-config
 MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
 
 

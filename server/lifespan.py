@@ -51,6 +51,8 @@ class Lifespan:
         begun = time.perf_counter()
         state, config = self.state, self.state.config
         self.greet()
+        if config.traces.trace:
+            tracing.check_place(config.traces.trace)
         if config.traces.otlp_traces_endpoint:
             state.spans = Spans(config.traces.otlp_traces_endpoint)
         if not await self.unless_stopped(load.fetch(state), None):

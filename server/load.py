@@ -28,7 +28,7 @@ from server.metrics import exposition
 from server.output.parser import Parsers
 from server.output.parser_choice import check_names, choose_parsers
 from server.render.frames import Frames
-from server.sampling import Vocabulary, defaults_from
+from server.sampling import Vocabulary, check_defaults, defaults_from
 from server.state import AppState
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def is_hub_name(name: str) -> bool:
 
 async def fetch(state: AppState) -> None:
     """Brings a model and a tokenizer that are named ORG/NAME, or a GGUF file, into folders. Raises ConfigError."""
+    if not is_hub_name(state.folder) and not is_gguf(state.folder):
+        check_folder(state.folder)
     named = is_hub_name(state.folder) or is_hub_name(state.tokenizer_source)
     if named or is_gguf(state.folder) or is_split(state.folder):
         begun = time.perf_counter()
@@ -130,7 +132,6 @@ def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:
 
 async def load(state: AppState) -> None:
     """Raises ConfigError when the model cannot be served."""
-    check_folder(state.folder)
     chat = state.config.chat
     check_names(chat.tool_call_parser, chat.reasoning_parser, plugins_of(chat))
     begun = time.perf_counter()
@@ -165,6 +166,8 @@ async def load_text(state: AppState) -> None:
 
 def check_folder(folder: str) -> None:
     """The model folder is there."""
+    if Path(folder).is_file():
+        raise ConfigError(f"--model {folder}: is a file; name the folder that holds config.json, or a file NAME.gguf")
     if not Path(folder).is_dir():
         raise ConfigError(f"--model {folder}: there is no such folder; a model on the hub is named ORG/NAME")
 
@@ -190,6 +193,8 @@ def complete(state: AppState) -> None:
     if tokenizer.vocab_size > engine.model.text.vocab_size + MORE_IDS:
         log.warning("structured output is off: the tokenizer has many more ids than the model has logits")
         state.grammars = None
+    if not engine.limits.pools:
+        check_defaults(state.defaults, config, state.vocabulary)
     state.places.limit = engine.limits.max_open
     metrics = state.metrics
     metrics.model_name = state.names[0]

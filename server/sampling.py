@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from engine.errors import ConfigError
 from engine.request import SamplingParams
-from server.config import Config, LimitsConfig
+from server.config import FILE_DEFAULTS, Config, LimitsConfig
 from server.errors import ApiError, invalid, not_here, shown
 from server.output.repetition import Repetition
 from server.schema.common import RepetitionFields, SamplingFields
@@ -35,7 +36,7 @@ SPECIAL = (
     "prompt_logprobs", "return_routed_experts",
 )  # fmt: skip
 PLAIN = SamplingParams()
-INT64 = 2**63 - 1
+INT32, INT64 = 2**31 - 1, 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +71,25 @@ class Asked:
 
 def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
     """The model's sampling defaults: its generation_config.json, and the operator's word over it."""
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-    found = {name: generation[name] for name in names if generation.get(name) is not None}
+    found = {name: generation[name] for name in FILE_DEFAULTS if generation.get(name) is not None}
     if generation.get("do_sample") is False:  # the checkpoint asks for greedy
         found["temperature"] = 0.0
         found.pop("top_p", None)
         found.pop("top_k", None)
-    found |= {name: override[name] for name in (*names, "presence_penalty", "frequency_penalty") if name in override}
-    return found
+    return found | dict(override)
+
+
+def check_defaults(defaults: Mapping[str, Any], config: Config, vocabulary: Vocabulary) -> None:
+    """Raises ConfigError where a request that asks for nothing would be refused for a default."""
+    try:
+        resolve(SamplingFields(), None, None, defaults, config, vocabulary)
+        if "max_new_tokens" in defaults:
+            in_range("max_new_tokens", defaults["max_new_tokens"], 1, INT32)
+    except ApiError as error:
+        raise ConfigError(
+            f"sampling defaults of generation_config.json or --override-generation-config: {error.message}; "
+            "--generation-config vllm ignores the file"
+        ) from None
 
 
 def resolve(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import orjson
 
+from engine.errors import ConfigError
 from engine.trace import Trace
 from server.state import AppState
 
@@ -37,6 +39,13 @@ async def end(state: AppState) -> bytes:
     """The file of the trace, which ends here."""
     trace = stopped(state)
     return await asyncio.get_running_loop().run_in_executor(state.pool, lambda: orjson.dumps(trace.document()))
+
+
+def check_place(path: str) -> None:
+    """Raises ConfigError at start where the file could not be written at the end."""
+    folder = Path(path).parent
+    if Path(path).is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"--trace {path}: cannot be written; name a file in a folder that this user may write")
 
 
 async def write(state: AppState, path: str) -> None:

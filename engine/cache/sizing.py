@@ -42,7 +42,7 @@ def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: i
     count = min(budget // layout.block_bytes, rows * longest)
     if count < 1:
         raise ConfigError(
-            f"the KV cache got {budget / 2**30:.2f} GiB and one block takes {layout.block_bytes / 2**30:.2f} GiB: "
+            f"the KV cache got {budget:,} bytes and one block takes {layout.block_bytes:,}: "
             "raise --kv-cache-memory-bytes or free memory"
         )
     return count + 1

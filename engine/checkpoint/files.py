@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 
 CONFIG = "config.json"
 PARAMS = "params.json"
+POINTER = b"version https://git-lfs"  # how a pointer of Git LFS begins
 MAX_POSITION = 128_000  # what params.json that name no length are made for
 OLDER = {"max_sequence_length": "max_position_embeddings", "llm_config": "text_config"}
 # What these models have and this version does not compute.
@@ -58,16 +59,37 @@ def _merged(values: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
     """A file that holds a JSON object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
+        refuse_pointer(path, data)
+        value = json.loads(data)
     except FileNotFoundError:
         if not required:
             return {}
-        raise ConfigError(f"{path} is missing; a folder in Hugging Face or Mistral format is needed") from None
+        needed = "a folder in Hugging Face or Mistral format is needed"
+        raise ConfigError(f"{path} is missing; {needed}{_found_instead(path.parent)}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return value
+
+
+def refuse_pointer(path: Path, data: bytes) -> None:
+    """Raises ConfigError for what git leaves in the place of a large file that was not fetched."""
+    if data.startswith(POINTER):
+        raise ConfigError(f"{path} is a pointer of Git LFS and not the file itself: run git lfs pull in its folder")
+
+
+def _found_instead(folder: Path) -> str:
+    """What a folder without a configuration holds, where that is a known mistake."""
+    if (folder / "adapter_config.json").is_file():
+        return "; it holds an adapter: merge that into its base model (peft: merge_and_unload) and serve the result"
+    for path in sorted(folder.glob("*.gguf")):
+        return f"; name the GGUF file itself: --model {path}"
+    for below in ("*", "snapshots/*"):  # as git clones and the hub's cache have it
+        for path in sorted(folder.glob(f"{below}/{CONFIG}")):
+            return f"; there is one in {path.parent}"
+    return ""
 
 
 def head_dim(folder: Path) -> int:

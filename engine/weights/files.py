@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.checkpoint.files import CONFIG, head_dim, read_json
+from engine.checkpoint.files import CONFIG, POINTER, head_dim, read_json, refuse_pointer
 from engine.errors import ConfigError
 from engine.weights import consolidated
 from engine.weights.gguf import GGUF, Gguf, GgufReader, read_gguf
@@ -197,7 +197,11 @@ def _instead(folder: Path) -> str:
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Names, shapes and dtypes of one file; every range is checked against the file's size."""
     size = path.stat().st_size
+    if not size:
+        raise ConfigError(f"{path} is empty; download the checkpoint again")
     with path.open("rb") as file:
+        refuse_pointer(path, file.read(len(POINTER)))
+        file.seek(0)
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):

@@ -302,6 +302,7 @@ async def test_a_stop_that_comes_with_the_last_abort_while_a_step_runs_ends_the_
     ("settings", "words"),
     [
         ({"max_model_len": 10_000}, "holds 512"),
+        ({"max_model_len": 1}, "--max-model-len 1: a prompt and its answer need at least 2 tokens"),
         ({"max_num_seqs": 8, "cudagraph_capture_sizes": (4, 9)}, "--cudagraph-capture-sizes 9: a step has 1 to 8 rows"),
         ({"num_gpu_blocks_override": 4, "max_model_len": 200}, "at most 64"),
         ({"dtype": "float16"}, "float16"),

@@ -319,6 +319,24 @@ def test_folder_without_configuration(tmp_path):
     (tmp_path / "config.json").write_text("[1")
     with pytest.raises(ConfigError, match="cannot be read as JSON"):
         load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ConfigError, match=r"config.json is a pointer of Git LFS .*: run git lfs pull"):
+        load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("adapter_config.json", "; it holds an adapter: merge that into its base model"),
+        ("model.gguf", "; name the GGUF file itself: --model .*/model.gguf$"),
+        ("snapshots/0abc/config.json", "; there is one in .*/snapshots/0abc$"),
+    ],
+)
+def test_folder_without_configuration_tells_what_it_holds(tmp_path, name, said):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=rf"config.json is missing; a folder in .*needed{said}"):
+        load_model_config(tmp_path)
 
 
 def test_code_named_by_auto_map_is_logged_and_ignored(read, caplog):

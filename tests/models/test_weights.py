@@ -319,7 +319,8 @@ def header(value, data=b"\0" * 16, length=None):
 
 ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 DAMAGED = {
-    "empty": (b"", "header claims"),
+    "empty": (b"", "is empty; download"),
+    "a pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "run git lfs pull"),
     "a header longer than the file": (header({"a": ENTRY}, length=10_000), "header claims 10000 bytes"),
     "a header of 2**63 bytes": (header({"a": ENTRY}, length=2**63), "header claims"),
     "no JSON": (header(b"{nothing"), "not JSON"),

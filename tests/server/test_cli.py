@@ -108,6 +108,8 @@ def test_the_model_may_stand_alone():
         (["--ssl-keyfile", "k"], "give both or neither"),
         (["--allowed-origins", "*", "--allow-credentials"], "name the origins"),
         (["--generation-config", "other"], "must be auto or vllm"),
+        (["--override-generation-config", '{"beams": 1}'], "there is no default 'beams'; known are temperature, top_p"),
+        (["--allowed-local-media-path", "/nowhere"], "--allowed-local-media-path /nowhere: there is no such folder"),
         (["--config", "/nowhere.yaml"], "No such file"),
     ],
 )

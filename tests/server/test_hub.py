@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import Request, urlopen
 
 import pytest
@@ -15,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from engine.errors import ConfigError
 from engine.models.registry import load_model_config
 from engine.weights.files import open_checkpoint
-from server import cli
+from server import cli, load
 from server import hub as hub_module
 from server.config import Config, ModelFlags
 from server.hub import Hub, fetch
@@ -331,3 +333,11 @@ def test_a_wrong_name_is_one_line(fake, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "org/nothing: there is no such folder here" in said
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused_as_a_file(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text("{}")
+    state = SimpleNamespace(folder=str(file), tokenizer_source=str(file))
+    with pytest.raises(ConfigError, match=r"--model .*config.json: is a file; name the folder"):
+        asyncio.run(load.fetch(state))

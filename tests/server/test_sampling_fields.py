@@ -12,11 +12,12 @@ import shutil
 import pytest
 
 import engine.runtime
+from engine.errors import ConfigError
 from engine.request import SamplingParams
 from server import load
 from server.config import Config
 from server.errors import ApiError
-from server.sampling import Vocabulary, defaults_from, in_range, resolve
+from server.sampling import Vocabulary, check_defaults, defaults_from, in_range, resolve
 from server.schema.common import RepetitionFields, SamplingFields
 from server.structure import tell_removed
 from tests import tiny
@@ -367,6 +368,20 @@ async def test_a_number_out_of_range_is_told_its_limits_in_plain_digits():
     with pytest.raises(ApiError) as caught:
         in_range("max_tokens", 0, 1, 2**31 - 1)
     assert str(caught.value) == "max_tokens: got 0; must be 1 to 2147483647"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "said"),
+    [
+        ({"temperature": "hot"}, "temperature: got hot; must be 0 to 2"),
+        ({"max_new_tokens": 0}, "max_new_tokens: got 0; must be 1 to"),
+        ({"top_p": 0.0}, "top_p: got 0.0; must be greater than 0"),
+    ],
+)
+async def test_defaults_that_would_refuse_every_request_end_the_start(state, defaults, said):
+    with pytest.raises(ConfigError, match=said):
+        check_defaults(defaults, state.config, VOCABULARY)
+    check_defaults(state.defaults, state.config, VOCABULARY)
 
 
 async def test_the_models_sampling_defaults_are_told_at_start(caplog):

@@ -20,6 +20,7 @@ from engine.errors import ConfigError
 from engine.output import StepOutput
 from engine.stats import StepStats
 from engine.trace import DEVICE_THREAD, IN_FLIGHT, LOOP, POOL, STREAMS, Trace
+from server import tracing
 from server.otel import Spans
 from tests.end_to_end.process import SMALL, ServerProcess
 from tests.server.asgi import Client
@@ -214,3 +215,10 @@ def test_a_process_writes_its_trace_and_sends_spans_by_the_conventions(tmp_path)
 def test_an_endpoint_that_is_no_url_is_refused():
     with pytest.raises(ConfigError, match="must be a URL such as http://localhost:4318/v1/traces"):
         Spans("localhost:4317")
+
+
+@pytest.mark.parametrize("place", ["none/trace.json", "."])
+def test_a_trace_that_could_not_be_written_at_the_end_ends_the_start(tmp_path, place):
+    with pytest.raises(ConfigError, match=r"--trace .*: cannot be written; name a file in a folder"):
+        tracing.check_place(str(tmp_path / place))
+    tracing.check_place(str(tmp_path / "trace.json"))
