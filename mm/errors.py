@@ -7,6 +7,11 @@ that raise them; what a library says is never passed on, because it may hold pat
 
 from __future__ import annotations
 
+NOT_ALLOWED = (
+    "this media URL is not allowed by the server; its operator decides with --media-schemes, --allowed-media-domains "
+    "and --allowed-local-media-path"
+)
+
 
 class MediaError(Exception):
     """A media item (or the set of them) cannot be served; `param` is filled in by the loader when it is known."""
@@ -39,7 +44,7 @@ def too_large(message: str, status: int = 400) -> MediaError:
 
 def not_allowed() -> MediaError:
     """One text for everything that S13 and S16 refuse, so that answers describe neither list nor disk."""
-    return MediaError(403, "media_url_not_allowed", "this media URL is not allowed by the server")
+    return MediaError(403, "media_url_not_allowed", NOT_ALLOWED)
 
 
 def fetch_failed() -> MediaError:

@@ -8,11 +8,13 @@ Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. What loads and drai
 
 from __future__ import annotations
 
+import difflib
+
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import Config
-from server.errors import not_found
+from server.errors import ApiError, not_found
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.routes import (
@@ -41,13 +43,19 @@ FAMILIES = (
     chat, completion, audio, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin,
     embeddings, rerank,
 )  # fmt: skip
+LONGEST_PATH = 64  # characters that are compared; no path of ours is longer
 
 
 def make_app(state: AppState) -> ASGIApp:
     """Exchanges -> Edge -> Gate -> Router."""
     routes = routes_of(state.config)
-    router = Router(routes, redirect_slashes=False, default=unknown_path)
     plain = {(method, line.path): line.app for line in routes if "{" not in line.path for method in line.methods or ()}
+    told = [] if state.config.server.disable_docs else sorted({path for _, path in plain})
+
+    async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+        raise no_such_path(scope["path"], told)
+
+    router = Router(routes, redirect_slashes=False, default=unknown_path)
 
     async def root(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -81,5 +89,9 @@ async def socket(scope: Scope, receive: Receive) -> None:
     await realtime.realtime(scope["exchange"], scope, receive)
 
 
-async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
-    raise not_found("there is no such path")
+def no_such_path(path: str, known: list[str]) -> ApiError:
+    """The answer to a path that is not there, with the nearest that is."""
+    if not known:
+        return not_found("there is no such path")
+    near = difflib.get_close_matches(path[:LONGEST_PATH], known, n=1, cutoff=0.8)
+    return not_found(f"there is no such path; {f'did you mean {near[0]}?' if near else '/docs lists those that are'}")

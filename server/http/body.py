@@ -8,6 +8,7 @@ process-wide budget until the struct is made.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 
 from _fast import id_lists, json_scan
-from server.errors import ApiError, from_validation, invalid
+from server.errors import ApiError, from_validation, invalid, shown
 from server.http.exchange import ClientGone
 from server.http.started import Started
 
@@ -30,6 +31,8 @@ MOST_VALUES = 1 << 16  # that a decoder makes in its one call, which holds the G
 POOL_BYTES = 2 * MOST_VALUES  # a body of so many bytes has no more values
 LONG_LIST = 16  # ids; shorter lists are the decoder's
 GRACE_S = 5.0  # before the minimum rate counts
+NEAR = 16  # bytes that are shown on each side of a fault
+_AT = re.compile(r"\(byte (\d+)\)$")  # in what the decoder says
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 _SCAN_TEXTS = {
@@ -178,8 +181,8 @@ def decode_values(data: bytes, kind: type[T]) -> T:
         if "got `float`" not in str(error):
             raise from_validation(error) from None
         return decode_loosely(data, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise malformed() from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(data, error) from None
 
 
 def without(data: bytes, lists: list[tuple[bytes, int, int, int]]) -> bytes:
@@ -201,8 +204,8 @@ def decode_loosely(data: bytes, kind: type[T]) -> T:
         return msgspec.convert(whole_numbers(msgspec.json.decode(data)), kind)
     except msgspec.ValidationError as error:
         raise from_validation(error) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise malformed() from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(data, error) from None
 
 
 def whole_numbers(value: Any) -> Any:
@@ -215,5 +218,16 @@ def whole_numbers(value: Any) -> Any:
     return value
 
 
-def malformed() -> ApiError:
-    return invalid(None, "the body is not valid JSON", "invalid_json")
+def malformed(data: bytes, error: Exception) -> ApiError:
+    """Where a body stops being JSON, in the client's own text."""
+    text = "the body is not valid JSON"
+    if not data.strip():
+        text = "the body is empty; send a JSON object"
+    elif "truncated" in str(error):
+        text += ": it ends too early"
+    elif isinstance(error, UnicodeDecodeError):
+        text += ": its text is not UTF-8"
+    elif found := _AT.search(str(error)):
+        at = int(found[1])
+        text += f", near {shown(data[max(0, at - NEAR) : at + NEAR].decode(errors='replace'))}"
+    return invalid(None, text, "invalid_json")

@@ -104,7 +104,7 @@ class MessageReader:
             raise invalid(f"{path} must be an object with role and content.", path)
         role = message.get("role")
         if role not in ROLES:
-            got = shown(role) if isinstance(role, str) else type(role).__name__
+            got = shown(role) if isinstance(role, str) else "missing" if role is None else "no string"
             raise invalid(f"{path}.role is {got}; it must be one of {', '.join(ROLES)}.", f"{path}.role")
         if role == "developer" and not self.rules.facts.knows_developer:
             role = "system"

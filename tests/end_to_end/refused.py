@@ -94,13 +94,14 @@ def json_cases() -> list[Case]:
     wide = b'{"prompt":"a","stop_token_ids":[' + b"1," * 1_000_000 + b"1]}"
     plain = {"Content-Type": "text/plain"}
     return [
-        Case("cut json", b'{"messages": [{"role": "user"', 400, "invalid_json"),
+        Case("cut json", b'{"messages": [{"role": "user"', 400, "invalid_json", words="ends too early"),
+        Case("names in single quotes", b"{'messages': []}", 400, "invalid_json", words="near {'messages': []}"),
         Case("no json", b"hello", 400, "invalid_json"),
-        Case("empty body", b"", 400, "invalid_json", headers={"Content-Type": "application/json"}),
+        Case("empty body", b"", 400, "invalid_json", headers={"Content-Type": "application/json"}, words="is empty"),
         Case("two documents", b'{"prompt":"a"}{}', 400, "invalid_json", COMPLETION),
         Case("a list", b"[]", 400, "invalid_parameter"),
         Case("a number", b"7", 400, "invalid_parameter", COMPLETION),
-        Case("bytes that are not utf-8", b'{"prompt":"\xff\xfe"}', 400, "invalid_json", COMPLETION),
+        Case("bytes that are not utf-8", b'{"prompt":"\xff\xfe"}', 400, "invalid_json", COMPLETION, words="UTF-8"),
         Case("nan", b'{"prompt":"a","temperature":NaN}', 400, "invalid_json", COMPLETION),
         Case("infinity", b'{"prompt":"a","temperature":-Infinity}', 400, "invalid_json", COMPLETION),
         Case("a number too large for a float", b'{"prompt":"a","top_p":1e999}', 400, "invalid_parameter", COMPLETION),
@@ -111,7 +112,8 @@ def json_cases() -> list[Case]:
         Case("plain text", chat(), 415, "unsupported_media_type", headers=plain, words="application/json"),
         Case("gzip", chat(), 415, "unsupported_media_type", headers={"Content-Encoding": "gzip"}),
         Case("64 MiB and one byte", b"{", 413, "request_too_large", headers={"Content-Length": str((64 << 20) + 1)}),
-        Case("no such path", chat(), 404, "not_found", "/v1/chat/completion"),
+        Case("no such path", chat(), 404, "not_found", "/v1/v1/chat/completions", words="mean /v1/chat/completions?"),
+        Case("no path that is near", chat(), 404, "not_found", "/api/chat", words="/docs lists"),
         Case("a path without a method", None, 405, "method_not_allowed", method="GET", words="POST"),
         Case("an endpoint of other models", {"input": "a"}, 501, "not_implemented", "/v1/embeddings"),
         Case("no body of ids", {}, 400, "invalid_parameter", "/abort_requests", param="request_ids"),
@@ -129,7 +131,9 @@ def field_cases() -> list[Case]:
         wrong("messages missing", "messages", {"max_tokens": 4}),
         wrong("no messages", "messages", {"messages": []}),
         wrong("a message that is text", "messages[0]", {"messages": ["hello"]}),
-        wrong("no role", "messages[0].role", {"messages": [{"content": "hello"}]}),
+        Case(
+            "no role", {"messages": [{"content": "hello"}]}, 400, "invalid_parameter", words="role is missing; it must"
+        ),
         wrong("an unknown role", "messages[0].role", {"messages": [{"role": "robot", "content": "hello"}]}),
         wrong("content as a number", "messages[0].content", {"messages": [{"role": "user", "content": 7}]}),
         wrong("a part without type", "messages[0].content[0].type", chat({"smell": "rose"})),

@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_netw
 import pytest
 
 from mm.allow import DENIED_IPV4, DENIED_IPV6, AllowList, LocalFile, Target, decide, follow, is_public
-from mm.errors import MediaError
+from mm.errors import NOT_ALLOWED, MediaError
 from mm.fetch import Fetcher
 from mm.limits import MediaLimits
 
@@ -99,7 +99,7 @@ def test_enough_cases_are_written() -> None:
 def test_refused_before_any_io(url: str) -> None:
     error = refused(url)
     assert (error.status, error.reason) == (403, "media_url_not_allowed")
-    assert error.message == "this media URL is not allowed by the server"
+    assert error.message == NOT_ALLOWED
 
 
 @pytest.mark.parametrize("url", ACCEPTED)
