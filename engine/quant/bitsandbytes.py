@@ -22,7 +22,7 @@ from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
 from engine.quant.names import is_left_out
 from engine.quant.normal_floats import AGAIN, FLOAT32, STATE, NormalFloats4
-from engine.quant.stored import extras, scale_of
+from engine.quant.stored import check_whole, extras, scale_of
 from engine.weights.table import Wanted
 
 
@@ -62,11 +62,18 @@ class BitsAndBytes:
                 return None
             return NormalFloats4(columns) if self._four else Integers8()
         if "SCB" in headers:
+            check_whole(headers, "SCB", "weight", "weight_format")
             return Integers8(tuple(extras(headers, ("weight_format",)).items()))
-        if not any(kind.startswith(STATE) for kind in headers):
+        if "weight" in headers and headers["weight"].dtype == "I8":
+            check_whole(headers, "codes of I8", "SCB")
+        beside = [kind for kind in headers if kind.startswith("weight.")]
+        if not beside:
             return None
+        if not any(kind.startswith(STATE) for kind in beside):
+            check_whole(headers, beside[0], f"{STATE}nf4")
         if f"{STATE}nf4" not in headers:
             raise ConfigError(f"codes of another kind than nf4; {AGAIN}")
+        check_whole(headers, f"{STATE}nf4", "weight")
         if headers["weight"].dtype != "U8" or "weight.absmax" not in headers:
             raise ConfigError(
                 f"weight has dtype {headers['weight'].dtype}; codes stored as U8, with weight.absmax, are read: "

@@ -19,9 +19,10 @@ from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.compressed_groups import groups_of
 from engine.quant.compressed_integers import Integers8, PackedIntegers
+from engine.quant.compressed_packed import packed
 from engine.quant.floats8 import Floats8, floats8
 from engine.quant.names import is_left_out, targets
-from engine.quant.stored import POWERS, SCALES, Floats4, extras
+from engine.quant.stored import POWERS, SCALES, Floats4, check_whole, extras
 
 FORMATS = (
     "dense",
@@ -62,14 +63,15 @@ class Compressed:
             named = None if is_left_out(module, self._left_out) else (group.get("format") or self._format)
             return None if named is None else self._random(named, weights, block, _inputs(inputs))
         if "weight_packed" in headers:
-            return _packed(headers, columns, weights)
-        if "weight_scale" not in headers or "weight" not in headers:
+            return packed(headers, columns, weights)
+        if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "I8"):
             return None
+        check_whole(headers, f"codes of {headers['weight'].dtype}", "weight_scale")
         if headers["weight"].dtype == "F8_E4M3":
             return floats8("weight_scale", headers, block, _inputs(inputs))
-        if headers["weight"].dtype == "I8":
-            return Integers8(inputs.get("type") == "int", tuple(extras(headers, ("input_scale",)).items()))
-        return None
+        if (met := inputs.get("type") == "int") and not inputs.get("dynamic"):
+            check_whole(headers, "codes of I8 for static inputs", "input_scale")
+        return Integers8(met, tuple(extras(headers, ("input_scale",)).items()))
 
     @staticmethod
     def _random(named: str, weights: dict[str, Any], block: tuple[int, int], inputs: str) -> Stored | None:
@@ -87,34 +89,6 @@ class Compressed:
 
 def _inputs(settings: dict[str, Any]) -> str:
     """How Floats8 treats the inputs of a group of modules."""
-    return "token" if settings.get("type") == "float" and settings.get("num_bits", 8) == 8 else "kept"
-
-
-def _packed(headers: Headers, columns: int, weights: dict[str, Any]) -> Stored:
-    needed = {
-        "weight_scale": True,
-        "weight_zero_point": weights.get("symmetric") is False,
-        "weight_g_idx": weights.get("actorder") in ("group", "dynamic", True),
-    }
-    if absent := [kind for kind, always in needed.items() if always and kind not in headers]:
-        raise ConfigError(f"weight_packed without {absent[0]}; the checkpoint is not whole: fetch the files again")
-    packed, scale = headers["weight_packed"], headers["weight_scale"]
-    if packed.dtype == "U8":
-        extra = tuple(extras(headers, ("input_global_scale",)).items())
-        if "weight_global_scale" in headers:
-            shape = headers["weight_global_scale"].shape
-            return Floats4("weight_packed", (torch.float8_e4m3fn,), 16, "weight_global_scale", True, shape, extra)
-        return Floats4("weight_packed", POWERS, 32, extra=extra)
-    words = packed.shape[-1] if packed.shape else 0
-    bits = next((bits for bits in (4, 8) if words == -(-columns * bits // 32)), 0)
-    if not bits:
-        raise ConfigError(
-            f"weight_packed has {words} words for {columns} columns; fields of 4 and 8 bits are read: quantise the "
-            "checkpoint again with one of them"
-        )
-    groups = scale.shape[-1] if scale.shape else 1
-    size = weights.get("group_size")
-    group = size if size and size > 0 and groups > 1 else columns // max(1, groups)
-    zero = headers.get("weight_zero_point")
-    extra = tuple(extras(headers, ("weight_shape", "weight_g_idx")).items())
-    return PackedIntegers(bits, group, None if zero is None else zero.dtype == "I32", extra)
+    if settings.get("type") != "float" or settings.get("num_bits", 8) != 8:
+        return "kept"
+    return "token" if settings.get("dynamic") else "given"

@@ -1,4 +1,8 @@
-"""Integers of compressed-tensors: packed into words, or a byte each."""
+"""Integers of compressed-tensors: packed into words, or a byte each.
+
+Owner: the thread that builds the model. In: tensors as the file has them. Out: codes in the canonical form
+(kernels/gemm/codes.py).
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Floats8:
     block: tuple[int, int] = (1, 1)
     shape: Shape | None = None  # of the scale in the file, where it is spelled in another way
     extra: tuple[tuple[str, Wanted], ...] = ()
-    inputs: str = "kept"  # or "token": quantised as they come, by a scale in the file where it has one
+    inputs: str = "kept"  # or "token": quantised as they come; "given": by a scale that files must have
     powers: bool = False  # their scales are powers of two
 
     @property
@@ -97,5 +97,21 @@ def floats8(
         per = "row"
     else:
         per = "block"
+    if inputs == "given":
+        _check_given(headers, per)
     allowed = (*SCALES, *POWERS) if per in ("block", "group") else SCALES
     return Floats8(scale, allowed, per, block, info.shape, tuple(extras(headers).items()), inputs, powers)
+
+
+def _check_given(headers: Headers, per: str) -> None:
+    """Whether inputs can be quantised by a scale of the files."""
+    if per == "block":
+        raise ConfigError(
+            "static inputs of a weight with a scale per block; dynamic ones are read: quantise the checkpoint again "
+            "with dynamic inputs, or with a scale per matrix"
+        )
+    if per != "group" and not any(kind in headers for kind in INPUT_SCALES):
+        raise ConfigError(
+            f"static inputs without their scale; one of {', '.join(INPUT_SCALES)} is needed: fetch the files again, or "
+            "quantise the checkpoint again with dynamic inputs"
+        )

@@ -20,10 +20,10 @@ class Fp8:
     """The dialect."""
 
     def __init__(self, settings: Section) -> None:
-        if settings.values.get("activation_scheme", "dynamic") not in ("dynamic", "static"):
-            raise ConfigError(
-                f"{settings.path}: activation_scheme={settings.values['activation_scheme']!r}; read are dynamic, static"
-            )
+        scheme = settings.values.get("activation_scheme", "dynamic")
+        if scheme not in ("dynamic", "static"):
+            raise ConfigError(f"{settings.path}: activation_scheme={scheme!r}; read are dynamic, static")
+        self._inputs = "given" if scheme == "static" else "token"
         found = settings.items("weight_block_size", ())
         if found and (len(found) != 2 or any(type(size) is not int or size < 1 for size in found)):
             raise ConfigError(f"{settings.path}: weight_block_size={found} must be two sizes, as [128, 128]")
@@ -37,7 +37,7 @@ class Fp8:
             if is_left_out(module, self._left_out):
                 return None
             if self._block is None:
-                return Floats8("weight_scale_inv", SCALES, "tensor", inputs="token")
+                return Floats8("weight_scale_inv", SCALES, "tensor", inputs=self._inputs)
             scales = (*SCALES, *POWERS)
             return Floats8("weight_scale_inv", scales, "block", self._block, inputs="token", powers=self._powers)
         if "weight" not in headers or headers["weight"].dtype != "F8_E4M3":
@@ -45,4 +45,4 @@ class Fp8:
         scale = next((name for name in SCALE_NAMES if name in headers), None)
         if scale is None:
             raise ConfigError(f"FP8 codes without a scale; one of {', '.join(SCALE_NAMES)} is needed")
-        return floats8(scale, headers, self._block or (128, 128), "token", self._powers)
+        return floats8(scale, headers, self._block or (128, 128), self._inputs, self._powers)

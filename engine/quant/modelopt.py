@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.floats8 import INPUT_SCALES, Floats8, floats8
 from engine.quant.names import is_left_out
-from engine.quant.stored import SCALES, Floats4, extras
+from engine.quant.stored import SCALES, Floats4, check_whole, extras
 
 FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 FP4 = ("NVFP4", "W4A16_NVFP4")
@@ -45,14 +45,14 @@ class ModelOpt:
                 per = PER[self._algorithm]
                 return Floats8("weight_scale", SCALES, per, BLOCK, inputs="kept" if per == "block" else "token")
             return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2")
-        if "weight_scale" not in headers or "weight" not in headers:
+        if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "U8"):
             return None
+        check_whole(headers, f"codes of {headers['weight'].dtype}", "weight_scale")
         if headers["weight"].dtype == "F8_E4M3":
-            found = floats8("weight_scale", headers, BLOCK)
+            found = floats8("weight_scale", headers, BLOCK, "given" if self._algorithm == "FP8" else "kept")
             quantised = found.per == "row" or any(kind in headers for kind in INPUT_SCALES)
             return replace(found, inputs="token") if quantised and found.per != "block" else found
-        if headers["weight"].dtype == "U8" and "weight_scale_2" in headers:
-            shape = headers["weight_scale_2"].shape
-            extra = tuple(extras(headers, ("input_scale", "pre_quant_scale")).items())
-            return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2", shape=shape, extra=extra)
-        return None
+        check_whole(headers, "codes of U8", "weight_scale_2")
+        shape = headers["weight_scale_2"].shape
+        extra = tuple(extras(headers, ("input_scale", "pre_quant_scale")).items())
+        return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2", shape=shape, extra=extra)

@@ -30,6 +30,12 @@ def extras(headers: Headers | None, names: tuple[str, ...] = UNREAD) -> dict[str
     return {name: Wanted(info.shape, (dtype_of(name, info),)) for name, info in found.items()}
 
 
+def check_whole(headers: Headers, codes: str, *needed: str) -> None:
+    """Tensors that a module with these codes must have beside them."""
+    if absent := [kind for kind in needed if kind not in headers]:
+        raise ConfigError(f"{codes} without {absent[0]}; the checkpoint is not whole: fetch the files again")
+
+
 def dtype_of(name: str, info: TensorInfo) -> torch.dtype:
     if info.dtype not in DTYPES:
         raise ConfigError(f"{name} has dtype {info.dtype}; read are {', '.join(DTYPES)}")

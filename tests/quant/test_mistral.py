@@ -25,7 +25,10 @@ def interleaved(rows: torch.Tensor) -> torch.Tensor:
     return heads.transpose(1, 2).flatten(0, 2).contiguous().view(rows.dtype)
 
 
-WRITERS = {"matrix": VARIANTS["fp8 qscale_weight"], "row": Variant(FP8, floats8("qscale_weight", "flat"))}
+WRITERS = {
+    "matrix": VARIANTS["fp8 qscale_weight"],
+    "row": Variant(FP8, floats8("qscale_weight", "flat", static="qscale_act")),
+}
 
 
 def written(root, per):

@@ -37,6 +37,7 @@ SETTINGS = [
     ("ct float channel", {"config_groups": {"g": {"weights": {"block_structure": [128, 0]}}}}, "block_structure=\\[128, 0\\] must be two sizes"),
     ("ct float channel", {"config_groups": {"g": {"weights": {"block_structure": "128"}}}}, "block_structure='128' must be two sizes"),
     ("fp8 tensor", {"activation_scheme": "sometimes"}, "activation_scheme='sometimes'; read are dynamic, static"),
+    ("fp8 blocks", {"activation_scheme": "static"}, "static inputs of a weight with a scale per block; dynamic ones are read: quantise"),
     ("fp8 blocks", {"weight_block_size": [128]}, "weight_block_size=\\[128\\] must be two sizes"),
 ]  # fmt: skip
 
@@ -92,6 +93,13 @@ FILES = [
     ("gptq act", lambda t: changed(t, "g_idx", lambda g: g[None].clone()), "g_idx has shape \\[1, 320\\]; \\[320\\] is needed"),
     ("gptq 32", lambda t: changed(t, "bias", lambda b: b + 1), "down_proj.bias is not zero"),
     ("gptq 32", lambda t: without(t, "qzeros"), "1 missing: .*qzeros"),
+    ("fp8 tensor static", lambda t: without(t, "activation_scale"), "static inputs without their scale; one of input_scale, .*quantise the checkpoint again with dynamic inputs"),
+    ("ct float static", lambda t: without(t, "input_scale"), "down_proj: static inputs without their scale"),
+    ("ct int8 static", lambda t: without(t, "input_scale"), "down_proj: codes of I8 for static inputs without input_scale"),
+    ("modelopt fp8", lambda t: without(t, "input_scale"), "down_proj: static inputs without their scale"),
+    ("ct w4 32", lambda t: without(t, "weight_shape"), "down_proj: weight_packed without weight_shape; the checkpoint is not whole"),
+    ("bnb nf4", lambda t: without(t, f"{STATE}nf4"), "without weight.quant_state.bitsandbytes__nf4; the checkpoint is not whole"),
+    ("bnb int8", lambda t: without(t, "weight_format"), "SCB without weight_format; the checkpoint is not whole"),
     ("modelopt fp8", lambda t: {**t, "model.embed_tokens.weight_scale": torch.tensor(1.0)}, "embed_tokens: .*in linear layers and experts alone"),
 ]  # fmt: skip
 
@@ -127,3 +135,32 @@ def test_columns_that_groups_do_not_divide_are_refused(tmp_path):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ConfigError, match="group_size=128 does not divide the 320 columns"):
         load(folder)
+
+
+# What serving does not read: orders that are none, biases of zero, scales of inputs that are kept or found by token.
+SPARE = {
+    "g_idx": ("gptq 32", "gptq asymmetric"),
+    "bias": ("gptq 32",),
+    "input_global_scale": ("ct nvfp4",),
+    "input_scale": ("modelopt nvfp4",),
+    "qscale_act": ("fp8 qscale_weight",),
+}
+KINDS_OF = ("fp8 tensor static", "fp8 blocks", "fp8 qscale_weight", "ct float static", "ct mxfp8", "ct int8 static",
+            "ct w4 asymmetric", "ct w4 g_idx", "ct nvfp4", "ct mxfp4", "modelopt fp8", "modelopt nvfp4", "gptq 32",
+            "gptq act", "gptq asymmetric", "auto-round awq", "awq 32", "bnb nf4 nested", "bnb int8")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS_OF)
+def test_half_a_modules_tensors_are_refused(tmp_path, name):
+    """Each tensor of a module, left out alone."""
+    folder = write(tmp_path, VARIANTS[name])
+    tensors = load_file(folder / "model.safetensors")
+    kinds = [key.removeprefix(f"{DOWN}.") for key in tensors if key.startswith(f"{DOWN}.")]
+    assert len(kinds) > 1
+    for kind in kinds:
+        if name in SPARE.get(kind, ()):
+            continue
+        save_file(without(tensors, kind), folder / "model.safetensors")
+        with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.down_proj") as error:
+            load(folder)
+        assert "\n" not in str(error.value), kind

@@ -238,10 +238,9 @@ def groups(form: str, inputs: dict | None = None, **weights: Any) -> dict[str, A
             "ignore": ["lm_head"]}  # fmt: skip
 
 
-def packed_settings(bits: int, group: int, symmetric: bool = True) -> dict[str, Any]:
-    strategy = "channel" if group == -1 else "group"
-    size = None if group == -1 else group
-    return groups("pack-quantized", num_bits=bits, type="int", strategy=strategy, group_size=size, symmetric=symmetric)
+def packed_settings(bits: int, group: int, symmetric: bool = True, **more: Any) -> dict[str, Any]:
+    said = {"strategy": "group", "group_size": group} if group != -1 else {"strategy": "channel", "group_size": None}
+    return groups("pack-quantized", num_bits=bits, type="int", symmetric=symmetric, **said, **more)
 
 
 def gptq_settings(bits: int, group: int, sym: bool = True, form: str | None = "gptq", act: bool = False) -> dict:
@@ -256,6 +255,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 E4M3 = {"num_bits": 8, "type": "float"}
+TOKENS8, STATIC8 = {**E4M3, "dynamic": True}, {**E4M3, "dynamic": False}  # inputs
 FLOAT = "float-quantized"
 VARIANTS: dict[str, Variant] = {
     "fp8 tensor": Variant(FP8, floats8()),
@@ -267,18 +267,18 @@ VARIANTS: dict[str, Variant] = {
     "fp8 blocks u8": Variant({**BLOCKS, "scale_fmt": "ue8m0"}, floats8(per="block", dtype=U8)),
     "fp8 blocks mixed": Variant(BLOCKS, floats8(per="block"), skipped=("k_proj", "o_proj", "down_proj")),
     "fp8 qscale_weight": Variant(FP8, floats8("qscale_weight", static="qscale_act")),
-    "ct float tensor": Variant(groups(FLOAT, E4M3, **E4M3), floats8("weight_scale", shape=(1,))),
+    "ct float tensor": Variant(groups(FLOAT, TOKENS8, **E4M3), floats8("weight_scale", shape=(1,))),
     "ct float channel": Variant(
-        groups(FLOAT, E4M3, **E4M3, strategy="channel"), floats8("weight_scale", "row", dtype=BF16)
+        groups(FLOAT, TOKENS8, **E4M3, strategy="channel"), floats8("weight_scale", "row", dtype=BF16)
     ),
     "ct float static": Variant(
-        groups(FLOAT, E4M3, **E4M3), floats8("weight_scale", shape=(1,), static="input_scale")
+        groups(FLOAT, STATIC8, **E4M3), floats8("weight_scale", shape=(1,), static="input_scale")
     ),
     "ct float block": Variant(
-        groups(FLOAT, E4M3, **E4M3, strategy="block", block_structure=[128, 128]), floats8("weight_scale", "block")
+        groups(FLOAT, TOKENS8, **E4M3, strategy="block", block_structure=[128, 128]), floats8("weight_scale", "block")
     ),
-    "ct naive": Variant(groups("naive-quantized", E4M3, **E4M3), floats8("weight_scale", shape=(1,))),
-    "ct head": Variant(groups(FLOAT, E4M3, **E4M3, strategy="channel"), floats8("weight_scale", "row"), head=True),
+    "ct naive": Variant(groups("naive-quantized", TOKENS8, **E4M3), floats8("weight_scale", shape=(1,))),
+    "ct head": Variant(groups(FLOAT, TOKENS8, **E4M3, strategy="channel"), floats8("weight_scale", "row"), head=True),
     "ct mxfp8": Variant(
         groups("mxfp8-quantized", **E4M3, strategy="group", group_size=32), floats8("weight_scale", "group", dtype=U8)
     ),
@@ -290,7 +290,7 @@ VARIANTS: dict[str, Variant] = {
     "ct w4 channel": Variant(packed_settings(4, -1), packed(4, -1)),
     "ct w4 asymmetric": Variant(packed_settings(4, 32, False), packed(4, 32, "words")),
     "ct w4 asymmetric bytes": Variant(packed_settings(4, 32, False), packed(4, 32, "bytes")),
-    "ct w4 g_idx": Variant(packed_settings(4, 32), packed(4, 32, g_idx=True)),
+    "ct w4 g_idx": Variant(packed_settings(4, 32, actorder="group"), packed(4, 32, g_idx=True)),
     "ct w8 channel": Variant(packed_settings(8, -1), packed(8, -1)),
     "ct w8 32": Variant(packed_settings(8, 32), packed(8, 32)),
     "ct w8 asymmetric": Variant(packed_settings(8, 64, False), packed(8, 64, "words")),
