@@ -142,8 +142,8 @@ class GrammarRow:
     def jump(self, most: int) -> list[int]:
         """Takes the tokens that the grammar leaves no choice about, `most` at most; [] where they are too few.
 
-        They are those that the tokenizer cuts the forced text into. A word at its end stays a choice, since what
-        follows may belong to the same token. A token is chosen between two jumps, whichever steps were in flight.
+        They are those that the tokenizer cuts the settled part of the forced text into. A token is chosen between two
+        jumps, whichever steps were in flight.
         """
         if not self._jumps or self._jumped or most < LEAST_JUMP or self.matcher is None or self._verdict is not None:
             return []
@@ -163,7 +163,7 @@ class GrammarRow:
         text = forced[:MOST_BYTES].decode("utf-8", "ignore")
         if not self._jumps or self._encode is None or len(text) <= LEAST_JUMP:
             return []
-        tokens = self._encode(text)[: -1 if len(forced) > MOST_BYTES or text[-1:].isalnum() else None][:most]
+        tokens = self._encode(text[: settled(text)])[:most]
         if (end := next((place for place, token in enumerate(tokens) if token in self._ending_ids), None)) is not None:
             tokens = tokens[:end]
         for run in (tokens, tokens[:-1]):  # an answer's last token is chosen, and ends the row as any does
@@ -211,6 +211,28 @@ class GrammarRow:
     def _end_now(self, line: np.ndarray, verdict: RowEnd) -> None:
         line.fill(0xFFFF_FFFF)
         self._verdict = verdict
+
+
+def settled(text: str) -> int:
+    """How many characters of a text belong to the same tokens whatever follows it.
+
+    Tokenizers merge inside pieces: letters, digits or marks with a sign or a space before them, marks with line ends
+    behind them. So the last piece stays open, and a mark that a word at the end may be joined to: a model that would
+    write ` ` and `{"` has never seen ` {` before a quote, and behind it closes the object.
+    """
+    kept = len(text)
+    for belongs in (str.isalnum, _is_mark, str.isspace):
+        while kept and belongs(text[kept - 1]):
+            kept -= 1
+    if text[kept : kept + 1] in ("\n", "\r"):
+        while kept and _is_mark(text[kept - 1]):
+            kept -= 1
+        kept -= text[:kept].endswith(" ")
+    return kept
+
+
+def _is_mark(character: str) -> bool:
+    return not (character.isalnum() or character.isspace())
 
 
 def chooses_freely(params: SamplingParams) -> bool:

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import random
 from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer
 
 from engine import FinishReason
 from engine.errors import StepFailedError
-from engine.grammar.advance import GrammarRow, chooses_freely
+from engine.grammar.advance import GrammarRow, chooses_freely, settled
 from engine.request import SamplingParams
 from tests import tiny
 from tests.engine.test_faults import model_of
@@ -228,3 +230,20 @@ async def test_a_tokenizer_that_fails_harms_nobody(monkeypatch, caplog):
     async with running(FOLDER, jump_forward=True) as engine:
         assert await told(engine, asked(PROMPTS[0], HELD)) == plain
     assert "could not be cut into tokens" in caplog.text
+
+
+def test_settled_text_has_the_tokens_that_it_has_in_the_whole():
+    """Of calls and values, cut anywhere, with a tokenizer that merges marks with spaces and with line ends."""
+    tokenizer, dice = Tokenizer.from_file("server/embedded/tokenizer.json"), random.Random(0)
+    words = ["get_weather", "town", "so-called", "x1", "it's", "", "Zürich", "a\nb", "{", "</b>", "_id", "12 km"]
+    for indent in (None, None, 1, 4):
+        for _ in range(6):
+            drawn = [dice.choice([*words, dice.randint(0, 9999), True, None, [1, {"a": "b"}]]) for _ in range(4)]
+            call = {"name": dice.choice(words), "arguments": {dice.choice(words): value for value in drawn}}
+            whole = f"<tool_call>\n{json.dumps(call, indent=indent, ensure_ascii=False)}\n</tool_call>"
+            ids = tokenizer.encode(whole, add_special_tokens=False).ids
+            for end in range(1, len(whole)):
+                kept = settled(whole[:end])
+                found = tokenizer.encode(whole[:kept], add_special_tokens=False).ids
+                assert found == ids[: len(found)], (whole[:end], kept)
+    assert settled('{"name": "x", "arguments": {') == len('{"name": "x", "arguments":')
