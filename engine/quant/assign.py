@@ -7,22 +7,26 @@ says, and decides alone where weights are random.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
-from engine.quant.base import Dialect, Headers, Quantised, Stored, named
+from engine.quant.base import Dialect, Expected, Headers, Quantised, Stored, named
 from engine.quant.dialects import DIALECTS
+from engine.quant.names import USUAL
 from engine.quant.online import ONLINE
 from engine.weights.files import Shard
 from engine.weights.names import compact
-from engine.weights.table import Table, parts_of
+from engine.weights.table import Table, Wanted, parts_of
 
 if TYPE_CHECKING:
     from engine.model_config import ModelConfig
     from engine.models.base import Model
+
+log = logging.getLogger("omniloop.engine")
 
 CODES = {
     "weight_packed",
@@ -44,8 +48,8 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
     dialect = DIALECTS[settings["quant_method"]](Section(settings, "config.json: quantization_config"))
     found = None if shards is None else modules_of(table, shards)
     part: Any  # with a scheme: a layer of engine/layers/linear.py, or Experts
-    any_quantised = False
-    for _, names, part in parts_of(table, model):
+    any_quantised, listed = False, []
+    for row, names, part in parts_of(table, model):
         if not hasattr(part, "scheme"):
             if "weight" in part.expects():  # else the codes are another part's, to which this one belongs
                 _refuse_codes(names, found)
@@ -56,11 +60,20 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
         if any(piece is not None for piece in pieces):
             part.scheme = Quantised(pieces, tuple(names))
             any_quantised = True
+            if "#" in row.names[0]:
+                _refuse_unlike(names, part.expects())
+        if found is not None:
+            listed += [name for name, piece in zip(names, pieces) if piece and _is_listed(dialect, name, part)]
     if settings["quant_method"] == ONLINE and not any_quantised:
         raise ConfigError(
             f"--quantization fp8: {config.architecture} has no layers that are quantised while they are read; leave "
             "the flag out"
         )
+    if listed:
+        log.warning(
+            "%d modules that the configuration leaves out of quantisation are codes in the files, and are read as "
+            "codes: %s", len(listed), compact(listed),
+        )  # fmt: skip
 
 
 def form_line(model: Model, float8_units: bool) -> str | None:
@@ -93,6 +106,29 @@ def form_line(model: Model, float8_units: bool) -> str | None:
 def _stored(dialect: Dialect, name: str, columns: int, found: Mapping[str, Headers] | None) -> Stored | None:
     with named(name):
         return dialect.stored(name, columns, None if found is None else found.get(name, {}))
+
+
+def _is_listed(dialect: Dialect, name: str, part: Any) -> bool:
+    """Whether the configuration names this module among those that it leaves out."""
+    return name not in USUAL and dialect.stored(name, part.in_features, None) is None
+
+
+def _refuse_unlike(names: Sequence[str], expected: Expected) -> None:
+    """Experts of a layer are one weight: in the files each has the same tensors."""
+    alike: dict[frozenset[tuple[str, Wanted]], list[str]] = {}
+    for number, name in enumerate(names):
+        form = frozenset((kind, wanted) for kind, pieces in expected.items() if (wanted := pieces[number]) is not None)
+        alike.setdefault(form, []).append(name)
+    if len(alike) > 1:
+        told = [f"{compact(found)} as {_told(form)}" for form, found in alike.items()]
+        raise ConfigError(
+            f"experts of one layer are stored in unlike forms: {'; '.join(told)}; one form for all experts of a layer "
+            "is read: fetch the files again, or quantise the checkpoint again with all of them alike"
+        )
+
+
+def _told(form: Iterable[tuple[str, Wanted]]) -> str:
+    return ", ".join(f"{kind} {list(wanted.shape)}" for kind, wanted in sorted(form))
 
 
 def _refuse_codes(names: Sequence[str], found: Mapping[str, Headers] | None) -> None:

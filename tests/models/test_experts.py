@@ -135,6 +135,13 @@ def test_an_expert_of_another_shape_is_refused_by_name(changed):
         changed(lambda tensors: {**tensors, name: tensors[name].T.contiguous()})
 
 
+def test_experts_of_a_layer_in_neither_layout_are_refused_by_name(changed):
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    said = rf"{name} has shape \[(\d+), (\d+), (\d+)\], the configuration asks for \[\1, \3, \2\]"
+    with pytest.raises(ConfigError, match=said):
+        changed(lambda tensors: {**tensors, name: tensors[name].transpose(1, 2).contiguous()}, "gpt_oss")
+
+
 def test_a_layer_that_predicts_further_tokens_is_not_read(changed):
     changed(lambda tensors: {**tensors, "model.layers.3.eh_proj.weight": torch.zeros(72, 144)}, "glm4_moe")
     with pytest.raises(ConfigError, match=r"1 left over: model\.layers\.4\.eh_proj\.weight"):

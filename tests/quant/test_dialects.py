@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import torch
@@ -60,6 +61,19 @@ def test_integers_meet_integers(folder_of, name):
     torch.testing.assert_close(
         weight.linear(x).double(), sums * scale[:, None].double() * row.T.double(), rtol=3e-7, atol=0
     )
+
+
+def test_codes_that_the_configuration_leaves_out_are_read_as_codes_and_told_once(folder_of, tmp_path, caplog):
+    folder = write(tmp_path, VARIANTS["ct w4 32"])
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["lm_head", "re:.*layers.1.*(k_proj|gate_proj)", "model.layers.7.mlp"]
+    (folder / "config.json").write_text(json.dumps(config))
+    load(folder_of("ct w4 32"), "float32")
+    assert not [line for line in caplog.records if line.levelname == "WARNING"]
+    assert check_weights(load(folder, "float32"), folder) == 8
+    (told,) = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
+    assert told.startswith("2 modules that the configuration leaves out of quantisation are codes in the files")
+    assert "layers.1.self_attn.k_proj, layers.1.mlp.gate_proj" in told
 
 
 @pytest.mark.parametrize("name", ["gptq 32", "awq 32", "ct w4 32", "ct nvfp4", "modelopt fp8", "bnb nf4", "bnb int8"])

@@ -112,6 +112,30 @@ def test_experts_of_a_dialect_have_the_logits_of_a_float_model(sparse, name, tmp
     check_logits(coded, rewritten(sparse, tmp_path / "floats", wide))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("ct w4 32", None, r"0,2-4.up_proj \(4\) as weight_packed \[320, 24\], .*1.up_proj as weight \[320, 192\]; "),
+        ("ct w4 32", "ct int8 weights", r"1.up_proj as weight \[320, 192\], weight_scale \[320, 1\]; one form for all"),
+        ("gptq 32", "gptq channel", r"0-4.gate_proj \(5\), .* scales \[6, 320\]; .*1.up_proj .* scales \[1, 320\]; "),
+        ("fp8 tensor static", "fp8 tensor weight_scale", r"1.up_proj as input_scale \[\], weight \[320, 192\]"),
+    ],
+)  # fmt: skip
+def test_experts_in_unlike_forms_are_refused(sparse, name, change, said, tmp_path):
+    """One matrix of one expert is stored as another dialect would store it, or in floats."""
+    draw, tensors = torch.Generator().manual_seed(2), {}
+    for key, tensor in load_file(sparse / "model.safetensors").items():
+        module, _, kind = key.rpartition(".")
+        variant = VARIANTS.get(change) if module.endswith("experts.1.up_proj") else VARIANTS[name]
+        coded = variant is not None and module.endswith("_proj") and kind == "weight"
+        made = variant.write(draw, *tensor.shape) if coded else {kind: tensor}
+        tensors |= {f"{module}.{kind}": each for kind, each in made.items()}
+    folder = rewritten(sparse, tmp_path / "unlike", tensors, quantization_config=VARIANTS[name].settings)
+    with pytest.raises(ConfigError, match=f"experts of one layer are stored in unlike forms: .*{said}") as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+
+
 def test_experts_become_fp8_while_they_are_read(sparse):
     config = load_model_config(sparse)
     models = [build_model(each, torch.float32) for each in (config, requested(config, "fp8"))]

@@ -15,7 +15,10 @@ from tests.quant.written import VARIANTS, write
 
 DOWN = "model.layers.1.mlp.down_proj"
 SETTINGS = [
+    ("gptq 32", {"bits": 2}, "bits=2; 4 and 8 are read: quantise"),
     ("gptq 32", {"bits": 3}, "bits=3; 4 and 8 are read: quantise"),
+    ("gptq 32", {"quant_method": "hqq"}, "quantized \\(hqq\\); this version reads .*awq"),
+    ("gptq 32", {"quant_method": "quark"}, "quantized \\(quark\\); this version reads .*awq"),
     ("gptq 32", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; gptq and gptq_v2 are read: export"),
     ("gptq 32", {"quant_method": "aqlm"}, "quantized \\(aqlm\\); this version reads .*awq"),
     ("bnb nf4", {"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type='fp4'; nf4 is read: quantise"),
@@ -77,6 +80,8 @@ FILES = [
     ("bnb int8", lambda t: changed(t, "weight_format", lambda w: w + 2), "weight_format is not 0"),
     ("ct w4 32", lambda t: changed(t, "weight_shape", lambda _: torch.tensor([192, 64])), "weight_shape is \\[192, 64\\]"),
     ("ct w4 32", lambda t: changed(t, "weight_scale", set_first(-1.0)), "down_proj: 1 of .* weight_scale are negative"),
+    ("ct w4 32", lambda t: changed(t, "weight_scale", set_first(float("nan"))), "negative, NaN or infinite|NaN or infinity"),
+    ("ct nvfp4", lambda t: changed(t, "weight_global_scale", lambda s: -s), "1 of 1 values of weight_global_scale are negative"),
     ("ct w4 32", lambda t: changed(t, "weight_scale", set_first(float("inf"))), "negative, NaN or infinite|NaN or infinity"),
     ("ct w4 32", lambda t: without(t, "weight_scale"), "down_proj.*weight_packed without weight_scale"),
     ("ct w4 32", lambda t: without(t, "weight_packed"), "1 missing: .*down_proj.weight"),
