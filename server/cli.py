@@ -130,7 +130,14 @@ def help_text(flags: dict[str, Flag], word: str = "all") -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the process's exit status."""
-    words = sys.argv[1:] if argv is None else argv
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # of a command that is no server
+        print("omniloop: interrupted", file=sys.stderr)
+        return 130
+
+
+def run(words: Sequence[str]) -> int:
     if words and words[0] == "bench":
         from server.bench.command import main as bench
 
@@ -143,9 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if command != "serve":
         signals.release()
-    run: dict[str, Callable[[Config], int]] = {"serve": serve, "check": check_model, "info": info}
+    commands: dict[str, Callable[[Config], int]] = {"serve": serve, "check": check_model, "info": info}
     try:
-        return run[command](config)
+        return commands[command](config)
     except EngineError as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1

@@ -39,6 +39,7 @@ class Lifespan:
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         self.status: StatusLine | None = None
+        self.cut_short = False  # the loading was; its threads go on until the process ends
 
     def stop(self) -> None:
         """The host wants the end; the second call does not wait for running requests."""
@@ -76,6 +77,7 @@ class Lifespan:
         await asyncio.wait({loading, stopped}, timeout=timeout, return_when="FIRST_COMPLETED")
         stopped.cancel()
         if not loading.done():
+            self.cut_short = True
             loading.cancel()
             if self.stopping.is_set():
                 return False
@@ -138,7 +140,7 @@ class Lifespan:
             await asyncio.get_running_loop().run_in_executor(None, wait, [state.fetching], FETCH_S)
         if state.media is not None:
             await state.media.close()
-        if getattr(state, "engine", None) is not None:
+        if getattr(state, "engine", None) is not None and not self.cut_short:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(state.engine.stop(0.0), JOIN_S)
         if state.grammars is not None:

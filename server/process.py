@@ -51,14 +51,14 @@ def serve(config: Config) -> int:
     except (BindError, ConfigError, OSError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1
-    if status == EXIT_DEAD or state.is_fetching:
+    if status == EXIT_DEAD:
         leave(status)
     return status
 
 
 def leave(status: int) -> NoReturn:
     """At once: freeing what lies on a lost device can end in its libraries' abort(), with another status; and Python
-    would wait for the threads of a download, which goes on at the next start."""
+    would wait for threads that import, download or load, and hear nobody. A download goes on at the next start."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -95,6 +95,8 @@ class Process:
             status = 1
         finally:
             await self.close(serving)
+        if lifespan.cut_short:
+            leave(status)
         return EXIT_DEAD if self.state.phase == "dead" else status
 
     async def start(self) -> None:

@@ -110,11 +110,6 @@ class AppState:
         """Whether somebody wants to know how each request went."""
         return self.trace is not None or self.spans is not None
 
-    @property
-    def is_fetching(self) -> bool:
-        """Whether a thread of the pool downloads."""
-        return self.fetching is not None and not self.fetching.done()
-
     def ledger(self) -> dict[str, int]:
         """What is held right now; zero when idle but for caches and totals (RELIABILITY.md)."""
         media = {} if self.media is None else self.media.ledger()

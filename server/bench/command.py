@@ -129,6 +129,3 @@ def main(words: Sequence[str], say: Say, build: Build) -> int:
     except (EngineError, ValueError, OSError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("omniloop: interrupted", file=sys.stderr)
-        return 130

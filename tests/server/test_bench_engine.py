@@ -13,6 +13,7 @@ from PIL import Image
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.pack import pack_experts
+from server import cli
 from server.bench import attention, linear, moe, sample, startup, summary, sweep, timing
 from server.bench.answer import Answer
 from server.bench.command import main, parse
@@ -92,7 +93,7 @@ class Starting:
 
 def test_ctrl_c_during_a_start_leaves_no_server_and_no_timer(monkeypatch, capsys):
     monkeypatch.setattr(startup.subprocess, "Popen", Starting)
-    assert run("startup") == 130
+    assert cli.main(["bench", "startup", "--num-threads", "1"]) == 130
     assert capsys.readouterr().err == "omniloop: interrupted\n"
     assert Starting.killed == 1
     for timer in threading.enumerate():

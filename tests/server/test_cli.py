@@ -120,6 +120,16 @@ def test_wrong_words_end_in_one_line(words, text, capsys):
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["check", "info"])
+def test_ctrl_c_ends_a_command_in_one_line(command, monkeypatch, capsys):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, {"check": "check_model"}.get(command, command), interrupted)
+    assert cli.main([command]) == 130
+    assert capsys.readouterr().err == "omniloop: interrupted\n"
+
+
 @pytest.mark.parametrize("words", [["8", "1", "2"], ["8,1", "2"], ["[8, 1, 2]"], ["2", "1", "2", "8"]])
 def test_graph_sizes_are_given_in_any_order(words):
     assert config_of("--cudagraph-capture-sizes", *words, "--enforce-eager").engine().cudagraph_capture_sizes == (

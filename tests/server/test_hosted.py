@@ -14,8 +14,13 @@ import pytest
 import pytest_asyncio
 import uvicorn
 
+from engine import Engine
+from engine.errors import ConfigError
+from server import load
 from server.flags import UsageError
 from server.hosted import Hosted, hosted
+from server.lifespan import Lifespan
+from server.state import AppState
 from tests import tiny
 from tests.end_to_end.process import ROOT
 from tests.server.asgi import Call
@@ -145,6 +150,29 @@ async def test_a_model_that_cannot_be_served_fails_the_start(caplog):
     async with living(Hosted(config_of(model={"model": "/nowhere"}))) as first:
         assert first["type"] == "lifespan.startup.failed"
         assert "no such folder" in first["message"]
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["a stop", "a timeout"])
+async def test_loading_that_is_cut_short_is_not_waited_for(monkeypatch, asked):
+    """A device thread that loads hears nobody for seconds."""
+
+    async def endless(state):
+        await asyncio.Event().wait()
+
+    async def waits(engine, timeout):
+        raise AssertionError("somebody waits for the device thread")
+
+    monkeypatch.setattr(load, "load", endless)
+    monkeypatch.setattr(Engine, "stop", waits)
+    lifespan = Lifespan(AppState(config_of(server={"startup_timeout": 0.01})))
+    if asked:
+        lifespan.stop()
+        await lifespan.start()
+    else:
+        with pytest.raises(ConfigError, match="loading took longer than --startup-timeout"):
+            await lifespan.start()
+    assert lifespan.cut_short
+    await lifespan.close()
 
 
 async def test_the_end_waits_for_what_runs_and_then_refuses():
