@@ -3,6 +3,7 @@
 Owner: loop, a generator per choice. In: a Source from the first generated token on, behind `<|start|>assistant`. Out:
 the analysis channel as reasoning, the final channel and commentary without a recipient as content, messages to a
 function as calls. One machine reads both, because channels take turns: there may be several of each in one answer.
+A header without a message is content, unless all its words are the format's own.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.NAME<|message|>{...}
 """
@@ -16,6 +17,7 @@ from server.output.source import Reader, Source, accept, ignore, space, until
 from server.output.tools.json_text import copy_json
 
 RECIPIENT = "to="
+WORDS = ("assistant", "analysis", "commentary", "final", "json")  # of headers that name no function
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +43,30 @@ def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: 
     source.keep()
     yield from space(source)
     marker = yield from accept(source, RECIPIENT, form.channel, form.start, form.message)
-    if marker:
-        source.release()
-    else:  # text in front of the first channel
+    if not marker:  # text in front of the first channel
         sink.content(source.kept())
         marker = yield from until(source, form.marks, sink.content)
     while marker:
         if marker in (form.end, form.call, form.stop):
             marker = yield from until(source, form.marks, sink.content)
             continue
-        sink.drop_space()
+        source.keep(len(marker))
         header = [marker if marker == RECIPIENT else ""]
         while marker in (RECIPIENT, form.start, form.channel, form.constrain):
             header.append(" " if marker != RECIPIENT else "")
             marker = yield from until(source, (*form.marks, form.constrain), header.append)
+        words, read = "".join(header).split(), source.kept()
         if marker == form.message:
-            marker = yield from _body(source, sink, form, "".join(header).split(), reasons, calls)
+            sink.drop_space()
+            marker = yield from _body(source, sink, form, words, reasons, calls)
+        elif _says_something(words, cut=not marker):
+            sink.content(read.removesuffix(marker))
+
+
+def _says_something(words: list[str], cut: bool) -> bool:
+    """Whether a header without a message holds more than the format's own words; a `cut` one may end inside a word."""
+    last = words.pop() if cut and words else WORDS[0]
+    return not {*words} <= {*WORDS} or not any(word.startswith(last) for word in WORDS)
 
 
 def _body(source: Source, sink: Sink, form: Harmony, words: list[str], reasons: bool, calls: bool) -> Reader[str]:

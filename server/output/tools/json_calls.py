@@ -1,7 +1,8 @@
 """Calls as JSON objects: between markers, in a list, behind a name, or bare.
 
 Owner: loop, a generator per choice. In: a Source behind the reasoning. Out: content and calls to the Sink. The name is
-told as soon as it is known, arguments as they arrive; where arguments come before the name they wait for it.
+told as soon as it is known, arguments as they arrive; where arguments come before the name they wait for it. Members
+that no call has become content behind the call.
 
     content <begin> {"name": N, "arguments": {...}} <end>   calls     (hermes, lists, bare objects)
     content <begin> N <separator> {...} <end>               named     (mistral, deepseek, kimi)
@@ -12,7 +13,7 @@ from __future__ import annotations
 from server.output.events import Sink
 from server.output.source import Emit, Reader, Source, accept, ignore, name_before, space
 from server.output.tools.base import Schemas, ToolFormat, calls_in_content, settle, whole
-from server.output.tools.json_text import copy_json, quoted, read_string
+from server.output.tools.json_text import copy_json, copy_string, quoted, read_string, string_of
 
 ARGUMENTS = ("arguments", "parameters")
 BESIDE = ("type", "id", "tool_call_id", "call_id", "index")  # other keys that calls have
@@ -69,6 +70,7 @@ def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Rea
     name: str | None = None
     told = False
     waiting: list[str] = []  # arguments that came before the name
+    others: list[str] = []  # members that no call has
     stops = _stops(form.ends)
     while True:
         char = yield from space(source)
@@ -77,8 +79,17 @@ def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Rea
             continue
         if char != '"':
             break
-        key = yield from read_string(source)
-        if key is None or (yield from space(source)) != ":":
+        parts: list[str] = []
+        source.at += 1
+        if not (yield from copy_string(source, parts.append)):
+            cut = "".join(parts)
+            if not any(known.startswith(cut) for known in (*form.names, *ARGUMENTS, *BESIDE)):
+                others.append(f'"{cut}')
+            char = ""
+            break
+        key = string_of(parts)
+        if (yield from space(source)) != ":":
+            others.append(quoted(key))
             break
         source.at += 1
         char = yield from space(source)
@@ -94,19 +105,32 @@ def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Rea
             if name is not None and not told:
                 told = _tell(source, sink, name, waiting)
             taken = sink.begun if told else bool(waiting)
-            emit = ignore if taken else sink.arguments if told else waiting.append
-            yield from _arguments(source, emit, stops)
+            if taken:
+                yield from _other(source, others, key, stops)
+            else:
+                yield from _arguments(source, sink.arguments if told else waiting.append, stops)
         elif bare and not told and key not in BESIDE:
             break
-        else:
+        elif key in BESIDE:
             yield from copy_json(source, ignore, stops)
+        else:
+            yield from _other(source, others, key, stops)
     if char == "}":
         source.at += 1
         if not told and name is not None and (not bare or waiting):
             told = _tell(source, sink, name, waiting)
     if told and char:
         sink.end_call()
+    if told:
+        sink.content(", ".join(others))
     return told
+
+
+def _other(source: Source, others: list[str], key: str, stops: str) -> Reader[None]:
+    """A member that no call has."""
+    parts = [f"{quoted(key)}: "]
+    yield from copy_json(source, parts.append, stops)
+    others.append("".join(parts))
 
 
 def _tell(source: Source, sink: Sink, name: str, waiting: list[str]) -> bool:
@@ -168,7 +192,8 @@ def _named_call(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
     elif form.variant == "mistral" and marker == form.key[0]:  # [CALL_ID]
         _, marker = yield from name_before(source, (form.name[1],))
     if form.variant == "kimi":
-        name = name.removeprefix("functions.").rpartition(":")[0] or name
+        named, _, number = name.removeprefix("functions.").rpartition(":")
+        name = named if named and number.isdigit() else name
     sink.call(name)
     source.release()
     if form.variant == "fenced":

@@ -98,8 +98,11 @@ def read_string(source: Source) -> Reader[str | None]:
     source.at += 1
     parts: list[str] = []
     whole = yield from copy_string(source, parts.append)
-    if not whole:
-        return None
+    return string_of(parts) if whole else None
+
+
+def string_of(parts: list[str]) -> str:
+    """The text of a JSON string that copy_string has copied."""
     try:
         return str(orjson.loads('"' + "".join(parts)))
     except orjson.JSONDecodeError:  # half a surrogate pair

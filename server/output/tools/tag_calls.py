@@ -199,6 +199,7 @@ def _pairs(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name:
             return True
         parts: list[str] = []
         if not (yield from until(source, (form.key[1],), parts.append)):
+            sink.arguments((', "' if opened else '{"') + escaped("".join(parts)))
             return False
         key = "".join(parts).strip()
         yield from until(source, (form.quotes[0], *form.ends), ignore)
@@ -284,6 +285,7 @@ def _element(
             yield from accept(source, "<")
         tag: list[str] = []
         if not (yield from until(source, (">",), tag.append)):
+            emit("".join(parts + tag))
             return False
         if closes and leaf:
             emit(converted("".join(parts), types(steps)))
