@@ -158,10 +158,11 @@ def test_a_published_configuration_is_planned(tmp_path, name):
     config = layout[CONFIG]
     write_configuration(tmp_path, layout, None)
     coded = estimate(EngineConfig(str(tmp_path)), None)
-    experts = config.get("num_local_experts", 0)  # those of gpt-oss: gate, up and down; the attention's are floats
-    matrices = (3 * experts or 7) * config["num_hidden_layers"]
+    stacked = "num_local_experts" in config  # gpt-oss, whose attention is of floats
+    experts = config.get("num_local_experts", config.get("num_experts", 1))
+    matrices = (3 * experts + 4 * (not stacked)) * config["num_hidden_layers"]  # gate, up and down; q, k, v and o
     assert f"({settings_of(layout)['quant_method']}): {matrices} matrices are codes in memory" in coded.quantised
-    if experts:
+    if stacked:
         return  # without its settings the experts are stored otherwise
     plain = estimate(EngineConfig(str(without_codes(tmp_path, config))), None)
     assert plain.quantised is None
