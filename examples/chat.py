@@ -1,4 +1,4 @@
-"""Talk with the model in a terminal; answers stream, the conversation is remembered. An empty line ends it.
+"""Talk with the model in a terminal; answers stream, the conversation is remembered. An empty line or Ctrl-D ends it.
 
 python examples/chat.py [--base-url http://localhost:8000/v1]
 """
@@ -8,9 +8,18 @@ import argparse
 from openai import OpenAI
 
 
+def line() -> str:
+    """What is typed next; nothing at the end of the input (Ctrl-D)."""
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return ""
+
+
 def main() -> None:
     """Read a line, stream an answer, until there is nothing to say."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base-url", default="http://localhost:8000/v1")
     parser.add_argument("--api-key", default="none")
     parser.add_argument("questions", nargs="*", help="ask these in turn instead of reading lines")
@@ -20,7 +29,7 @@ def main() -> None:
     messages: list = []
     waiting = list(args.questions)
     while True:
-        question = waiting.pop(0) if waiting else "" if args.questions else input("> ")
+        question = waiting.pop(0) if waiting else "" if args.questions else line()
         if not question:
             return
         if args.questions:

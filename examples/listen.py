@@ -20,12 +20,14 @@ def part(path: Path) -> dict:
 
 def main() -> None:
     """Ask one question about the files."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, default=[MEDIA / "digits-118.wav"])
     parser.add_argument("--question", default="What do you hear?")
     parser.add_argument("--base-url", default="http://localhost:8000/v1")
     parser.add_argument("--api-key", default="none")
     args = parser.parse_args()
+    if missing := [str(path) for path in args.files if not path.is_file()]:
+        parser.error(f"there is no file {', '.join(missing)}")
     client = OpenAI(base_url=args.base_url, api_key=args.api_key)
     content = [*(part(path) for path in args.files), {"type": "text", "text": args.question}]
     stream = client.chat.completions.create(

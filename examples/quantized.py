@@ -1,6 +1,6 @@
 """What quantised weights save: a model as it is, and with FP8 made of its floats while they are read.
 
-python examples/quantized.py [FOLDER] [--device cpu]    the embedded model where no folder is named
+python -m examples.quantized [FOLDER] [--device cpu]    the embedded model where no folder is named
 
 A checkpoint that is quantised already (compressed-tensors, FP8, GPTQ, AWQ, AutoRound, ModelOpt) needs no flag:
 
@@ -36,7 +36,7 @@ def main() -> None:
     """Prints the bytes of the matrices and the tokens of both."""
     from engine.estimate import estimate
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default=str(EMBEDDED))
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()

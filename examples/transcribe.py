@@ -14,13 +14,15 @@ MEDIA = Path(__file__).parent / "media"
 
 def main() -> None:
     """Send one recording and print what it says."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, default=MEDIA / "digits-118.wav")
     parser.add_argument("--format", choices=("stream", "text", "srt", "vtt"), default="stream")
     parser.add_argument("--language", help="such as en or de; without it the model finds out")
     parser.add_argument("--base-url", default="http://localhost:8000/v1")
     parser.add_argument("--api-key", default="none")
     args = parser.parse_args()
+    if not args.file.is_file():
+        parser.error(f"there is no file {args.file}")
     client = OpenAI(base_url=args.base_url, api_key=args.api_key)
     asked = {"language": args.language} if args.language else {}
     with client, args.file.open("rb") as file:

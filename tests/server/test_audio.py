@@ -108,16 +108,6 @@ async def test_the_official_client_reads_every_form_and_the_stream(client):
             assert (await api.audio.translations.create(model="omniloop", file=word)).text
 
 
-@pytest.mark.parametrize(("words", "printed"), [([], "118\n"), (["--format", "srt", "--language", "en"], "118\n\n")])
-async def test_the_example_prints_what_is_said(client, monkeypatch, capsys, words, printed):
-    from examples import transcribe
-
-    async with listening(client) as url:
-        monkeypatch.setattr("sys.argv", ["transcribe.py", "--base-url", f"{url}/v1", *words])
-        await asyncio.to_thread(transcribe.main)
-    assert capsys.readouterr().out.rstrip("\n").endswith(printed.rstrip("\n"))
-
-
 async def test_a_stream_serves_both_families_of_clients(client):
     reply = await send(client, stream=True, stream_continuous_usage_stats=True)
     *chunks, done, last = reply.events()
