@@ -23,7 +23,7 @@ class EngineConfig:
 
     model: str  # folder in Hugging Face format
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     model_impl: Literal["auto", "native", "transformers"] = "auto"  # auto: transformers where we have no file
     quantization: str = ""  # "": as the checkpoint is; fp8: made of a checkpoint's floats

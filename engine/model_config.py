@@ -282,6 +282,7 @@ class ModelConfig:
     ahead: Ahead = ""  # which tokens of a prompt see later ones
     max_model_len: int = 0  # tokens of context that are served; 0: max_position
     pooling: PoolingConfig | None = None  # None: the model generates
+    is_encoder: bool = False  # of a family of texts that never generates
 
     @property
     def modalities(self) -> tuple[str, ...]:

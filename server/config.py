@@ -151,7 +151,9 @@ class ModelFlags:
     skip_tokenizer_init: bool = flag(False, "read no tokenizer: token ids in, token ids out")
     tokenizer_mode: Literal["auto", "hf", "mistral"] = flag("auto", "hf: tokenizer.json; mistral: mistral-common")
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
-    dtype: Literal["auto", "float32", "bfloat16"] = flag("auto", "of weights and activations")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = flag(
+        "auto", "of weights and activations; float16: of encoders, on an accelerator"
+    )
     load_format: Literal["auto", "safetensors", "dummy"] = flag("auto", "dummy: random weights")
     quantization: str = flag(
         "", "fp8: made of a checkpoint's floats; or the checkpoint's own method, as it is read anyway"

@@ -223,13 +223,15 @@ FOREIGN = {
     "threads": renamed("num-threads"),
 }
 # Values of our own flags, by flag and value.
-FLOAT16 = Meant("numbers of 16 bits are bfloat16 here; use auto or bfloat16, float16 checkpoints too")
 PICKLES = Meant("pickles are never opened; serve safetensors")
 READ_ANYWAY = Meant("files tell their format", "auto")
 ONE_LIBRARY = Meant("one library compiles all grammars", "auto")
 VALUES = {
-    "dtype": {"half": FLOAT16, "float16": FLOAT16, "float": Meant("is called float32 here", "float32")},
-    "kv-cache-dtype": {"float16": FLOAT16, "fp8_inc": Meant("use fp8")},
+    "dtype": {"half": Meant("is called float16 here", "float16"), "float": Meant("is called float32 here", "float32")},
+    "kv-cache-dtype": {
+        "float16": Meant("numbers of 16 bits are bfloat16 here; use auto or bfloat16"),
+        "fp8_inc": Meant("use fp8"),
+    },
     "load-format": {
         **dict.fromkeys(("bitsandbytes", "gguf", "mistral", "fastsafetensors", "hf", "runai_streamer"), READ_ANYWAY),
         **dict.fromkeys(("pt", "npcache"), PICKLES),

@@ -23,24 +23,31 @@ READ = tuple(name for name in DIALECTS if " " not in name)  # methods that check
 log = logging.getLogger(__name__)
 
 GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-COMPUTED = ("float32", "bfloat16")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dtype:
     """The dtype of activations and KV cache.
 
     On a CPU "auto" is float32, and weights saved as bfloat16 stay bfloat16 in memory: each is widened when read, which
-    loses nothing. On an accelerator "auto" is bfloat16, whatever the checkpoint was saved as. float16 is computed
-    nowhere: its range does not hold the residual streams of these models, and no kernel is tested in it.
+    loses nothing. On an accelerator "auto" is bfloat16, and float16 for an encoder of texts that was saved as float16.
+    Of decoders the residual streams leave the range of float16, so none is computed in it.
     """
-    if requested not in ("auto", *COMPUTED):
-        raise ConfigError(f"--dtype {requested}: allowed are auto, {', '.join(COMPUTED)}")
+    if requested not in ("auto", *DTYPES):
+        raise ConfigError(f"--dtype {requested}: allowed are auto, {', '.join(DTYPES)}")
+    takes_float16 = device != "cpu" and config.is_encoder and not config.raw.get("quantization_config")
+    if requested == "float16" and not takes_float16:
+        raise ConfigError(
+            "--dtype float16: only unquantised encoders of texts are computed in it, on an accelerator; use auto, "
+            "float32 or bfloat16, which take float16 checkpoints too"
+        )
     if requested != "auto":
         return DTYPES[requested]
     if device == "cpu":
         return torch.float32
     if config.torch_dtype == torch.float16:
+        if takes_float16:
+            return torch.float16
         log.warning("the checkpoint is float16 and is computed in bfloat16; --dtype float32 keeps all its digits")
     return torch.bfloat16
 

@@ -194,6 +194,7 @@ def load_model_config(
         left_out=text_only
         or any(outer.values.get(f"{name}_config") is not None and name not in towers for name in family.towers),
         pooling=pooling,
+        is_encoder=family.head is not None,
     )
 
 

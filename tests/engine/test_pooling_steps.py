@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+import engine.kernels.gemm.pack
 import engine.runtime
 from engine import Engine, FinishReason, Request, SamplingParams
 from engine.errors import InvalidLogitsError, RequestError
+from engine.kernels.gemm.pack import Placement, pack_unchanged
 from engine.request import PoolingParams
 from tests import pooling_kit as kit
 from tests import tiny
@@ -85,6 +88,26 @@ async def test_the_device_path_leaves_out_the_tokens_that_do_not_count(on_the_de
     on_the_device_path()
     for settings in ({}, {"enforce_eager": True}):
         np.testing.assert_array_equal(await found(**settings), wanted)
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "nomic"])
+async def test_encoders_in_float16_make_vectors_of_cosine_0_9999(on_the_device_path, monkeypatch, name):
+    folder = kit.damped(kit.modernbert(), 0.7) if name == "modernbert" else kit.encoder(name)
+    async with running(folder, **POOLS) as served:
+        wanted = await arrays(served, INPUTS)
+    on_the_device_path()
+    monkeypatch.setattr(engine.runtime, "resolve_dtype", lambda *_: torch.float16)
+
+    def as_on_a_card(weight, bias):  # torch's products: on a CPU weights are panels else, which float16 is not
+        return pack_unchanged(weight.flatten(0, -2), bias, Placement(torch.float16, "cpu"))
+
+    for kind in ("pack_panels", "pack_paired"):
+        monkeypatch.setattr(engine.kernels.gemm.pack, kind, as_on_a_card)
+    async with running(folder, **POOLS) as served:
+        assert served._device._runtime.model.embed.table.dtype is torch.float16
+        found = await arrays(served, INPUTS)
+    for one, other in zip(found, wanted):
+        assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) >= 0.9999
 
 
 @pytest.mark.parametrize("per_token", [False, True])

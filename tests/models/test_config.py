@@ -12,6 +12,7 @@ from engine.checkpoint.config import GENERATION_KEYS, resolve_dtype
 from engine.errors import ConfigError
 from engine.layers.rope import frequencies
 from engine.models.registry import load_model_config
+from tests import pooling_kit as kit
 from tests import tiny
 
 
@@ -353,9 +354,10 @@ def test_dtypes(caplog):
     assert resolve_dtype(config, "auto", "cuda:0") == torch.bfloat16
     assert resolve_dtype(config, "float32", "cuda:0") == torch.float32
     for device in ("cpu", "cuda:0"):
-        for wrong in ("float16", "int8"):
-            with pytest.raises(ConfigError, match=f"--dtype {wrong}: allowed are auto, float32, bfloat16"):
-                resolve_dtype(config, wrong, device)
+        with pytest.raises(ConfigError, match="--dtype int8: allowed are auto, float32, bfloat16, float16"):
+            resolve_dtype(config, "int8", device)
+        with pytest.raises(ConfigError, match="--dtype float16: only unquantised encoders of texts"):
+            resolve_dtype(config, "float16", device)
     assert not caplog.records
 
 
@@ -365,6 +367,21 @@ def test_a_float16_checkpoint_is_served_in_bfloat16_and_says_so(caplog):
     assert "--dtype float32 keeps all its digits" in caplog.text
     caplog.clear()
     assert resolve_dtype(config, "auto", "cpu") == torch.float32
+    assert not caplog.records
+
+
+def test_float16_is_of_encoders_that_are_saved_so_or_asked_for_on_an_accelerator(caplog):
+    config = load_model_config(kit.encoder("bert"))
+    assert resolve_dtype(config, "auto", "cuda:0") == torch.bfloat16
+    assert resolve_dtype(config, "float16", "cuda:0") == torch.float16
+    saved = dataclasses.replace(config, torch_dtype=torch.float16)
+    assert resolve_dtype(saved, "auto", "cuda:0") == torch.float16
+    assert resolve_dtype(saved, "bfloat16", "cuda:0") == torch.bfloat16
+    assert resolve_dtype(saved, "auto", "cpu") == torch.float32
+    quantised = dataclasses.replace(config, raw={**config.raw, "quantization_config": {"quant_method": "fp8"}})
+    for device, one in (("cpu", saved), ("cuda:0", quantised)):
+        with pytest.raises(ConfigError, match="use auto, float32 or bfloat16, which take float16 checkpoints too"):
+            resolve_dtype(one, "float16", device)
     assert not caplog.records
 
 

@@ -91,7 +91,7 @@ def test_the_model_may_stand_alone():
         (["--port", "70000"], "--port 70000: must be 0 to 65535"),
         (["--port"], "--port: needs a value"),
         (["--port", "--host"], "--port: needs a value"),
-        (["--dtype", "int3"], "--dtype int3: must be one of auto, float32, bfloat16"),
+        (["--dtype", "int3"], "--dtype int3: must be one of auto, float32, bfloat16, float16"),
         (["--gpu-memory-utilization", "1.5"], "must be 0.01 to 1"),
         (["--gpu-memory-utilization", "nan"], "must be 0.01 to 1"),
         (["--cudagraph-capture-sizes", "1", "2", "/model"], "--cudagraph-capture-sizes /model: must be a whole number"),
@@ -270,7 +270,7 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(wor
         (["--ctx-size"], "--ctx-size: needs a value"),
         (["-cc.mode=3"], "--compilation-config 3: steps are captured"),
         (["--compilation-config.mode", "3"], "--compilation-config 3: steps are captured"),
-        (["--dtype", "half"], "--dtype half: numbers of 16 bits are bfloat16 here; use auto or bfloat16"),
+        (["--kv-cache-dtype", "float16"], "--kv-cache-dtype float16: numbers of 16 bits are bfloat16 here"),
     ],
 )
 def test_a_flag_of_another_server_is_refused_with_what_does_the_same_here(words, advice):

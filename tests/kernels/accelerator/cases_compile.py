@@ -13,7 +13,7 @@ from engine.kernels.norm import norm_kernel
 from engine.kernels.projection_norm import projection_norm_kernel
 from engine.kernels.rotate import qkv_kernel
 from engine.kernels.xielu import xielu_kernel
-from tests.kernels.accelerator.targets import cases, compiles
+from tests.kernels.accelerator.targets import cases, compiles, in_float16
 
 T = "*bf16"
 ATTEND = {
@@ -144,6 +144,7 @@ KERNELS = {
         {"num_warps": 4},
     ),
 }  # fmt: skip
+KERNELS |= in_float16(KERNELS, "layer_norm", "point GELU gated False", "qkv 64 32", "dense 64")
 
 
 @pytest.mark.parametrize(("name", "target"), cases(KERNELS))

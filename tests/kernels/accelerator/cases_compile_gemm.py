@@ -24,7 +24,7 @@ from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
 from engine.kernels.tune import CLASSES, LEAST_FILL, ONE_WAVE, SHAPES, choose, fills, in_one_wave
 from engine.step.graphs import decode_sizes, one_size_per_doubling
-from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles
+from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles, in_float16
 
 T = "*bf16"
 TILE = tile_of(4096, 4096, 2)
@@ -78,6 +78,7 @@ KERNELS = {
         for axes, turns in ((1, False), (3, False), (3, True), (4, False))
     },
 }  # fmt: skip
+KERNELS |= in_float16(KERNELS, "split 16 gated False 4 parts 0", "invariant apart True")
 
 
 @pytest.mark.parametrize(("name", "target"), cases(KERNELS))

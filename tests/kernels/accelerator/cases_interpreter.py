@@ -47,7 +47,7 @@ def seed():
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 64), (5, 100), (2, 1536)])
 def test_norms(rows, width, dtype):
     x, weight, bias = torch.randn(rows, width).to(dtype), torch.randn(width), torch.randn(width)
@@ -67,7 +67,7 @@ def test_norm_of_strided_rows():
     assert torch.equal(room, got)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 @pytest.mark.parametrize("width", [1, 30, 1030])
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # to inf, of which a sigmoid makes 0
 def test_activations(width, dtype):

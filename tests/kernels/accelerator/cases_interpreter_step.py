@@ -132,7 +132,9 @@ def test_tokens_go_to_the_buffer_that_the_step_named(rows, width, home):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dtype", "skips"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
+@pytest.mark.parametrize(
+    ("dtype", "skips"), [(torch.float32, False), (torch.bfloat16, False), (torch.float16, True), (torch.float32, True)]
+)
 def test_pooled_rows_equal_the_reference(kind, dtype, skips):
     bounds = torch.tensor([0, 3, 3, 40, 41, 77, 77], dtype=torch.int32)  # two rows have no tokens
     hidden = torch.randn(80, 200, generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -62,6 +62,15 @@ def compiles(
     return made
 
 
+def in_float16(kernels: dict[str, tuple], *names: str) -> dict[str, tuple]:
+    """The same kernels, as encoders of float16 checkpoints launch them."""
+    found = {}
+    for name in names:
+        kernel, signature, *rest = kernels[name]
+        found[f"{name} in float16"] = (kernel, {k: t.replace("bf16", "fp16") for k, t in signature.items()}, *rest)
+    return found
+
+
 def cases(kernels: dict[str, tuple]) -> list[Any]:
     """(name, target): in `make test` each variant for a target in turn, and each kernel for one of CUDA and of HIP.
 
