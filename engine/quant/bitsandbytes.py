@@ -1,8 +1,8 @@
-"""bitsandbytes: NF4, four bits by 64 columns, and integers of LLM.int8().
+"""bitsandbytes: NF4 and FP4, four bits by 64 columns, and integers of LLM.int8().
 
     weight [N K / 2, 1] uint8: two codes in a byte, the lower column in the high bits; blocks lie along the rows
     weight.absmax [blocks] float32: the scale of a block
-    weight.quant_state.bitsandbytes__nf4: bytes of a JSON object; weight.quant_map [16]: what the codes stand for
+    weight.quant_state.bitsandbytes__nf4 or __fp4: bytes of a JSON object; weight.quant_map [16]: the codes' values
 
 With double quantisation weight.absmax is uint8: nested_quant_map[absmax] * nested_absmax[block // 256] + nested_offset
 of the JSON object. LLM.int8(): weight [N, K] int8, SCB [N] float32, w = q * SCB / 127; inputs are kept in floats.
@@ -21,8 +21,8 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
 from engine.quant.names import is_left_out
-from engine.quant.normal_floats import AGAIN, FLOAT32, STATE, NormalFloats4
 from engine.quant.stored import check_whole, extras, scale_of
+from engine.quant.table_floats import AGAIN, FLOAT32, STATE, TABLES, TableFloats4
 from engine.weights.table import Wanted
 
 
@@ -51,16 +51,16 @@ class BitsAndBytes:
 
     def __init__(self, settings: Section) -> None:
         self._four = settings.boolean("load_in_4bit", settings.boolean("_load_in_4bit", False))
-        kind = settings.values.get("bnb_4bit_quant_type") or "fp4"
-        if self._four and kind != "nf4":
-            raise ConfigError(f"{settings.path}: bnb_4bit_quant_type={kind!r}; nf4 is read: {AGAIN}")
+        self._table = settings.values.get("bnb_4bit_quant_type") or "fp4"
+        if self._four and self._table not in ("nf4", "fp4"):
+            raise ConfigError(f"{settings.path}: bnb_4bit_quant_type={self._table!r}; nf4 and fp4 are read: {AGAIN}")
         self._left_out = tuple(map(str, settings.items("llm_int8_skip_modules", ())))
 
-    def stored(self, module: str, columns: int, headers: Headers | None) -> NormalFloats4 | Integers8 | None:
+    def stored(self, module: str, columns: int, headers: Headers | None) -> TableFloats4 | Integers8 | None:
         if headers is None:
             if is_left_out(module, self._left_out):
                 return None
-            return NormalFloats4(columns) if self._four else Integers8()
+            return TableFloats4(self._table, columns) if self._four else Integers8()
         if "SCB" in headers:
             check_whole(headers, "SCB", "weight", "weight_format")
             return Integers8(tuple(extras(headers, ("weight_format",)).items()))
@@ -69,11 +69,13 @@ class BitsAndBytes:
         beside = [kind for kind in headers if kind.startswith("weight.")]
         if not beside:
             return None
-        if not any(kind.startswith(STATE) for kind in beside):
-            check_whole(headers, beside[0], f"{STATE}nf4")
-        if f"{STATE}nf4" not in headers:
-            raise ConfigError(f"codes of another kind than nf4; {AGAIN}")
-        check_whole(headers, f"{STATE}nf4", "weight")
+        state = next((kind for kind in beside if kind.startswith(STATE)), None)
+        if state is None:
+            check_whole(headers, beside[0], f"{STATE}{self._table}")
+        table = str(state).removeprefix(STATE)
+        if table not in TABLES:
+            raise ConfigError(f"codes of another kind ({table}) than nf4 and fp4; {AGAIN}")
+        check_whole(headers, f"{STATE}{table}", "weight")
         if headers["weight"].dtype != "U8" or "weight.absmax" not in headers:
             raise ConfigError(
                 f"weight has dtype {headers['weight'].dtype}; codes stored as U8, with weight.absmax, are read: "
@@ -82,4 +84,5 @@ class BitsAndBytes:
         scales = headers["weight.absmax"]
         codes = 2 * torch.Size(headers["weight"].shape).numel()
         block = codes // max(1, torch.Size(scales.shape).numel())
-        return NormalFloats4(columns, block, scales.dtype == "U8", tuple(extras(headers, (f"{STATE}nf4",)).items()))
+        extra = tuple(extras(headers, (f"{STATE}{table}",)).items())
+        return TableFloats4(table, columns, block, scales.dtype == "U8", extra)

@@ -79,7 +79,7 @@ def matrix(settings: dict, tensors: dict[str, torch.Tensor]) -> np.ndarray | Non
             return awq(tensors)
         return gptq(settings, tensors)
     if "absmax" in tensors:
-        return normal_floats(tensors)
+        return table_floats(tensors)
     if "weight_packed" in tensors and tensors["weight_packed"].dtype == torch.int32:
         return packed(tensors)
     if "weight_packed" in tensors or tensors["weight"].dtype == torch.uint8:
@@ -128,9 +128,10 @@ def floats4(tensors: dict[str, torch.Tensor]) -> np.ndarray:
     return value * numbers(tensors["weight_scale_2"])
 
 
-def normal_floats(tensors: dict[str, torch.Tensor]) -> np.ndarray:
-    """bitsandbytes' NF4: the table is the file's, the higher half of a byte comes first."""
-    state = json.loads(bytes(tensors["quant_state.bitsandbytes__nf4"].tolist()))
+def table_floats(tensors: dict[str, torch.Tensor]) -> np.ndarray:
+    """bitsandbytes' NF4 and FP4: the table is the file's, the higher half of a byte comes first."""
+    (kind,) = (kind for kind in tensors if kind.startswith("quant_state."))
+    state = json.loads(bytes(tensors[kind].tolist()))
     table, scales = tensors["quant_map"].numpy().astype(np.float64), tensors["absmax"].numpy()
     if scales.dtype == np.uint8:
         blocks = np.arange(len(scales)) // state["nested_blocksize"]
@@ -158,7 +159,7 @@ def packed(tensors: dict[str, torch.Tensor]) -> np.ndarray:
 
 
 def gptq(settings: dict, tensors: dict[str, torch.Tensor]) -> np.ndarray:
-    bits = settings["bits"]
+    bits = 32 * len(tensors["qweight"]) // len(tensors["g_idx"])  # `dynamic` gives modules others than the settings
     codes = fields(tensors["qweight"].numpy().T, bits)
     scale = numbers(tensors["scales"]).T
     group = tensors["g_idx"].numpy()

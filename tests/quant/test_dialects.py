@@ -76,7 +76,10 @@ def test_codes_that_the_configuration_leaves_out_are_read_as_codes_and_told_once
     assert "layers.1.self_attn.k_proj, layers.1.mlp.gate_proj" in told
 
 
-@pytest.mark.parametrize("name", ["gptq 32", "awq 32", "ct w4 32", "ct nvfp4", "modelopt fp8", "bnb nf4", "bnb int8"])
+RANDOM = ("gptq 32", "awq 32", "ct w4 32", "ct nvfp4", "modelopt fp8", "bnb nf4", "bnb fp4 nested", "bnb int8")
+
+
+@pytest.mark.parametrize("name", RANDOM)
 def test_random_weights_are_of_the_dialect(folder_of, name):
     model = load(folder_of(name), "float32", load_format="dummy")
     assert not model.layers[0].mlp.down.weight.dense().isnan().any()

@@ -23,6 +23,8 @@ from tests import tiny
 
 Tensors = dict[str, Tensor]
 Writer = Callable[[torch.Generator, int, int], Tensors]
+FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)  # bitsandbytes'; the upper eight codes are their negatives
+TABLES = {"nf4": NORMAL, "fp4": (*FP4, *(-value for value in FP4))}
 SMALL = {"hidden": 192, "inner": 320}  # one and a half blocks of 128, and two and a half
 EVEN = {"hidden": 256, "inner": 384}
 PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -37,6 +39,7 @@ class Variant:
     write: Writer
     sizes: dict[str, int] = field(default_factory=lambda: SMALL)
     skipped: tuple[str, ...] = ()  # endings of modules that stay in floats
+    others: dict[str, Writer] = field(default_factory=dict)  # ending of a module -> how it is written instead
     head: bool = False  # lm_head is quantised too
     beside: str = ""  # the file that has the settings; "": config.json
 
@@ -62,7 +65,7 @@ def write(folder: Path, variant: Variant, seed: int = 0, dtype: torch.dtype = to
         if kept and (module == "lm_head" or variant.skipped):
             found = {"weight": (torch.randn(rows, columns, generator=draw) / columns**0.5).to(dtype)}
         else:
-            found = variant.write(draw, rows, columns)
+            found = variant.others.get(module.rpartition(".")[2], variant.write)(draw, rows, columns)
         tensors |= {f"{module}.{kind}": tensor.contiguous() for kind, tensor in found.items()}
     for layer in range(2):
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -207,20 +210,20 @@ def floats4(dialect: str) -> Writer:
     return made
 
 
-def normal_floats(nested: bool) -> Writer:
+def table_floats(nested: bool, table: str = "nf4") -> Writer:
     """As bitsandbytes saves them; its table of nested scales is one of its own, any other serves."""
 
     def made(draw: torch.Generator, rows: int, columns: int) -> Tensors:
         blocks = rows * columns // 64
-        state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [rows, columns]}
-        found = {"weight": nibbles(draw, rows, columns).view(-1, 1), "weight.quant_map": torch.tensor(NORMAL)}
+        state = {"quant_type": table, "blocksize": 64, "dtype": "bfloat16", "shape": [rows, columns]}
+        found = {"weight": nibbles(draw, rows, columns).view(-1, 1), "weight.quant_map": torch.tensor(TABLES[table])}
         found["weight.absmax"] = scales(draw, blocks, about=0.1)
         if nested:
             found["weight.absmax"] = torch.randint(0, 256, (blocks,), generator=draw, dtype=torch.uint8)
             found["weight.nested_absmax"] = scales(draw, -(-blocks // 256), about=0.05)
             found["weight.nested_quant_map"] = torch.linspace(-0.99, 1, 256)
             state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.0625}
-        kind = "weight.quant_state.bitsandbytes__nf4"
+        kind = f"weight.quant_state.bitsandbytes__{table}"
         return {**found, kind: torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}
 
     return made
@@ -328,13 +331,42 @@ VARIANTS: dict[str, Variant] = {
     "auto-round awq": Variant(
         {**gptq_settings(4, 64), "quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}, awq(64)
     ),
-    "bnb nf4": Variant(NF4, normal_floats(nested=False)),
-    "bnb nf4 nested": Variant({**NF4, "bnb_4bit_use_double_quant": True}, normal_floats(nested=True)),
+    "bnb nf4": Variant(NF4, table_floats(nested=False)),
+    "bnb nf4 nested": Variant({**NF4, "bnb_4bit_use_double_quant": True}, table_floats(nested=True)),
+    "bnb fp4 nested": Variant({**NF4, "bnb_4bit_quant_type": "fp4"}, table_floats(nested=True, table="fp4")),
     "bnb int8": Variant({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
     "awq 32": Variant({**AWQ, "group_size": 32}, awq(32)),
     "awq 64": Variant({**AWQ, "group_size": 64}, awq(64)),
     "awq channel": Variant({**AWQ, "group_size": -1}, awq(-1)),
     "awq beside": Variant({"w_bit": 4, "q_group_size": 64, "zero_point": True}, awq(64), beside="quant_config.json"),
+}  # fmt: skip
+MIXED = {
+    "quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {"targets": ["re:.*[qk]_proj$", "re:.*o_proj$"], "format": FLOAT, "input_activations": TOKENS8,
+                    "weights": {**E4M3, "strategy": "channel"}},
+        "group_1": {"targets": ["re:.*v_proj$"], "format": "pack-quantized", "input_activations": None,
+                    "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}},
+        "group_2": {"targets": ["re:.*mlp.*"], "format": "pack-quantized", "input_activations": None,
+                    "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
+                                "symmetric": True}},
+    },
+}  # fmt: skip
+LAYERS = {f"model.layers.{number}.{name}": {"quant_algo": "FP8"} if "attn" in name else {"quant_algo": "NVFP4"}
+          for number in range(2) for name in PROJECTIONS}  # fmt: skip
+ROWS8, STATIC_TENSOR = floats8("weight_scale", "row"), floats8("weight_scale", static="input_scale")
+VARIANTS |= {
+    "ct mixed": Variant(MIXED, packed(4, 32), others={
+        "q_proj": ROWS8, "k_proj": ROWS8, "o_proj": ROWS8, "v_proj": packed(8, -1),
+    }),
+    "modelopt mixed": Variant(
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": LAYERS}, floats4("modelopt"),
+        others=dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), STATIC_TENSOR),
+    ),
+    "gptq dynamic": Variant(
+        {**gptq_settings(4, 64), "dynamic": {"+:.*down_proj": {"bits": 8, "group_size": 32}, "-:.*v_proj": {}}},
+        gptq(4, 64), skipped=("v_proj",), others={"down_proj": gptq(8, 32)},
+    ),
 }  # fmt: skip
 STATIC = Variant(groups("int-quantized", {**INT8, "dynamic": False}, num_bits=8, type="int"), int8(static=True))
 VARIANTS["ct int8 static"] = STATIC

@@ -1,7 +1,7 @@
-"""NF4 of bitsandbytes: one module's tensors, which engine/quant/bitsandbytes.py describes.
+"""NF4 and FP4 of bitsandbytes: one module's tensors, which engine/quant/bitsandbytes.py describes.
 
 Owner: the thread that builds the model. In: tensors as the file has them. Out: codes in the canonical form
-(kernels/gemm/codes.py).
+(kernels/gemm/codes.py). Twelve times a value of FP4 is a value of E4M3, so codes of FP4 take a byte in memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ STATE = "weight.quant_state.bitsandbytes__"
 BLOCK = 64
 NESTED = 256  # scales that share a scale
 FLOAT32, BYTES = (torch.float32,), (torch.uint8,)
-AGAIN = "quantise the checkpoint again with bnb_4bit_quant_type=nf4"
+TWELVE = 12.0
+# What codes of FP4 stand for, times twelve: https://github.com/bitsandbytes-foundation/bitsandbytes, get_4bit_type in
+# bitsandbytes/functional.py.
+FP4 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0)
+TABLES = {"nf4": NORMAL, "fp4": tuple(value / TWELVE for value in FP4)}
+AGAIN = "quantise the checkpoint again with bnb_4bit_quant_type=nf4 or fp4"
 
 
 @dataclass(frozen=True, slots=True)
-class NormalFloats4:
+class TableFloats4:
     """One module."""
 
+    table: str  # of TABLES
     columns: int
     block: int = BLOCK
     nested: bool = False
@@ -43,8 +49,8 @@ class NormalFloats4:
             )
         blocks = rows * columns // self.block
         wanted = {
-            "weight": Wanted((rows * columns // 2, 1), BYTES),
-            "weight.quant_map": Wanted((len(NORMAL),), FLOAT32),
+            "weight": Wanted((rows * columns // 2, 1), BYTES, kept=torch.int16 if self.table == "fp4" else None),
+            "weight.quant_map": Wanted((16,), FLOAT32),
             "weight.absmax": Wanted((blocks,), BYTES if self.nested else FLOAT32),
             **dict(self.state),
         }
@@ -54,10 +60,10 @@ class NormalFloats4:
         return wanted
 
     def read(self, tensors: Mapping[str, Tensor]) -> Codes:
-        state, scales = _state(tensors), tensors["weight.absmax"]
+        state, scales = self._state(tensors), tensors["weight.absmax"]
         kinds = tensors["weight.quant_map"]
-        if self.state and not torch.allclose(kinds, kinds.new_tensor(NORMAL), rtol=0, atol=1e-6):
-            raise ConfigError(f"weight.quant_map is not the table of NF4; {AGAIN}")
+        if self.state and not torch.allclose(kinds, kinds.new_tensor(TABLES[self.table]), rtol=0, atol=1e-6):
+            raise ConfigError(f"weight.quant_map is not the table of {self.table.upper()}; {AGAIN}")
         if self.nested:
             whole = scale_of("weight.nested_absmax", tensors["weight.nested_absmax"])
             offset = float(state.get("nested_offset", 0.0))
@@ -69,17 +75,20 @@ class NormalFloats4:
         values = torch.cat([both >> 4, both & 15], dim=1).view(-1, self.columns)
         if state.get("shape", list(values.shape)) != list(values.shape):
             raise ConfigError(f"weight is said to be {state['shape']}; {list(values.shape)} is needed")
-        return Codes(Kind.NF4, values, scales.view(len(values), -1), self.block)
+        scales = scales.view(len(values), -1)
+        if self.table == "nf4":
+            return Codes(Kind.NF4, values, scales, self.block)
+        codes = torch.tensor(FP4, device=values.device).to(torch.float8_e4m3fn).view(torch.uint8)
+        return Codes(Kind.E4M3, codes[values.long()], scales / TWELVE, self.block)
 
-
-def _state(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    given = tensors.get(f"{STATE}nf4")
-    if given is None:
-        return {}
-    try:
-        found = json.loads(given.cpu().numpy().tobytes())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("nested_offset", 0.0), float):
-        raise ConfigError(f"{STATE}nf4 holds no JSON object of bitsandbytes; fetch the files again")
-    return found
+    def _state(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        given = tensors.get(f"{STATE}{self.table}")
+        if given is None:
+            return {}
+        try:
+            found = json.loads(given.cpu().numpy().tobytes())
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("nested_offset", 0.0), float):
+            raise ConfigError(f"{STATE}{self.table} holds no JSON object of bitsandbytes; fetch the files again")
+        return found
