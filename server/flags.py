@@ -19,7 +19,9 @@ from typing import Any, Literal
 
 from mm.limits import MediaLimits
 from server.config import MEDIA_HELP, Config
-from server.foreign_flags import FOREIGN, foreign, long_name, meant
+from server.foreign_flags import FOREIGN, Foreign, foreign, long_name, meant
+
+Others = Mapping[str, Foreign]  # flags of other servers, by name
 
 
 class UsageError(Exception):
@@ -153,16 +155,14 @@ def in_range(flag: Flag, value: int | float) -> int | float:
     return value
 
 
-def unknown(name: str, flags: dict[str, Flag], where: str = "") -> UsageError:
-    known = [*flags, *(f"no-{f.name}" for f in flags.values() if f.kind is bool), *FOREIGN, "config", "help", "version"]
+def unknown(name: str, flags: dict[str, Flag], where: str = "", others: Others = FOREIGN) -> UsageError:
+    known = [*flags, *(f"no-{f.name}" for f in flags.values() if f.kind is bool), *others, "config", "help", "version"]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     return UsageError(f"unknown flag --{name}{where}" + (f"; did you mean --{near[0]}?" if near else ""))
 
 
-def pass_over(name: str, text: str, where: str = "") -> None:
+def pass_over(name: str, text: str, entry: Foreign, where: str = "") -> None:
     """A flag of another server: told and left if it asks for what holds here anyway, else refused with what to do."""
-    entry = foreign(name)
-    assert entry is not None
     said = f"--{name}{' ' if text else ''}{text}{where}: {entry.advice}"
     if text not in entry.holds:
         raise UsageError(said)
@@ -172,8 +172,9 @@ def pass_over(name: str, text: str, where: str = "") -> None:
 class Arguments:
     """Walks argv; `values` holds what was set, by flag name."""
 
-    def __init__(self, flags: dict[str, Flag]) -> None:
+    def __init__(self, flags: dict[str, Flag], others: Others = FOREIGN) -> None:
         self.flags = flags
+        self.others = others
         self.values: dict[str, Any] = {}
         self.config_file = ""
         self.help = ""  # "all", or the word that the lines shown must hold
@@ -207,14 +208,14 @@ class Arguments:
         name, dot, path = name.partition(".")
         name = name.replace("_", "-")
         flag = self.flags.get(name)
-        if dot and not (foreign(name) if flag is None else isinstance(flag.default, dict)):
-            raise unknown(f"{name}.{path}", self.flags)
+        if dot and not (foreign(name, self.others) if flag is None else isinstance(flag.default, dict)):
+            raise unknown(f"{name}.{path}", self.flags, "", self.others)
         if flag is None and name.startswith("no-") and self.is_bool(name[3:]) and not equals:
             self.values[name[3:]] = False
             return
-        other = foreign(name) if flag is None else None
+        other = foreign(name, self.others) if flag is None else None
         if flag is None and other is None and name != "config":
-            raise unknown(name, self.flags)
+            raise unknown(name, self.flags, "", self.others)
         if flag is not None and flag.kind is bool and not equals:
             self.values[name] = True
             return
@@ -224,7 +225,7 @@ class Arguments:
                 raise UsageError(f"--{name}: needs a value")
             text = following
         if other is not None:
-            pass_over(name, "" if other.switch and text.lower() == "true" else text)
+            pass_over(name, "" if other.switch and text.lower() == "true" else text, other)
         elif flag is None:
             self.config_file = text
         elif flag.kind is bool:
@@ -282,7 +283,7 @@ def boolean(flag: Flag, text: str) -> bool:
     return words[text.lower()]
 
 
-def from_file(path: str, flags: dict[str, Flag]) -> dict[str, Any]:
+def from_file(path: str, flags: dict[str, Flag], others: Others = FOREIGN) -> dict[str, Any]:
     """Values of a YAML file; the names are the flags'."""
     import yaml
 
@@ -295,19 +296,21 @@ def from_file(path: str, flags: dict[str, Flag]) -> dict[str, Any]:
         raise UsageError(f"--config {path}: is not valid YAML") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {path}: must hold names and values, one per line")
-    return from_mapping(content, flags, f" in {path}")
+    return from_mapping(content, flags, f" in {path}", others)
 
 
-def from_mapping(content: Mapping[Any, Any], flags: dict[str, Flag], where: str) -> dict[str, Any]:
+def from_mapping(
+    content: Mapping[Any, Any], flags: dict[str, Flag], where: str, others: Others = FOREIGN
+) -> dict[str, Any]:
     """Values by flag name, of names with `-` or `_`; `where` stands in the refusal of an unknown name."""
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).replace("_", "-")
-        if name not in flags and foreign(name):
-            pass_over(name, "" if value is True else str(value), where)
+        if name not in flags and (other := foreign(name, others)):
+            pass_over(name, "" if value is True else str(value), other, where)
             continue
         if name not in flags:
-            raise unknown(name, flags, where)
+            raise unknown(name, flags, where, others)
         values[name] = typed(flags[name], value)
     return values
 

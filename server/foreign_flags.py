@@ -9,6 +9,7 @@ Source of the names: the lists of flags in the three projects' documentation.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -228,6 +229,10 @@ READ_ANYWAY = Meant("files tell their format", "auto")
 ONE_LIBRARY = Meant("one library compiles all grammars", "auto")
 VALUES = {
     "dtype": {"half": Meant("is called float16 here", "float16"), "float": Meant("is called float32 here", "float32")},
+    "endpoint": {
+        "/v1/chat/completions": Meant("is called chat here", "chat"),
+        "/v1/completions": Meant("is called completions here", "completions"),
+    },
     "kv-cache-dtype": {
         "float16": Meant("numbers of 16 bits are bfloat16 here; use auto or bfloat16"),
         "fp8_inc": Meant("use fp8"),
@@ -238,6 +243,7 @@ VALUES = {
     },
     "max-model-len": {"-1": Meant("is called auto here", "auto")},
     "model-impl": {"vllm": Meant("is called native here", "native")},
+    "request-rate": {"inf": Meant("all requests at once is called 0 here", "0")},
     "structured-outputs-backend": dict.fromkeys(
         ("guidance", "lm-format-enforcer", "outlines", "xgrammar"), ONE_LIBRARY
     ),
@@ -274,9 +280,9 @@ def meant(name: str, text: str) -> Meant | None:
     return VALUES.get(name, {}).get(text)
 
 
-def foreign(name: str) -> Foreign | None:
+def foreign(name: str, others: Mapping[str, Foreign] = FOREIGN) -> Foreign | None:
     """The flag's entry; the opposite of a switch has one too, which no value fits."""
-    found = FOREIGN.get(name)
-    if found is None and name.startswith("no-") and (found := FOREIGN.get(name[3:])) is not None:
+    found = others.get(name)
+    if found is None and name.startswith("no-") and (found := others.get(name[3:])) is not None:
         return Foreign(found.advice, switch=True) if found.switch else None
     return found

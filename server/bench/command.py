@@ -17,9 +17,11 @@ from typing import Any, Literal
 
 from engine.errors import EngineError
 from server.bench import options
+from server.bench.foreign_flags import FOREIGN as BENCH
 from server.bench.output import words_of
 from server.config import Config
 from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, flags_of, from_file
+from server.foreign_flags import FOREIGN
 
 HERE = "server.bench"
 
@@ -72,12 +74,13 @@ def parse(words: Sequence[str], say: Say, build: Build) -> Callable[[], int]:
     command = COMMANDS[name]
     own = flags_of(command.flags, name)
     flags = own | all_flags() if command.takes else own
-    arguments = Arguments(flags)
+    others = BENCH if name == "serve" else FOREIGN
+    arguments = Arguments(flags, others)
     arguments.read(words[1:])
     if arguments.help:
         say(command_help(name, command, own))
         raise SystemExit(0)
-    values = from_file(arguments.config_file, flags) if arguments.config_file else {}
+    values = from_file(arguments.config_file, flags, others) if arguments.config_file else {}
     values |= arguments.values
     chosen = command.flags(**{own[flag].field: value for flag, value in values.items() if flag in own})
     for flag in ("json", "plot"):

@@ -71,7 +71,7 @@ def get(target: Target, path: str) -> str:
 async def first_model(options: ServeOptions) -> str:
     """The model's name once the server answers. Raises ValueError when it does not."""
     target = Target.of(options.url, options.api_key)
-    until = time.monotonic() + options.ready_timeout
+    until, told = time.monotonic() + options.ready_timeout, False
     while True:
         try:
             listed = json.loads(await asyncio.to_thread(get, target, "/v1/models"))
@@ -92,6 +92,9 @@ async def first_model(options: ServeOptions) -> str:
             raise ValueError(f"--url {options.url}: /v1/models lists no model; name one with --model") from None
         if time.monotonic() > until:
             raise ValueError(f"--url {options.url}: no server is ready there after {options.ready_timeout:g} s: {said}")
+        if not told:
+            print(f"omniloop: waits up to {options.ready_timeout:g} s for {options.url} ({said})", file=sys.stderr)
+            told = True
         await asyncio.sleep(0.2)
 
 

@@ -19,11 +19,12 @@ from server.bench import processes, serve, summary
 from server.bench.answer import Answer, EventReader
 from server.bench.command import main, parse
 from server.bench.dataset import conversations
+from server.bench.foreign_flags import FOREIGN
 from server.bench.load import Share, arrivals
 from server.bench.options import ServeOptions
 from server.bench.plot import draw_run
 from server.cli import build
-from server.flags import UsageError
+from server.flags import UsageError, all_flags, flags_of
 from tests.pace import slowness
 from tests.server.known_server import known_server
 from tests.server.live import listening
@@ -256,6 +257,10 @@ def test_percentiles_and_open_requests_are_counted_from_answers():
         (["--url", "ftp://x"], "--url ftp://x: must be an http or https URL"),
         (["--endpoint", "completions", "--turns", "2"], "takes no --turns"),
         (["--url", "http://127.0.0.1:9", "--ready-timeout", "0"], "no server is ready there after 0 s: [Errno 111]"),
+        (
+            ["--url", "http://127.0.0.1:9", "--ready-timeout", "0.1"],
+            "omniloop: waits up to 0.1 s for http://127.0.0.1:9 (",
+        ),
         (["--dataset", "jsonl", "--dataset-path", "/no/file"], "--dataset-path /no/file: No such file or directory"),
         (["--dataset", "sharegpt", "--dataset-path", __file__], f"--dataset-path {__file__}: is not ShareGPT's JSON"),
     ],
@@ -277,6 +282,23 @@ def test_results_that_cannot_be_written_are_refused_before_the_run(path, said, c
     for words in (["serve", "--json", path], ["serve", "--plot", path], ["latency", "--json", path]):
         assert main(words, print, build) == 2
         assert f"omniloop: {words[1]} {path}: {said}" in capsys.readouterr().err
+
+
+def test_a_command_line_of_vllms_benchmark_is_answered_flag_by_flag(capsys):
+    flags = flags_of(ServeOptions, "serve")
+    assert not flags.keys() & FOREIGN.keys()
+    named = {name for entry in FOREIGN.values() for name in re.findall(r"--([a-z][a-z-]+)", entry.advice)}
+    assert named <= {*flags, *all_flags()}
+    words = ["--backend", "openai-chat", "--endpoint", "/v1/completions", "--request-rate", "inf", "--disable-tqdm"]
+    parse(["serve", *words], print, build)
+    assert len(capsys.readouterr().err.splitlines()) == 4
+    for wrong, said in (
+        (["--random-input-len", "9"], "--random-input-len 9: is called --input-len here"),
+        (["--tensor-paralel-size", "1"], "unknown flag --tensor-paralel-size$"),
+        (["--port", "8000"], "--port 8000: use --url http://HOST:PORT"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            parse(["serve", *wrong], print, build)
 
 
 def test_the_commands_of_readme_are_commands():

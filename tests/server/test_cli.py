@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from server import cli
+from server.bench.options import ServeOptions
 from server.cli import parse
 from server.config import Config
-from server.flags import UsageError, all_flags
+from server.flags import UsageError, all_flags, convert, flags_of
 from server.foreign_flags import FOREIGN, SHORT, VALUES
 
 
@@ -304,10 +305,11 @@ def test_the_advice_for_flags_of_other_servers_names_flags_of_this_one():
     assert {*SHORT.values()} <= {*FOREIGN, *flags}
     named = {name for entry in FOREIGN.values() for name in re.findall(r"--([a-z][a-z-]+)", entry.advice)}
     assert named <= flags
+    here = flags_of(ServeOptions, "serve") | all_flags()
     for name, values in VALUES.items():
-        for entry in values.values():
-            assert not entry.value or config_of(f"--{name}", entry.value)
-            assert name in flags
+        for text, entry in values.items():
+            if entry.value:
+                assert convert(here[name], text) == convert(here[name], entry.value)
 
 
 def test_the_page_for_people_who_come_from_vllm_names_flags_that_exist():

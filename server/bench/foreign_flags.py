@@ -1,0 +1,48 @@
+"""Flags of vLLM's and SGLang's serving benchmarks that `bench serve` does not have: what to say to whoever types them.
+
+Owner: the command line. The forms are those of server/foreign_flags.
+"""
+
+from __future__ import annotations
+
+from server.foreign_flags import NO_ADAPTERS, Foreign, always, renamed
+
+USAGE = "tokens are those that usage counts; leave the flag out"
+IN_BODY = """use --extra-body '{"top_p": 0.9}' with the fields themselves"""
+RATES = "use --request-rate for the first and --ramp-to for the last rate"
+RESULTS = "use --json FILE"
+
+FOREIGN = {
+    "backend": Foreign("OpenAI's API is spoken; --endpoint chat or completions chooses", ("openai-chat", "vllm-chat")),
+    "base-url": renamed("url"),
+    "dataset-name": renamed("dataset"),
+    "disable-tqdm": always("there is no progress bar"),
+    "header": Foreign("use --api-key; other headers are not sent"),
+    "host": Foreign("use --url http://HOST:PORT"),
+    "logprobs": Foreign(IN_BODY),
+    "lora-modules": Foreign(NO_ADAPTERS),
+    "metric-percentiles": renamed("percentiles"),
+    "output-file": renamed("json"),
+    "percentile-metrics": Foreign("the percentiles of all times are shown; leave the flag out"),
+    "port": Foreign("use --url http://HOST:PORT"),
+    "profile": Foreign("use the server's --enable-dev-endpoints and POST /start_profile", switch=True),
+    "ramp-up-end-rps": Foreign(RATES),
+    "ramp-up-start-rps": Foreign(RATES),
+    "ramp-up-strategy": Foreign(RATES),
+    "random-input-len": renamed("input-len"),
+    "random-output-len": renamed("output-len"),
+    "random-prefix-len": renamed("prefix-len"),
+    "random-range-ratio": renamed("range-ratio"),
+    "ready-check-timeout-sec": renamed("ready-timeout"),
+    "result-dir": Foreign(RESULTS),
+    "result-filename": renamed("json"),
+    "save-detailed": Foreign("--json FILE holds every request", switch=True),
+    "save-result": Foreign(RESULTS, switch=True),
+    "served-model-name": renamed("model"),
+    "sharegpt-output-len": renamed("output-len"),
+    "tokenizer": Foreign(USAGE),
+    "tokenizer-mode": Foreign(USAGE),
+    "top-k": Foreign(IN_BODY),
+    "top-p": Foreign(IN_BODY),
+    "trust-remote-code": always("no code of a model folder ever runs"),
+}
