@@ -7,6 +7,7 @@ imported: it is logged and ignored.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import logging
@@ -268,7 +269,11 @@ def _architecture(root: Section, text_only: bool) -> tuple[str, Form]:
         return decoder, "generate"
     got = ", ".join(map(str, named)) or f"none (model_type {root.values.get('model_type')!r})"
     alone = "; with --language-model-only its decoder is" if decoder else ""
-    raise ConfigError(f"config.json: architecture {got} is not supported{alone}; supported are {', '.join(FAMILIES)}")
+    near = difflib.get_close_matches(str(named[0]) if named else "", FAMILIES, n=3)
+    nearest = f"the nearest are {', '.join(near)}, and " if near else ""
+    raise ConfigError(
+        f"config.json: architecture {got} is not supported{alone}; {nearest}README lists all {len(FAMILIES)} that are"
+    )
 
 
 def _own(name: str) -> tuple[str, Form] | None:
