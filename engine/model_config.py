@@ -221,6 +221,8 @@ class PoolingConfig:
     token_heads: tuple[TokenHead, ...] = ()  # of tokens; (): `layers`
     tokens_only: bool = False  # inputs have no result of their own
     step_tag: int | None = None  # of tokens, the results of these alone are answered
+    markers: Mapping[str, int] = field(default_factory=dict)  # by "query" and "document": a token before such a text
+    skipped: tuple[int, ...] = ()  # tokens of documents whose vectors take no part
     two_towers: bool = False  # an input is a text or a picture, and tokens have no results
     text_len: int = 0  # tokens to which texts are filled up with `pad_token`; 0: they are as long as they are
     pad_token: int = 0

@@ -336,6 +336,23 @@ def bge_m3() -> Path:
     return folder
 
 
+@functools.cache
+def pylate() -> Path:
+    """A ColBERT as PyLate saves it: BERT and a Dense without a bias, markers, words that documents leave out."""
+    folder = home() / "pylate"
+    shutil.copytree(encoder("bert"), folder)
+    kinds = (("", f"{ST}.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense"))
+    write(folder / "modules.json", [{"idx": k, "path": path, "type": kind} for k, (path, kind) in enumerate(kinds)])
+    settings = {"in_features": 64, "out_features": 24, "bias": False, "use_residual": False}
+    write(folder / "1_Dense" / "config.json", {**settings, "activation_function": "torch.nn.modules.linear.Identity"})
+    weight = torch.randn(24, 64, generator=torch.Generator().manual_seed(5)) / 8
+    save_file({"linear.weight": weight}, folder / "1_Dense" / "model.safetensors")
+    said = {"model_type": "ColBERT", "query_prefix": "<|vision_bos|>", "document_prefix": "<|vision_eos|>"}
+    said |= {"skiplist_words": ["e", "a", "no token at all"], "do_query_expansion": False, "prompts": {}}
+    write(folder / "config_sentence_transformers.json", said)
+    return folder
+
+
 PAIR_TEMPLATE = (
     "{%- for m in messages -%}{%- if m.role == 'system' -%}<|im_start|>{{ m.content }}<|im_end|>{%- endif -%}"
     "{%- if m.role in ('query', 'document') -%}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{%- endif -%}"

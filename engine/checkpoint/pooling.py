@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 from engine.checkpoint.files import read_json
-from engine.checkpoint.pooling_tokens import step_tag, token_heads
+from engine.checkpoint.pooling_tokens import late_interaction, step_tag, token_heads
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.model_config import HeadLayer, PoolingConfig, PoolingKind
@@ -111,6 +111,8 @@ def _embedder(
             raise ConfigError(
                 f"{MODULES}: the module {name} is not supported; supported are Transformer, Pooling, Dense, Normalize"
             )
+    late = late_interaction(folder, prompts) if one_by_one else {}
+    normalize |= bool(late)
     if "pooling_type" in given:
         said = str(given["pooling_type"])
         one_by_one |= said.upper() in OF_TOKENS
@@ -125,7 +127,7 @@ def _embedder(
         dimensions=_dimensions(folder, root, prompts),
         tokens_only=one_by_one,
         pools_prompt=pools_prompt or kind == "last",
-        **_of_every_kind(folder, prompts),
+        **(_of_every_kind(folder, prompts) | late),
     )
 
 
@@ -294,6 +296,8 @@ def _dense(section: Section, path: str, width: int) -> HeadLayer:
     if size != width:
         raise ConfigError(f"{section.path}: in_features={size}, and the module before it makes {width} numbers")
     bias = section.boolean("bias", True)
+    if section.boolean("use_residual", False):
+        raise ConfigError(f"{section.path}: use_residual=true is not supported; supported is false")
     activation = _named(section, "activation_function", "Tanh")
     return HeadLayer("linear", size, section.size("out_features"), bias, activation, folder=path)
 

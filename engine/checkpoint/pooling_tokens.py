@@ -1,5 +1,6 @@
-"""What a checkpoint's files say of results of single tokens: BGE-M3's two further layers, and which token ends a step.
+"""What a checkpoint's files say of results of single tokens.
 
+These are BGE-M3's two further layers, PyLate's markers of queries and documents, and which token ends a step.
 In: a folder. Out: heads of tokens, a token id. Thread: any; pure but for the files that they read.
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from engine.checkpoint.files import read_json
 from engine.errors import ConfigError
@@ -41,14 +43,44 @@ def token_heads(folder: Path, hidden: int, activation: Activation) -> tuple[Toke
 
 def step_tag(folder: Path, token: str) -> int:
     """The id of the token that ends a step."""
-    tokenizer = read_json(folder / "tokenizer.json")
-    for added in tokenizer.get("added_tokens") or ():
-        if added.get("content") == token:
-            return int(added["id"])
-    found = tokenizer.get("model", {}).get("vocab", {})
-    if isinstance(found, dict) and token in found:
-        return int(found[token])
+    if token in (known := _known_tokens(folder)):
+        return known[token]
     raise ConfigError(
         f"tokenizer.json: has no {token}, which ends the steps of a process reward model; name another by "
         "--pooler-config '{\"step_tag_id\": ...}'"
     )
+
+
+def late_interaction(folder: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """Fields of PoolingConfig that PyLate's ColBERT models have; `said`: its file of prompts and markers."""
+    prefixes = {role: said.get(f"{role}_prefix") for role in ("query", "document")}
+    words = said.get("skiplist_words") or []
+    if not any(prefixes.values()) and said.get("model_type") != "ColBERT":
+        return {}
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ConfigError("config_sentence_transformers.json: skiplist_words must be a list of texts")
+    known = _known_tokens(folder)
+    for role, prefix in prefixes.items():
+        if prefix and prefix not in known:
+            raise ConfigError(
+                f"config_sentence_transformers.json: {role}_prefix={prefix!r} is no token of tokenizer.json"
+            )
+    if said.get("do_query_expansion", True):
+        log.warning(
+            "%s: its queries were filled up with mask tokens (do_query_expansion); here they are not, and scores lack "
+            "the products of these tokens", folder,
+        )  # fmt: skip
+    prompts = said.get("prompts") or {}
+    return {
+        "markers": {role: known[prefix] for role, prefix in prefixes.items() if prefix},
+        "skipped": tuple(known[word] for word in words if word in known),
+        "prompts": {role: prompts.get(role, "") for role in prefixes} | prompts,
+    }
+
+
+def _known_tokens(folder: Path) -> dict[str, int]:
+    """The ids of tokenizer.json, by token."""
+    tokenizer = read_json(folder / "tokenizer.json")
+    found = tokenizer.get("model", {}).get("vocab", {})
+    known = dict(found) if isinstance(found, dict) else {piece: at for at, (piece, _) in enumerate(found)}
+    return known | {added["content"]: int(added["id"]) for added in tokenizer.get("added_tokens") or ()}

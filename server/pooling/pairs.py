@@ -21,7 +21,7 @@ import numpy as np
 from engine.model_config import PoolingConfig
 from server.errors import ApiError, invalid
 from server.pooling.chat_pairs import ids_of_pair, renderer_of
-from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, framed, shaped, too_long, where
+from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, frame_of, framed, shaped, too_long, where
 from server.render.prompt import id_array
 from server.state import AppState
 
@@ -150,7 +150,7 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
         listed = encoded(state, [prompt + text for text in texts], param)
         if role == "document" and per_document is not None:
             listed = [ids[:per_document] for ids in listed]
-        frame = state.frames.single
+        frame = frame_of(state, role)
         made = [shaped(config, framed(ids, *frame, cut, where(param, at, len(texts)))) for at, ids in enumerate(listed)]
         counted = counted_from(state, prompt, frame, cut, made, param)
         starts += [] if counted is None else [counted]

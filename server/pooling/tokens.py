@@ -93,9 +93,12 @@ async def in_pool_if(large: bool, state: AppState, work: Callable[[], T]) -> T:
 
 
 async def tokenized(
-    state: AppState, inputs: Inputs, cut: Cut, special: bool, prompt: str = "", param: str = "input"
+    state: AppState, inputs: Inputs, cut: Cut, special: bool, prompt: str = "", param: str = "input", role: str = ""
 ) -> PooledInputs:
-    """The ids of each input; `prompt` stands before each text, and before token ids nothing does."""
+    """The ids of each input; `prompt` stands before each text, whose `role` may be query or document.
+
+    Before token ids nothing does.
+    """
     config = pooling_of(state)
     if isinstance(inputs[0], str):
         texts = [prompt + text for text in inputs] if prompt else inputs
@@ -103,7 +106,7 @@ async def tokenized(
         large = sum(map(len, texts)) > state.config.limits.tokenize_offload_bytes
 
         def encode() -> PooledInputs:
-            frame = state.frames.single if special else ((), ())
+            frame = frame_of(state, role) if special else ((), ())
             listed = encoded(state, texts, param)
             made = [
                 shaped(config, framed(ids, *frame, cut, where(param, k, len(listed)))) for k, ids in enumerate(listed)
@@ -116,6 +119,13 @@ async def tokenized(
     return await in_pool_if(large, state, lambda: PooledInputs([
         shaped(config, checked(state, ids, cut, where(param, k, len(lists)))) for k, ids in enumerate(lists)
     ]))  # fmt: skip
+
+
+def frame_of(state: AppState, role: str) -> Frame:
+    """The tokens around a text: those of the tokenizer, behind the first of them the model's marker of the role."""
+    before, after = state.frames.single
+    marker = pooling_of(state).markers.get(role)
+    return (before if marker is None else (*before[:1], marker, *before[1:])), after
 
 
 def where(param: str, at: int, count: int) -> str:

@@ -59,8 +59,14 @@ def finished(
     return cut if use_activation is False else activated(cut, activation)
 
 
-def of_tokens(lines: np.ndarray, ids: np.ndarray, pooling: PoolingConfig, task: str) -> np.ndarray:
-    """lines [len(ids), width] of an input's tokens -> what the task has of them, [tokens, its width]."""
+def of_tokens(lines: np.ndarray, ids: np.ndarray, pooling: PoolingConfig, task: str, role: str) -> np.ndarray:
+    """lines [len(ids), width] of an input's tokens -> what the task has of them, [tokens, its width].
+
+    `role`: query, document or anything else; of documents some models leave out punctuation.
+    """
+    if pooling.skipped and role == "document":
+        kept = ~np.isin(ids, pooling.skipped)
+        lines, ids = lines[kept], ids[kept]
     at = 0
     for name, head in pooling.heads_of_tokens.items():
         width = head.layers[-1].out_features if pooling.token_heads else lines.shape[1]

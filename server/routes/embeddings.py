@@ -54,11 +54,12 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
 
     per_token = task in config.heads_of_tokens
     activation = config.heads_of_tokens[task].activation if per_token else config.activation
+    role = body.prompt_name or config.default_prompt or ""
 
     def answer(inputs: list[np.ndarray], arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
         ending = activation, body.use_activation, body.dimensions
         if per_token:
-            made = [finished(of_tokens(lines, ids, config, task), *ending) for lines, ids in zip(arrays, inputs)]
+            made = [finished(of_tokens(lines, ids, config, task, role), *ending) for lines, ids in zip(arrays, inputs)]
         else:  # in one call of NumPy each, as a call costs more than a vector's arithmetic
             made = list(finished(np.stack(arrays), *ending))
         if form == "bytes":
@@ -147,7 +148,9 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
     if body.messages is None:
         inputs = inputs_of(body.input, state.config.pooling.max_inputs)
         special = body.add_special_tokens is not False
-        return await tokenized(state, inputs, cut, special, prompt_of(state, body.prompt_name))
+        before = prompt_of(state, body.prompt_name)
+        role = body.prompt_name or pooling_of(state).default_prompt or ""
+        return await tokenized(state, inputs, cut, special, before, role=role)
     if body.input is not None:
         raise invalid("input", "input: stands beside messages; send one of the two")
     if pooling_of(state).two_towers:

@@ -139,7 +139,8 @@ def by_maxsim(
 ) -> list[float]:
     """Scores of what the engine made of the texts' tokens. Pool."""
     activation = config.heads_of_tokens["token_embed"].activation
-    kept = [of_tokens(lines, ids, config, "token_embed") for lines, ids in zip(arrays, inputs)]
+    roles = ["query"] * len(pairs.queries) + ["document"] * len(pairs.documents)
+    kept = [of_tokens(lines, ids, config, "token_embed", role) for lines, ids, role in zip(arrays, inputs, roles)]
     return late([finished(lines, activation, body.use_activation, None) for lines in kept], pairs)
 
 

@@ -124,6 +124,55 @@ async def test_scores_by_tokens_are_sums_of_the_largest_products(pooling):
     np.testing.assert_allclose(found, [(query @ document.T).max(1).sum() for document in documents], rtol=1e-5)
 
 
+async def test_a_colbert_of_pylate_marks_both_sides_and_leaves_punctuation_out_of_documents(pooling):
+    folder = kit.pylate()
+    client, hidden = await pooling(folder), kit.body_of(folder)
+    weight = kit.load_file(folder / "1_Dense" / "model.safetensors")["linear.weight"].numpy()
+    vocabulary = kit.read(folder / "tokenizer.json")["model"]["vocab"]
+    skipped = [vocabulary[word] for word in ("e", "a")]
+
+    def through(ids, marker, document):
+        ids = [ids[0], tiny.IDS[marker], *ids[1:]]
+        rows = kit.unit(hidden(ids) @ weight.T)
+        return rows[~np.isin(ids, skipped)] if document else rows
+
+    first, *others = await ids_of(client, [QUERY, *DOCUMENTS])
+    query = through(first, "<|vision_bos|>", False)
+    documents = [through(ids, "<|vision_eos|>", True) for ids in others]
+    assert sum(map(len, documents)) < sum(len(ids) + 1 for ids in others)  # some tokens are left out
+    wanted = [(query @ document.T).max(1).sum() for document in documents]
+    np.testing.assert_allclose(await scores(client, text_1=QUERY, text_2=DOCUMENTS), wanted, rtol=1e-4)
+    close((await pooled(client, [QUERY], prompt_name="query"))[0], query)
+    for found, document in zip(await pooled(client, DOCUMENTS, prompt_name="document"), documents):
+        close(found, document)
+    close((await pooled(client, [QUERY]))[0], kit.unit(hidden(first) @ weight.T))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "told"),
+    [
+        ("config_sentence_transformers.json", {"query_prefix": "[Q] "}, "query_prefix='\\[Q\\] ' is no token"),
+        ("config_sentence_transformers.json", {"skiplist_words": "abc"}, "skiplist_words must be a list"),
+        ("1_Dense/config.json", {"use_residual": True}, "use_residual=true is not supported"),
+    ],
+)
+async def test_a_colbert_of_pylate_that_cannot_be_computed_does_not_start(tmp_path, file, changes, told):
+    folder = kit.shutil.copytree(kit.pylate(), tmp_path / "pylate")
+    kit.write(folder / file, {**kit.read(folder / file), **changes})
+    with pytest.raises(ConfigError, match=told):
+        load_model_config(folder)
+
+
+async def test_queries_that_were_filled_up_with_mask_tokens_are_told_in_the_log(tmp_path, caplog):
+    folder = kit.shutil.copytree(kit.pylate(), tmp_path / "pylate")
+    said = kit.read(folder / "config_sentence_transformers.json")
+    kit.write(folder / "config_sentence_transformers.json", {**said, "do_query_expansion": True})
+    assert load_model_config(folder).pooling.markers == {
+        "query": tiny.IDS["<|vision_bos|>"], "document": tiny.IDS["<|vision_eos|>"]
+    }  # fmt: skip
+    assert "do_query_expansion" in caplog.text
+
+
 async def test_pickles_of_bge_m3_are_not_read_and_the_log_says_how_to_convert_them(tmp_path, caplog):
     folder = kit.shutil.copytree(kit.encoder("xlm_roberta"), tmp_path / "bge-m3")
     (folder / "sparse_linear.pt").write_bytes(b"pickle")
