@@ -1,9 +1,10 @@
 """The CPU's kernels against torch's, in one run: linear layers, attention, and a whole Qwen3-shaped decoder stack.
+And codes: products by quantised weights against ours by the same matrices in bfloat16 and float32.
 
 Ours and torch's take turns (A B A B, a pause between, so that neither meets the other's spinning threads). A row gives
 the best time of each, the rate it means, and torch / ours, of the best times and of the medians: above 1 we are faster.
 Only on a quiet machine do the two agree. Weights are those of all layers, so they stream as in a model; all cores.
-Run: python -m tests.bench.bench_cpu_ops [--json FILE] [--only linear,attention,stack] [--rounds N]
+Run: python -m tests.bench.bench_cpu_ops [--json FILE] [--only linear,attention,stack,codes] [--rounds N]
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from _fast import cpu
 from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import Activation
 from engine.kernels.attention.paged import paged_attention
+from engine.kernels.gemm.codes import FOUR_BITS, Codes, Kind
+from engine.kernels.gemm.group_panels import pack_group_panels
 from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.norm import rms_norm
 from engine.kernels.rope import cos_sin
 from engine.kernels.rotate import qkv_rope_store
 
 BLOCK = 16
+SQUARE = 4096
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, VOCAB, LAYERS = 512, 1536, 8, 4, 64, 8192, 8
 MODELS = {  # hidden, intermediate, q rows, kv rows, vocabulary, layers, dtype
     "512/1536 float32": (512, 1536, 512, 256, 8192, 8, torch.float32),
@@ -76,6 +80,34 @@ def bench_linear(rounds: int) -> list[dict]:
             row |= {"case": f"linear {name}, {tokens} tokens", "GB/s": size / row["ours"] / 1e9}
             rows.append(row | {"GFLOP/s": tokens * flops / row["ours"] / 1e9})
     return rows
+
+
+def bench_codes(rounds: int) -> list[dict]:
+    """Matrices of SQUARE x SQUARE, as many as no cache holds; a scale per 128 columns."""
+    found = []
+    floats = [torch.randn(SQUARE, SQUARE) / 64 for _ in range(4)]
+    dense = {
+        str(dtype).removeprefix("torch."): [pack_panels(weight.to(dtype), None) for weight in floats]
+        for dtype in (torch.bfloat16, torch.float32)
+    }
+    scale = torch.rand(SQUARE, SQUARE // 128)
+    for kind in (Kind.INT4, Kind.INT8, Kind.E4M3):
+        least, most, dtype = (-128, 128, torch.int8) if kind is Kind.INT8 else (0, 16, torch.uint8)
+        most = 0x7F if kind is Kind.E4M3 else most
+        values = [torch.randint(least, most, (SQUARE, SQUARE)).to(dtype) for _ in floats]
+        coded = [pack_group_panels(Codes(kind, each, scale, 128), None, gated=False) for each in values]
+        size = len(coded) * SQUARE * SQUARE / (2 if kind in FOUR_BITS else 1)
+        for tokens in (1, 16):
+            for beside, weights in dense.items():
+                x = torch.randn(tokens, SQUARE, dtype=torch.bfloat16 if beside == "bfloat16" else torch.float32)
+                row = turns(
+                    lambda x=x, coded=coded: [weight.linear(x) for weight in coded],
+                    lambda x=x, weights=weights: [weight.linear(x) for weight in weights],
+                    max(2, rounds // (1 + tokens // 64)),
+                )
+                row |= {"case": f"codes {kind.value}, {tokens} tokens", "beside": beside}
+                found.append(row | {"GB/s": size / row["ours"] / 1e9})
+    return found
 
 
 def paged_case(rows: int, context: int, queries: int, dtype: torch.dtype = torch.float32):
@@ -216,7 +248,7 @@ def bench_stack(rounds: int) -> list[dict]:
 def show(row: dict) -> None:
     rates = "  ".join(f"{row[unit]:9.1f} {unit}" for unit in ("GB/s", "GFLOP/s", "tokens/s") if unit in row)
     print(
-        f"{row['case']:42s} ours {row['ours'] * 1e3:8.3f} ms  torch {row['torch'] * 1e3:8.3f} ms"
+        f"{row['case']:42s} ours {row['ours'] * 1e3:8.3f} ms  {row.get('beside', 'torch')} {row['torch'] * 1e3:8.3f} ms"
         f"  ratio {row['ratio']:5.2f} ({row['ratio_of_medians']:5.2f})  {rates}",
         flush=True,
     )
@@ -231,7 +263,7 @@ def main() -> None:
     cpu.set_num_threads(0)
     torch.set_num_threads(cpu.num_cores())
     torch.manual_seed(0)
-    parts = {"linear": bench_linear, "attention": bench_attention, "stack": bench_stack}
+    parts = {"linear": bench_linear, "attention": bench_attention, "stack": bench_stack, "codes": bench_codes}
     rows: list[dict] = []
     with torch.inference_mode():
         for name in args.only.split(","):
