@@ -6,7 +6,9 @@ from left to right, once. The grammar library matches it in linear time.
 
 from __future__ import annotations
 
+import json
 import re
+from functools import lru_cache
 
 from server.config import LimitsConfig
 
@@ -21,6 +23,8 @@ _ITEM = re.compile(
     r"|\\(?P<escape>.)|(?P<char>.)",
     re.DOTALL,
 )
+# Of a pattern between JSON's values: white space of JSON, in groups, classes and counts.
+_SPACES = re.compile(r"\(\?:|\{\d+(?:,\d*)?\}|\[(?:[ \t\n\r]|\\[nrts])+\]|\\[nrts]|[ \t\n\r*+?()|]")
 _NAMED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0", "a": "\a"}
 _TURNED = re.compile(r"\\[DSWpP]")  # named classes that may hold a quote or a backslash
 _CONTROL_CLASS = re.compile(r"\\[pP]\{\^?C")
@@ -42,7 +46,31 @@ def check_pattern(pattern: str, limits: LimitsConfig) -> str:
         counts = [int(found[name][:9]) for name in ("low", "high") if found[name]]
         if counts and max(counts) > limits.regex_max_repeat:
             return f"repeats {max(counts)} times; at most {limits.regex_max_repeat} are allowed (--regex-max-repeat)"
-    return ""
+    return _reading(pattern)
+
+
+@lru_cache(maxsize=1024)
+def _reading(pattern: str) -> str:
+    """Why the grammar library cannot read an expression; about 0.1 ms."""
+    import llguidance
+
+    text = json.dumps({"grammars": [{"json_schema": {"type": "string", "pattern": pattern}}]})
+    told = llguidance.LLMatcher.validate_grammar(text)
+    if "parse error" in told:
+        return "is not a well-formed regular expression; check its brackets, counts and escapes"
+    return "^ and $ can stand at the two ends only" if "lookaround" in told else ""
+
+
+def space_pattern(pattern: str, limits: LimitsConfig) -> tuple[str, str]:
+    """(the expression of what may stand between JSON's values, why it is not taken)."""
+    if why := check_pattern(pattern, limits):
+        return "", why
+    if _SPACES.sub("", pattern):
+        return (
+            "",
+            "must match white space of JSON alone: write it with spaces, \\n, \\r, \\t, \\s, [ ], ( ), | and counts",
+        )
+    return pattern.replace(r"\s", r"[ \t\n\r]"), ""
 
 
 def json_pattern(pattern: str) -> str | None:

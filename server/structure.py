@@ -21,7 +21,7 @@ import orjson
 from engine.grammar.spec import GrammarSpec
 from server.config import LimitsConfig
 from server.errors import ApiError, invalid, shown
-from server.patterns import check_pattern
+from server.patterns import check_pattern, space_pattern
 from server.schema.common import SamplingFields
 from server.schema_rules import Cleaner, measure, too_complex, wrong
 
@@ -60,6 +60,9 @@ def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None
     for key in fields:
         if key not in KINDS and key not in OPTIONS:
             raise invalid(f"{name}.{key}", f"{name}.{key}: is not known; there are {', '.join((*KINDS, *OPTIONS))}")
+    for key in ("json_object", "disable_any_whitespace"):
+        if not isinstance(fields.get(key), bool | None):
+            raise invalid(f"{name}.{key}", f"{name}.{key}: got {shown(fields[key])}; must be true or false")
     kinds = [key for key in KINDS if fields.get(key) not in (None, False)]
     if len(kinds) != 1:
         got = " and ".join(kinds) or "none"
@@ -107,6 +110,11 @@ def schema_text(schema: Any, path: str, limits: LimitsConfig, options: dict[str,
     Raises ApiError 400 `grammar_invalid` or `grammar_too_complex` with the path of the keyword. For the pool.
     """
     measure(schema, path, limits)
+    if "whitespace_pattern" in options:
+        written, why = space_pattern(options["whitespace_pattern"], limits)
+        if why:
+            raise wrong("structured_outputs.whitespace_pattern", why)
+        options = {**options, "whitespace_pattern": written}
     return _written(Cleaner(schema, limits, relax=False).clean(schema, path), options)
 
 
@@ -178,8 +186,6 @@ def _json(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig)
             value = orjson.loads(value)
         except orjson.JSONDecodeError:
             raise wrong(param, "is not JSON") from None
-    if "whitespace_pattern" in options and (why := check_pattern(options["whitespace_pattern"], limits)):
-        raise wrong("structured_outputs.whitespace_pattern", why)
     return GrammarSpec("schema", schema_text(value, param, limits, options))
 
 

@@ -19,6 +19,7 @@ from server.output.parser import Parsers
 from server.output.tools.harmony_calls import harmony_calls
 from server.output.tools.shapes import grammar_of
 from server.output.tools.values import Tool
+from server.render.tools import ToolPlace
 from server.schema_rules import wrong
 from server.structure import Structure, content_key, relaxed, schema_text
 
@@ -38,7 +39,7 @@ class Calls:
 def tool_structure(
     parsers: Parsers,
     tools: Sequence[Mapping[str, Any]],
-    strict: Sequence[bool],
+    places: Sequence[ToolPlace],
     calls: Calls,
     limits: LimitsConfig,
     answer: Structure | None = None,
@@ -47,7 +48,7 @@ def tool_structure(
 
     `answer` is what the request says of answers (response_format): a model that may call gives either calls or that.
     """
-    if not tools or not (calls.must or any(strict) or answer is not None):
+    if not tools or not (calls.must or any(place.strict for place in places) or answer is not None):
         return answer
     param = "tool_choice" if calls.must else "tools" if answer is None else answer.param
     if parsers.written_tools is None and not parsers.reads_calls:
@@ -55,8 +56,8 @@ def tool_structure(
             return answer
         raise not_here(param, f"{param}: this server cannot hold calls of this model to a schema; send auto, unstrict")
     listed = [
-        (at, tool["function"]["name"], tool["function"].get("parameters") or ANY_OBJECT, strict[at])
-        for at, tool in enumerate(tools)
+        (tool["function"]["name"], tool["function"].get("parameters") or ANY_OBJECT, *place)
+        for tool, place in zip(tools, places, strict=True)
         if calls.named in (None, tool["function"]["name"])
     ]
     calls = replace(calls, most=1) if calls.named is not None else calls
@@ -70,7 +71,7 @@ def tool_structure(
 
 def _make(
     parsers: Parsers,
-    listed: list[tuple[int, str, Any, bool]],
+    listed: list[tuple[str, Any, bool, str]],
     calls: Calls,
     answer: Structure | None,
     param: str,
@@ -92,8 +93,8 @@ def _make(
         dropped.append(keyword)
 
     tools = [
-        Tool(name, parameters, f"tools[{at}].function.parameters", partial(text_of, strict), partial(leave, strict))
-        for at, name, parameters, strict in listed
+        Tool(name, parameters, path, partial(text_of, strict), partial(leave, strict))
+        for name, parameters, strict, path in listed
     ]
     spec = None if answer is None else answer.make()
     if spec is not None and spec.kind != "schema":

@@ -13,6 +13,7 @@ from typing import Any
 
 from server.render.conversation import Conversation, Part, text_part
 from server.render.errors import RenderError, invalid, shown
+from server.render.tools import ToolPlace, tool_name, tool_place
 
 BILLING = "x-anthropic-billing-header"
 BLOCKS = "text, image, document, thinking, redacted_thinking, tool_use, tool_result, tool_reference"
@@ -189,9 +190,11 @@ def _document(block: dict[str, Any], path: str) -> list[Part]:
     )
 
 
-def strict_tools(tools: list[dict[str, Any]] | None) -> list[bool]:
-    """Of each tool that `read_tools` keeps, whether its calls are held to its schema."""
-    return [tool.get("strict") is True for tool in tools or () if not _is_hosted(tool)]
+def tool_places(tools: list[dict[str, Any]] | None) -> list[ToolPlace]:
+    """Of each tool that `read_tools` keeps."""
+    return [
+        tool_place(tool, f"tools[{at}]", "input_schema") for at, tool in enumerate(tools or ()) if not _is_hosted(tool)
+    ]
 
 
 def _is_hosted(tool: dict[str, Any]) -> bool:
@@ -212,8 +215,7 @@ def read_tools(tools: list[dict[str, Any]] | None) -> tuple[list[dict[str, Any]]
             continue
         if schema is not None and not isinstance(schema, dict):
             raise invalid(f"{path}.input_schema: must be an object", f"{path}.input_schema")
-        name = _string(tool, "name", path)
-        function: dict[str, Any] = {"name": name}
+        function: dict[str, Any] = {"name": tool_name(tool.get("name"), path)}
         if tool.get("description") is not None:
             function["description"] = _string(tool, "description", path)
         function["parameters"] = schema or {"type": "object", "properties": {}}

@@ -11,6 +11,7 @@ from typing import Any
 
 from server.render.conversation import Conversation, Part, text_part
 from server.render.errors import invalid, shown
+from server.render.tools import ToolPlace, tool_name, tool_place
 
 Item = dict[str, Any]
 
@@ -186,7 +187,7 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
             inner = tool.get("tools")
             if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
                 raise invalid(f"{path}.tools: must be a list of functions", f"{path}.tools")
-            name = _string(tool, "name", path)
+            name = tool_name(tool.get("name"), path)
             offered = [_function(one, f"{path}.tools[{k}]") for k, one in enumerate(inner)]
             shown_tools = [{"type": "function", **one["function"]} for one in offered]
             kept += [_function(one, path, f"{name}__") for one in inner]
@@ -196,14 +197,17 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
     return kept, echoed, dropped
 
 
-def strict_tools(tools: list[Item] | None) -> list[bool]:
-    """Of each tool as templates know them, whether its calls are held to its schema."""
-    found: list[bool] = []
-    for tool in tools or ():
+def tool_places(tools: list[Item] | None) -> list[ToolPlace]:
+    """Of each tool as templates know them."""
+    found: list[ToolPlace] = []
+    for at, tool in enumerate(tools or ()):
+        path = f"tools[{at}]"
         if tool["type"] == "namespace":
-            found += [one.get("strict") is True for one in tool["tools"]]
-        elif tool["type"] in ("function", "custom"):
-            found.append(tool["type"] == "function" and tool.get("strict") is True)
+            found += [tool_place(one, f"{path}.tools[{k}]", "parameters") for k, one in enumerate(tool["tools"])]
+        elif tool["type"] == "custom":
+            found.append(ToolPlace(False, path))
+        elif tool["type"] == "function":
+            found.append(tool_place(tool, path, "parameters"))
     return found
 
 
@@ -221,7 +225,7 @@ def known_tools(echoed: list[Item]) -> dict[str, Item]:
 
 
 def _function(tool: Item, path: str, prefix: str = "") -> Item:
-    function: Item = {"name": prefix + _string(tool, "name", path)}
+    function: Item = {"name": prefix + tool_name(tool.get("name"), path)}
     if tool.get("description") is not None:
         function["description"] = _string(tool, "description", path)
     parameters = tool.get("parameters")

@@ -30,6 +30,7 @@ from server.output.events import Said
 from server.output.logprobs import TokenNames
 from server.output.parser import Parsing
 from server.render.prompt import Prompt
+from server.render.tools import tool_name, tool_place
 from server.routes.chunks import ChatChunks, ChatShown, chat_finish
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
 from server.routes.tools import check_calls, held_to_calls, offered, parsing_of
@@ -114,8 +115,8 @@ def check(state: AppState, body: ChatBody) -> Asked:
         asked = replace(asked, thinking_budget=body.thinking_token_budget)
     if not body.tools:
         return asked
-    strict = [tool["function"].get("strict") is True for tool in body.tools]
-    return held_to_calls(state, asked, body.tools, strict, calls)
+    places = [tool_place(tool["function"], f"tools[{at}].function", "parameters") for at, tool in enumerate(body.tools)]
+    return held_to_calls(state, asked, body.tools, places, calls)
 
 
 def check_special(state: AppState, body: ChatBody) -> Calls:
@@ -164,8 +165,9 @@ def calls_of(state: AppState, body: ChatBody) -> Calls:
 def check_function(tool: dict[str, Any], path: str) -> None:
     """A tool is a function with a name and, where it has parameters, their schema."""
     function = tool.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not isinstance(function, dict):
         raise invalid(f"{path}.function", f"{path}.function: must be an object with a name")
+    tool_name(function.get("name"), f"{path}.function")
     if not isinstance(function.get("parameters"), dict | None):
         raise invalid(f"{path}.function.parameters", f"{path}.function.parameters: must be an object")
 

@@ -25,7 +25,7 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
 from server.job import Job, media_preload, prepare
 from server.output.messages import MessageEvents, whole_message
-from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, strict_tools
+from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, tool_places
 from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response
 from server.routes.tools import check_calls, held_to_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
@@ -49,7 +49,7 @@ async def create(request: Request) -> Response | None:
     model = check_model(state, body.model)
     asked = check(state, body)
     kept, calls = check_tools(state, body, calls_back=True)
-    asked = held_to_calls(state, asked, kept, strict_tools(body.tools), calls)
+    asked = held_to_calls(state, asked, kept, tool_places(body.tools), calls)
     tools = offered(state, kept, (body.tool_choice or {}).get("type"))
     name = "msg_" + exchange.request_id
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
@@ -165,7 +165,11 @@ def check_tools(state: AppState, body: CountBody, calls_back: bool) -> tuple[Too
     named = ("tool_choice.name", name) if kind == "tool" and kept else None
     may_call = kind != "none" and calls_back
     check_calls(state, body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call, named=named)
-    most = 1 if choice.get("disable_parallel_tool_use") is True or kind == "tool" else 0
+    one = choice.get("disable_parallel_tool_use")
+    if not isinstance(one, bool | None):
+        path = "tool_choice.disable_parallel_tool_use"
+        raise invalid(path, f"{path}: got {shown(one)}; must be true or false")
+    most = 1 if one or kind == "tool" else 0
     wanted = str(name) if kind == "tool" and kept else None
     return kept or None, Calls(kind != "none", kind in ("any", "tool") and bool(kept), wanted, most)
 

@@ -35,7 +35,7 @@ from server.output.response_events import ResponseEvents
 from server.output.response_items import ResponseObject
 from server.render.conversation import Conversation
 from server.render.errors import RenderError
-from server.render.items import as_items, known_tools, read_items, references, resolved, strict_tools
+from server.render.items import as_items, known_tools, read_items, references, resolved, tool_places
 from server.routes.chat import EFFORTS
 from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response, one_of
 from server.routes.response_tools import Tools, check_tools, parsing_for
@@ -67,7 +67,7 @@ async def create(request: Request) -> Response | None:
     model = check_model(state, body.model)
     asked = check(state, body)
     tools, calls = check_tools(state, body)
-    asked = held_to_calls(state, asked, tools[0], strict_tools(body.tools), calls)
+    asked = held_to_calls(state, asked, tools[0], tool_places(body.tools), calls)
     parsing = parsing_for(state, body, tools, calls)
     parent = earlier(state, exchange.key_name, body.previous_response_id)
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))

@@ -12,6 +12,7 @@ from typing import Any
 
 from server.errors import invalid, not_here, shown
 from server.output.parser import Parsing
+from server.render.tools import ToolPlace
 from server.sampling import Asked
 from server.state import AppState
 from server.tool_structure import Calls, tool_structure
@@ -63,11 +64,11 @@ def parsing_of(state: AppState, tools: Sequence[Tool] | None, calls: Calls, **wi
 
 
 def held_to_calls(
-    state: AppState, asked: Asked, tools: Sequence[Tool] | None, strict: list[bool], calls: Calls
+    state: AppState, asked: Asked, tools: Sequence[Tool] | None, places: list[ToolPlace], calls: Calls
 ) -> Asked:
     """The sampling of an answer in which calls must come, or in which they follow their tools' schemas."""
     if not tools or not calls.may:
         return asked
     parsers, limits = state.parsers.that_call() if calls.must else state.parsers, state.config.limits
-    structure = tool_structure(parsers, tools, strict, calls, limits, asked.structure)
+    structure = tool_structure(parsers, tools, places, calls, limits, asked.structure)
     return asked if structure is asked.structure else replace(asked, structure=structure)

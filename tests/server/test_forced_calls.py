@@ -301,6 +301,33 @@ async def test_tools_and_choices_that_make_no_sense_are_refused(calling):
         assert (reply.status, reply.error["param"]) == (status, param), reply.content
 
 
+@pytest.mark.parametrize(
+    ("path", "at", "schema"),
+    [(PATHS[0], "tools[1].function", "parameters"), (PATHS[1], "tools[1]", "parameters"),
+     (PATHS[2], "tools[1]", "input_schema")],
+)  # fmt: skip
+async def test_faults_of_tools_are_named_as_the_client_wrote_them(calling, path, at, schema):
+    def held(name="f", strict=True, **keywords):
+        body = forced(path, "required", [F, {"function": {"name": name, "parameters": {"type": "object", **keywords}}}])
+        tool = body["tools"][1]
+        tool.get("function", tool)["strict"] = strict
+        return {**body, "tools": [body["tools"][0], {"type": "function", **tool} if path == PATHS[0] else tool]}
+
+    mistakes = [
+        (held(name=""), f"{at}.name", "got ; must be a string of 1 to 256 characters"),
+        (held(name="f" * 257), f"{at}.name", "1 to 256"),
+        (held(strict="yes"), f"{at}.strict", "got yes; must be true or false"),
+        (held(**{"not": {"required": ["a"]}}), f"{at}.{schema}.not", "cannot be enforced"),
+        (held(properties={"x": {"pattern": "("}}), f"{at}.{schema}.properties.x.pattern", "not a well-formed"),
+    ]
+    for body, param, text in mistakes:
+        reply = await calling.post(path, body)
+        told = reply.json()["error"]["message"]
+        assert (reply.status, f"{param}: " in told, text in told) == (400, True, True), told
+    reply = await calling.post(path, held(strict=None, properties={"x": {"pattern": "("}}))
+    assert (reply.status, reply.reply_headers["x-structured-relaxed"]) == (200, "pattern")
+
+
 async def test_an_answer_is_a_call_or_fits_the_response_format(calling):
     answer = {
         "type": "object",

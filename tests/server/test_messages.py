@@ -237,9 +237,10 @@ BAD = [
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: got 0"),
     ({"output_config": {"effort": "huge"}}, "output_config.effort: got huge"),
     ({"tool_choice": {"type": "any"}}, "tool_choice: asks for a call, but there are no tools"),
+    ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "disable_parallel_tool_use: got 1; must be"),
     ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type: got sometimes"),
     ({"tools": [{"name": "f", "input_schema": 3}]}, "tools[0].input_schema: must be an object"),
-    ({"tools": [{"input_schema": {}}]}, "tools[0].name: must be a string"),
+    ({"tools": [{"input_schema": {}}]}, "tools[0].name: got None; must be a string"),
     ({"cache_salt": "a/b"}, "cache_salt"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
 ]

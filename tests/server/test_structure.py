@@ -50,6 +50,7 @@ def test_what_asks_for_nothing_is_left_out_and_what_can_be_is_rewritten(schema, 
     assert kept(schema) == left
 
 
+TAG = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f"]}
 TAGGED = [{"properties": {"kind": {"const": name}}, "type": "object", "required": ["kind"]} for name in "ab"]
 
 
@@ -191,6 +192,27 @@ def test_text_asks_for_nothing():
         ({"structured_outputs": {"json": {}, "lenient": True}}, "structured_outputs.lenient"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": ""}}, "structured_outputs.whitespace_pattern"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": "(?=a)"}}, "structured_outputs.whitespace_pattern"),
+        *(
+            (
+                {"structured_outputs": {kind: value, "whitespace_pattern": "[a-z ]*"}},
+                "structured_outputs.whitespace_pattern",
+            )
+            for kind, value in (("json", {}), ("json_object", True), ("structural_tag", TAG))
+        ),
+        ({"structured_outputs": {"json_object": "yes"}}, "structured_outputs.json_object"),
+        (
+            {"structured_outputs": {"json": {}, "disable_any_whitespace": "no"}},
+            "structured_outputs.disable_any_whitespace",
+        ),
+        ({"structured_outputs": {"regex": "a{2"}}, "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"json": {"properties": {"x": {"pattern": "[z-a]"}}}}},
+            "structured_outputs.json.properties.x.pattern",
+        ),
+        (
+            {"response_format": {**SCHEMA, "json_schema": {"schema": {"patternProperties": {"a)": {}}}}}},
+            "response_format.json_schema.schema.patternProperties",
+        ),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": ["a"] * 5000}}, "structured_outputs.choice"),
@@ -226,3 +248,8 @@ def test_choices_beyond_the_limit_are_refused_before_the_loop_hashes_them(monkey
     with pytest.raises(ApiError, match="--schema-max-enum") as error:
         structure_of(SamplingFields(structured_outputs={"choice": ["a"] * (LIMITS.schema_max_enum + 1)}), LIMITS)
     assert (error.value.reason, error.value.param) == ("grammar_too_complex", "structured_outputs.choice")
+
+
+def test_white_space_of_a_pattern_is_that_of_json():
+    asked = {"json": {"type": "null"}, "whitespace_pattern": r"(?:\s|\n){0,2}"}
+    assert r"(?:[ \\t\\n\\r]|\\n){0,2}" in structure_of(SamplingFields(structured_outputs=asked), LIMITS).make().text
