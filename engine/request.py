@@ -173,7 +173,9 @@ class Request:
             for item in self.media
             if start <= item.spans[0][0] < end
         )
-        return replace(self, prompt_token_ids=self.prompt_token_ids[start:end], media=media, n=1, pooling=own)
+        positions = None if self.positions is None else self.positions[:, start:end]
+        ids = self.prompt_token_ids[start:end]
+        return replace(self, prompt_token_ids=ids, media=media, positions=positions, n=1, pooling=own)
 
 
 @dataclass(slots=True)

@@ -48,17 +48,21 @@ def attends_ahead(body: Section) -> bool:
 
 
 def pooled_text(
-    text: TextConfig, pooling: PoolingConfig, towers: Mapping[str, TowerConfig], implementation: str
+    text: TextConfig, pooling: PoolingConfig, towers: Mapping[str, TowerConfig], lead: int, implementation: str
 ) -> TextConfig:
-    """The body of a model that pools. Raises ConfigError where this version has none."""
+    """The body of a model that pools; `lead` as ModelConfig has it. Raises ConfigError where this version has none."""
     if pooling.two_towers:
         return text
     if implementation != "native":
         raise ConfigError("--runner pooling: the architecture has no file of its own here; it can only generate")
-    if towers:
-        raise ConfigError("config.json: this model sees or hears; pooling its texts alone needs --language-model-only")
+    if lead:
+        raise ConfigError("--runner pooling: this model writes down recordings; it can only generate")
     if not pooling.bidirectional:
         return text
+    if towers:
+        raise ConfigError(
+            "is_causal=false: attention to later tokens is supported for texts; --language-model-only serves them"
+        )
     if any(layer.softcap or layer.sinks for layer in text.layers):
         raise ConfigError("is_causal=false: attention to later tokens is not supported with capped scores or sinks")
     return every_layer(text, causal=False)

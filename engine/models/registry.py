@@ -163,16 +163,16 @@ def load_model_config(
     outer = root.section(family.section) if family.section in root.values else root
     body = complete(outer.section("text_config")) if "text_config" in outer.values else outer
     body = body.renamed(family.keys)
+    lead = family.lead(outer) if family.lead is not None else 0
     with _named(architecture):
         text = family.text(body, outer)
         towers = {} if text_only else family.towers_of(outer, text, without)
         under = _under(family, folder, root, body, form, text.hidden_size, pooler or {})
         pooling = read_pooling(folder, root, under, runner, pooler or {})
         if pooling is not None:
-            text = pooled_text(text, pooling, towers, implementation)
+            text = pooled_text(text, pooling, towers, lead, implementation)
         elif attends_ahead(body) and family.ahead != "prompt":
             raise ConfigError("use_bidirectional_attention=true: this model cannot generate; --runner pooling")
-    lead = family.lead(outer) if family.lead is not None else 0
     taken = {modality for tower in towers.values() for modality in tower.modalities}
     ids = family.media_token_ids(outer).items()
     return ModelConfig(
@@ -283,4 +283,5 @@ def _own(name: str) -> tuple[str, Form] | None:
     if found := spelled.get(name.lower()):
         embeds: Form = "embed" if form == "generate" else form  # an encoder with the head of its training
         return found, embeds if family_of(found).head is not None else "generate"
-    return (causal, form) if form != "generate" and causal in FAMILIES else None
+    names = (causal, causal.replace("ForCausalLM", "ForConditionalGeneration")) if form != "generate" else ()
+    return next(((name, form) for name in names if name in FAMILIES), None)

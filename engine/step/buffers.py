@@ -36,8 +36,10 @@ from engine.kernels.sampling.top_logprobs import LINE
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.models.base import Model
+from engine.step.build import RowArrays, axis_positions
 from engine.step.executor import Sizes
 from engine.step.graphs import MIXED_LIMIT
+from engine.step.slots import SlotState
 
 RECORDS = 3
 MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
@@ -77,7 +79,7 @@ class StepBuffers:
         self._invariant = invariant
         self._layout = layout
         text = model.config.text
-        self._heads, self._vocab = text.num_heads, text.vocab_size
+        self._heads, self._vocab, self._axes = text.num_heads, text.vocab_size, model.config.axes
         self._cuts = [_cut(group.spec) for group in layout.groups]
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
         self.ring = accelerator.pinned(RECORDS * rows * sizes.width).view(RECORDS, rows, sizes.width)
@@ -182,9 +184,16 @@ class StepBuffers:
             decode_only=decode_only,
         )
 
-    def send_positions(self, plan: StepPlan, positions: np.ndarray) -> None:
+    def send_positions(self, plan: StepPlan, rows: RowArrays, host: SlotState) -> None:
         """Appends int32 [axes, num_tokens] to a packed plan's record, for prompts that bring positions of their own; or
         int32 [num_tokens], for tokens that see later ones."""
+        positions: np.ndarray | None = None
+        if self._axes > 1 and bool((rows.computed < host.prompt_len[rows.slots]).any()):
+            positions = axis_positions(rows, host, self._axes)
+        elif host.joints:
+            positions = host.last_keys(rows.slots, rows.lens, rows.computed)
+        if positions is None:
+            return
         record = np.asarray(plan.record)
         start = plan.used_len
         record[start : start + positions.size] = positions.reshape(-1)

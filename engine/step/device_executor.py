@@ -42,7 +42,7 @@ from engine.models.base import Model
 from engine.request import Request, TokenLogprob
 from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 from engine.step.buffers import StepBuffers
-from engine.step.build import RowArrays, axis_positions
+from engine.step.build import RowArrays
 from engine.step.encode import EncoderCache
 from engine.step.executor import Sizes, T
 from engine.step.prompts import Due, PromptLogprobs
@@ -271,10 +271,7 @@ class DeviceExecutor:
             media = self.encoder.take(step)
         self._take_lines(rows.slots)
         buffers.params.pack(plan)
-        if (axes := self.model.config.axes) > 1 and bool((rows.computed < self._host.prompt_len[rows.slots]).any()):
-            buffers.send_positions(plan, axis_positions(rows, self._host, axes))
-        elif self._host.joints and (keys := self._host.last_keys(rows.slots, rows.lens, rows.computed)) is not None:
-            buffers.send_positions(plan, keys)
+        buffers.send_positions(plan, rows, self._host)
         if not shown:
             self._launch_sized(step, kind, size, due)
             return

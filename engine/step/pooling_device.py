@@ -42,6 +42,7 @@ from engine.step.executor import Sizes, T
 from engine.step.graphs import MIXED_LIMIT, mixed_sizes, one_size_per_doubling
 from engine.step.pooled_rows import TokenwiseRows, take_lines
 from engine.step.result import StepResult
+from engine.step.slots import SlotState
 from engine.step.startup import GRAPH_BYTES, Startup
 from engine.step.upload_ring import UploadRing
 
@@ -77,6 +78,7 @@ class DevicePoolingExecutor:
         lines = accelerator.pinned(RECORDS * sizes.max_rows * width).view(torch.float32)
         self._lines = lines.view(RECORDS, sizes.max_rows, width)
         self.launcher = accelerator.launcher(buffers.records.pinned, buffers.records.turn, buffers.ring)
+        self._host = SlotState(sizes.max_slots, 1, 1, model.config.ahead)  # only positions and joints are read
         self._tokenwise = TokenwiseRows(sizes.max_slots)
         self._newest: PooledStep | None = None
 
@@ -116,19 +118,23 @@ class DevicePoolingExecutor:
     def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
         words = np.zeros(SLOT_WORDS, np.int32)
         words[SlotWord.SLOT], words[SlotWord.PROMPT_LEN] = slot, len(request.prompt_token_ids)
+        words[SlotWord.ADAPTER] = request.adapter(self.model.adapters)
         if request.pooling is not None and request.pooling.seconds is not None:
             words[SlotWord.SECOND_START] = request.pooling.seconds[0]
         if request.pooling is not None and request.pooling.pool_starts is not None:
             words[SlotWord.POOL_START] = request.pooling.pool_starts[0]
         self.buffers.params.stage(slot, words)
+        self._host.admit(slot, request)
         self._tokenwise.admit(slot, request.pooling)
 
     def reset(self, slot: int, poison: bool) -> None:
         self.buffers.params.forget(slot)
+        self._host.reset(slot, poison)
         self._tokenwise.reset(slot)
 
     def ledger(self) -> dict[str, int]:
-        return {"tokenwise": len(self._tokenwise)} | self.accelerator.ledger()
+        held = {"positions": len(self._host.positions), "tokenwise": len(self._tokenwise)}
+        return held | self.accelerator.ledger()
 
     def compute(self, work: Callable[[], T]) -> T:
         return work()  # this thread launches on the stream
@@ -152,6 +158,7 @@ class DevicePoolingExecutor:
             encoded = plan.num_encodes and self.encoder.advance(plan)
             media = self.encoder.take(step) if plan.num_media else []
             self.buffers.params.pack(plan)
+            self.buffers.send_positions(plan, step.rows, self._host)
             per_token = self._tokenwise.any(step.rows.slots)
             size = 0 if per_token else self.launcher.pick(GraphKind.MIXED, plan.num_tokens)
             if encoded or media or not size:

@@ -57,6 +57,7 @@ class PooledAnswer:
             prompt_token_ids=np.concatenate(inputs.ids),
             sampling=ONE,
             media=inputs.media,
+            positions=inputs.positions,
             n=count,
             priority=priority,
             cache_salt=scope_of(exchange, salt),

@@ -47,6 +47,7 @@ class PooledInputs:
     seconds: np.ndarray | None = None  # int32 [inputs]: where the second text of a pair begins; 0: no pair
     pool_starts: np.ndarray | None = None  # int32 [inputs]: the first token that counts in an input's array
     media: tuple[MediaInput, ...] = ()  # spans count from the first token of the first input
+    positions: np.ndarray | None = None  # int32 [axes, tokens of all inputs] for M-RoPE; None: 0, 1, 2 ... in each
 
 
 def cut_of(state: AppState, asked: int | None, side: str | None) -> Cut:

@@ -19,9 +19,10 @@ from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
+from server.job import media_preload, with_media
 from server.pooling.pictures import text_or_picture
 from server.pooling.run import PooledAnswer
-from server.pooling.tokens import PooledInputs, cut_of, in_pool_if, inputs_of, pooling_of, tokenized, where
+from server.pooling.tokens import PooledInputs, cut_of, in_pool_if, inputs_of, pooling_of, tokenized, too_long, where
 from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, of_tokens, written
 from server.routes.endpoint import check_model, gateway_priority, one_of, pooling_route, response_id
 from server.sampling import priority_of, salt_of
@@ -163,11 +164,15 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=cut.side,
     )
-    if prompt.media:
-        raise invalid("messages", "messages: this model reads text only")
     if not len(prompt):
         raise invalid("messages", "messages: make no tokens; send at least one", "empty_prompt")
-    return PooledInputs([prompt.token_ids])
+    if not prompt.media:
+        return PooledInputs([prompt.token_ids])
+    async with media_preload(exchange, salt) as ahead:
+        spliced = await with_media(exchange, prompt, ahead)
+    if len(spliced.prompt_token_ids) > cut.limit:
+        raise too_long(cut.limit, len(spliced.prompt_token_ids), "messages")
+    return PooledInputs([spliced.prompt_token_ids], media=spliced.media, positions=spliced.positions)
 
 
 def check_steps(state: AppState, inputs: list[np.ndarray]) -> None:
