@@ -25,7 +25,11 @@ ST = "sentence_transformers"
 WITH_TYPES = ("bert", "nomic", "electra")  # a pair's second text has another type than the first
 ENCODERS = {
     "bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte", "distilbert": "DistilBert",
-    "electra": "Electra", "mpnet": "MPNet",
+    "electra": "Electra", "mpnet": "MPNet", "deberta": "DebertaV2",
+}  # fmt: skip
+DEBERTA = {
+    "relative_attention": True, "position_biased_input": False, "position_buckets": 8, "pos_att_type": "p2c|c2p",
+    "share_att_key": True, "norm_rel_ebd": "layer_norm",
 }  # fmt: skip
 POSITIONED = ("xlm_roberta", "mpnet")  # the table of positions begins behind the padding token's row
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -207,9 +211,12 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     sizes = {renamed.get(key, key): size for key, size in zip(SIZES, (64, 96, 3, 4))}
     if kind == "electra":
         sizes["embedding_size"] = 64
+    if kind == "deberta":
+        sizes |= DEBERTA
     config = getattr(transformers, f"{name}Config")(
         vocab_size=tiny.VOCAB_SIZE, max_position_embeddings=130 if kind in POSITIONED else 128, pad_token_id=1,
-        type_vocab_size=2 if kind in WITH_TYPES else 1, **sizes, **({"num_labels": labels} if labels else {}), **more,
+        type_vocab_size=2 if kind in WITH_TYPES else int(kind != "deberta"), **sizes,
+        **({"num_labels": labels} if labels else {}), **more,
     )  # fmt: skip
     ending = "ForSequenceClassification" if labels else "Model"
     folder = home() / f"{kind}-{labels}-{len(more)}"

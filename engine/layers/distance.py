@@ -48,6 +48,15 @@ def bucket_of(away: Tensor) -> Tensor:
     return (away > 0).long() * half + torch.where(away.abs() < near, away.abs(), shared.clamp(max=half - 1))
 
 
+def log_buckets(away: Tensor, count: int, longest: int) -> Tensor:
+    """Distances in DeBERTa's buckets, -count to count and beyond: near ones are their own, farther ones share
+    logarithmically, and `longest` - 1 is in bucket count - 1. float32, as transformers computes."""
+    near = count // 2
+    far = away.abs().clamp(min=near).float() / near
+    shared = torch.ceil(torch.log(far) / torch.log(torch.tensor((longest - 1) / near)) * (near - 1)) + near
+    return torch.where(away.abs() <= near, away, (shared * away.sign()).long())
+
+
 class Slopes:
     """ALiBi: a score sinks by a fixed slope of each head for every token between query and key, on both sides.
 

@@ -64,7 +64,7 @@ class EncoderLayer:
         queries, keys, values = self.normed(*heads.split(self.heads, 1))
         if rope is not None:
             queries, keys = apply_rope(heads[:, : 2 * self.heads], rope.cos, rope.sin).split(self.heads, 1)
-        attended = dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, bias=bias)
+        attended = self.attend(queries, keys, values, bounds, bias)
         if index is not None:
             x, attended = x.index_select(0, index), attended.index_select(0, index)
         x = self.after_attention(x, attended)
@@ -75,6 +75,10 @@ class EncoderLayer:
     def normed(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, heads, head_dim] each, before they are rotated."""
         return queries, keys, values
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor, bias: Tensor | None) -> Tensor:
+        """[T, heads, head_dim] each, rotated -> [T, heads * head_dim]; an input's tokens lie between two `bounds`."""
+        return dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, bias=bias)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """x [T, hidden], which is overwritten, attended [T, heads * head_dim] -> what the MLP reads."""

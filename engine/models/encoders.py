@@ -16,6 +16,7 @@ CLASSES = {  # how a family's classes begin -> its module, how they end
     "DistilBert": ("distilbert", ALL),
     "Electra": ("electra", (*ALL, "ForPreTraining")),
     "MPNet": ("mpnet", ALL),
+    "DebertaV2": ("deberta_v2", ALL),
     "ModernBert": ("modernbert", ALL),
     "JinaBert": ("jina_bert", ALL),
     "NomicBert": ("nomic_bert", VECTORS_AND_SCORES),

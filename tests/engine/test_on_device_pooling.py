@@ -22,6 +22,7 @@ BODIES = {
     "nomic": lambda: kit.encoder("nomic"),
     "gte": lambda: kit.encoder("gte"),
     "mpnet": lambda: kit.damped(kit.encoder("mpnet"), 0.7),  # 0.99904 undamped, by rounding alone
+    "deberta": lambda: kit.damped(kit.encoder("deberta"), 0.7),
     "distilbert": lambda: kit.encoder("distilbert"),
     "embedding gemma": lambda: kit.seeing_all("gemma3"),
     "xlm_roberta": lambda: kit.encoder("xlm_roberta", 3),

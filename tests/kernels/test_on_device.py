@@ -9,6 +9,7 @@ from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import Activation, glu, glu_reference, pointwise, pointwise_reference
 from engine.kernels.attention import prefill
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
+from engine.kernels.attention.disentangled import disentangled_attention, disentangled_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.pack import Placement, pack, pack_gated
@@ -292,6 +293,17 @@ def test_dense_attention(heads, kv_heads, dim, bounds, causal):
     dense_attention(q, k, v, segments, dim**-0.5, causal, out=wider[:, : heads * dim])
     assert torch.equal(wider[:, : heads * dim], got)
     assert torch.equal(wider[:, heads * dim :], behind)
+
+
+@pytest.mark.parametrize("bounds", [[0, 512], [0, 1, 1, 130, 700]])
+def test_disentangled_attention(bounds):
+    q, k, v = draw(bounds[-1], 36, 64).split(12, 1)
+    pos_k, pos_q = draw(512, 12, 64), draw(512, 12, 64)
+    buckets = (torch.arange(-511, 512, device="cuda") // 2 + 256).int()
+    segments = torch.tensor(bounds, dtype=torch.int32, device="cuda")
+    got = disentangled_attention(q, k, v, pos_k, pos_q, buckets, segments, 192**-0.5)
+    parts = (part.double() for part in (q, k, v, pos_k, pos_q))
+    assert error(got, disentangled_attention_reference(*parts, buckets, segments, 192**-0.5)) < LIMIT
 
 
 @pytest.mark.parametrize("dim", [64, 80, 128])

@@ -8,7 +8,7 @@ import torch
 
 import engine.runtime
 from engine.errors import ConfigError
-from engine.layers.distance import REACH, bucket_of
+from engine.layers.distance import REACH, bucket_of, log_buckets
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
 from tests import tiny
@@ -20,7 +20,7 @@ from tests.server.test_embeddings import FEW, ids_of, vectors
 from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-KINDS = ("bert", "xlm_roberta", "nomic", "gte", "distilbert", "electra", "mpnet")
+KINDS = ("bert", "xlm_roberta", "nomic", "gte", "distilbert", "electra", "mpnet", "deberta")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,6 +118,16 @@ async def test_buckets_of_distances_are_those_of_mpnet():
     assert (bucket_of(away[9000 + REACH :]) == bucket_of(away[-1:])).all()
     with pytest.raises(ConfigError, match="relative_attention_num_buckets"):
         load_model_config(kit.encoder("mpnet"), {"relative_attention_num_buckets": 64})
+
+
+async def test_distances_of_deberta_are_those_of_transformers():
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    away = torch.arange(-900, 901)
+    torch.testing.assert_close(log_buckets(away, 256, 512), make_log_bucket_position(away, 256, 512).long())
+    for wrong in ({"conv_kernel_size": 3}, {"pos_att_type": ["c2p"]}, {"share_att_key": False}, {"norm_rel_ebd": None}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            load_model_config(kit.encoder("deberta"), wrong)
 
 
 async def test_electra_with_narrow_embeddings_is_refused():

@@ -7,6 +7,7 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
+from engine.kernels.attention.disentangled import disentangled_kernel
 from engine.kernels.attention.prefill import prefill_kernel
 from tests.kernels.accelerator.cases_compile import ATTEND, DENSE, NO_SINKS, PARTS, SHAPE, T
 from tests.kernels.accelerator.targets import cases, compiles
@@ -75,6 +76,14 @@ KERNELS = {
         {"CAUSAL": False, "WINDOW": 0, "SHORT": False, "GROUP": 1, "HEAD_DIM": 64, "BLOCK_M": 128, "BLOCK_N": 64,
          "BLOCK_D": 64, "REST": 0, "WIDE": False, "STAGES": 2, "MATERIALISE": True, "OVERLAP": True, "REACH": 128},
         {"num_warps": 8, "num_stages": 2},
+    ),
+    "disentangled": (
+        disentangled_kernel,
+        {**{name: kind for name, kind in DENSE.items() if name != "bias"}, "pos_k": T, "pos_q": T, "buckets": "*i32",
+         "reach": "i32"},
+        {"HEAD_DIM": 64, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_D": 64, "WIDE": False,
+         "MATERIALISE": True, "OVERLAP": True},
+        {"num_warps": 4, "num_stages": 1},
     ),
     **{
         f"dense {dim}": (

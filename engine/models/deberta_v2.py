@@ -1,0 +1,145 @@
+"""DeBERTa-v2 and v3 (Prompt-Guard, mxbai-rerank-v1, NLI): BERT without positions, whose scores count distances.
+
+Beside queries and keys, a score has products of a query with a distance's key and of a key with a distance's query,
+which each layer makes of one table for all (kernels/attention/disentangled).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.pooling import Form, labels_of
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import every_layer, refuse
+from engine.errors import ConfigError
+from engine.kernels.activation import BY_NAME
+from engine.kernels.attention.disentangled import disentangled_attention
+from engine.layers.distance import log_buckets
+from engine.layers.embed import Positions
+from engine.layers.norm import LayerNorm
+from engine.model_config import HeadLayer, ModelConfig, TextConfig
+from engine.models.bert import ROWS, post_norm_text
+from engine.models.encoder import Encoder, EncoderLayer
+from engine.models.family import Family
+from engine.pooling.heads import ACTIVATIONS
+from engine.weights.table import Row, Table
+
+SELF = "encoder.layer.*.attention.self."
+OWN = (
+    Row((SELF + "query_proj", SELF + "key_proj", SELF + "value_proj"), "layers.*.qkv", "rows"),
+    Row(("encoder.rel_embeddings",), "away.rows"),
+    Row(("encoder.LayerNorm",), "away.norm"),
+)
+IGNORED = (
+    "embeddings.position_*", "pooler.dense.*", "cls.*", "lm_predictions.*", "mask_predictions.*",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How a checkpoint counts distances: in rows [2 * size], the middle one of which is distance 0."""
+
+    size: int
+    bucketed: bool
+    longest: int  # distance that has a bucket of its own
+
+    @staticmethod
+    def of(body: Section) -> Span:
+        longest = body.integer("max_relative_positions", -1, least=-1)
+        longest = body.size("max_position_embeddings") if longest < 1 else longest
+        buckets = body.integer("position_buckets", -1, least=-1)
+        return Span(buckets, True, longest) if buckets > 0 else Span(longest, False, longest)
+
+
+class Away:
+    """The table of distances, and which row of it each distance has."""
+
+    def __init__(self, text: TextConfig, span: Span, reach: int, device: str) -> None:
+        """`reach`: the longest distance of an input's tokens."""
+        self.rows = Positions(2 * span.size, text.hidden_size)
+        self.norm = LayerNorm(text.hidden_size, text.norm_eps)
+        away = torch.arange(-reach, reach + 1)
+        away = log_buckets(away, span.size, span.longest) if span.bucketed else away
+        self.buckets = (away + span.size).clamp(0, 2 * span.size - 1).int().to(device)
+
+    def __call__(self) -> Tensor:
+        """[2 * size, hidden]."""
+        return self.norm(self.rows.table)
+
+
+class DebertaLayer(EncoderLayer):
+    """BERT's layer with two more products in a score."""
+
+    def __init__(self, text: TextConfig, away: Away) -> None:
+        super().__init__(text)
+        self._away = away
+        self._of_distances: tuple[Tensor, Tensor] | None = None  # keys and queries, made at the first step
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor, bias: Tensor | None) -> Tensor:
+        if self._of_distances is None:
+            rows = self._away()
+            made = self.qkv(rows).view(len(rows), 3, self.heads, self.head_dim)
+            self._of_distances = made[:, 1].contiguous(), made[:, 0].contiguous()
+        return disentangled_attention(
+            queries, keys, values, *self._of_distances, self._away.buckets, bounds, self.scale
+        )  # fmt: skip
+
+
+class DebertaV2(Encoder):
+    """Most checkpoints have neither positions nor types of tokens."""
+
+    reads_pairs = True
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        body = Section(config.raw, "config.json")
+        longest = config.max_model_len or config.max_position
+        self.away = Away(config.text, Span.of(body), longest - 1, device)
+        first = 0 if body.boolean("position_biased_input", True) else None
+        super().__init__(config, dtype, device, body.integer("type_vocab_size", 0), first)
+
+    def layer(self, text: TextConfig) -> EncoderLayer:
+        return DebertaLayer(text, self.away)
+
+    def weight_table(self) -> Table:
+        assert self.pooler is not None
+        built = {"positions": self.positions, "types": self.types}
+        rows = [row for row in ROWS if row.target != "layers.*.qkv" and built.get(row.target, self) is not None]
+        return self.pooler.table(Table((*rows, *OWN), prefixes=("deberta.",), ignore=IGNORED))
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The encoder."""
+    refuse(body, share_att_key=True, relative_attention=True, norm_rel_ebd="layer_norm", conv_kernel_size=0)
+    for key in ("share_att_key", "relative_attention", "norm_rel_ebd"):
+        if body.values.get(key) is None:
+            raise ConfigError(f"{body.path}: {key} is missing; supported are files that have it, as those of v3 do")
+    kinds = body.values.get("pos_att_type") or ()
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    if {str(kind).strip().lower() for kind in kinds} != {"c2p", "p2c"}:
+        raise ConfigError(f"{body.path}: pos_att_type={body.values.get('pos_att_type')!r}; supported is c2p|p2c")
+    read = post_norm_text(
+        Section({"layer_norm_eps": 1e-7, **body.values}, body.path, body.outer), None, gated_mlp=False, qkv_bias=True,
+        o_bias=True, mlp_bias=True,
+    )  # fmt: skip
+    for key, wanted in (("embedding_size", read.hidden_size), ("attention_head_size", read.head_dim)):
+        refuse(body, **{key: wanted})
+    return every_layer(read, scale=(3 * read.head_dim) ** -0.5)  # a score is the sum of three products
+
+
+def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
+    """Of DebertaV2ForSequenceClassification and DebertaV2ForTokenClassification."""
+    hidden = body.size("hidden_size")
+    last = HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
+    if form != "score":
+        return (last,) if form == "tokens" else ()
+    refuse(body, pooler_hidden_size=hidden)
+    activation = str(body.values.get("pooler_hidden_act") or "gelu")
+    if activation not in ACTIVATIONS or activation not in BY_NAME:
+        raise ConfigError(f"{body.path}: pooler_hidden_act={activation!r} is not supported; supported is gelu")
+    return HeadLayer("pooler.dense", hidden, hidden, bias=True, activation=activation), last
+
+
+FAMILY = Family(name="DeBERTa-v2, v3", model=DebertaV2, text=text, head=head)
