@@ -81,7 +81,8 @@ def encode(heads: Tensor, cache: Tensor, scale: Tensor | None, blocks: Tensor, o
     wide = heads.float()
     if scale is not None and scale.stride(0):
         largest = wide.abs().nan_to_num(0.0, float("inf")).amax(-1)
-        scale[blocks, :, offsets] = torch.where(largest > NEAR_ZERO, largest / most, 1.0)
+        power = ((largest / most).view(torch.int32) + 0x7FFFFF) & 0x7F800000  # the least power of two that is not below
+        scale[blocks, :, offsets] = torch.where(largest > NEAR_ZERO, power.view(torch.float32), 1.0)
     if scale is not None:
         wide = wide / scale[blocks, :, offsets][..., None]
     held = wide.clamp(-most, most).masked_fill(~wide.isfinite(), float("nan"))

@@ -44,17 +44,24 @@ def norm_pairs(
 
 
 @triton.jit
-def over_scale(a, b, rest, place, mask, MADE: tl.constexpr, REST: tl.constexpr):
-    """Heads [HEADS, pairs] in three pieces over their scales [HEADS, 1]: the largest number's part of the largest code.
+def power_from(x):
+    """The least power of two that is not below x, a normal float32 above 0 or infinity."""
+    return ((x.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
 
-    MADE: the scales are written; else they are read.
+
+@triton.jit
+def over_scale(a, b, rest, place, mask, MADE: tl.constexpr, REST: tl.constexpr):
+    """Heads [HEADS, pairs] in three pieces over their scales [HEADS, 1].
+
+    MADE: the scales are written, the least powers of two that bring the largest number to the largest code or below.
+    Codes lose no digit by a power of two, and attention may multiply numbers by it exactly. Else they are read.
     """
     if MADE:
         most = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
         if REST:
             most = tl.maximum(most, tl.max(tl.abs(rest), 1))
         most = most[:, None]
-        scale = tl.where(most > 1e-30, tl.div_rn(most, tl.full(most.shape, 448.0, tl.float32)), 1.0)
+        scale = tl.where(most > 1e-30, power_from(tl.div_rn(most, tl.full(most.shape, 448.0, tl.float32))), 1.0)
         tl.store(place, scale, mask=mask)
     else:
         scale = tl.load(place, mask=mask, other=1.0)

@@ -61,9 +61,10 @@ def attention(time_of: TimeOf, step: Step, name: str, contexts: list[int], queri
         found.append(case)
     sets = [pages("fp8", blocks) for _ in range(copies)]
     want = paged_attention(q, *sets[0][:2], cut_for("fp8", meta), DIM**-0.5, scales=sets[0][2]).clone()
-    for said, attend, cut, tuned in variants(meta, max(queries) == 1):
-        with mock.patch.object(served, "tuned", tuned):
-            calls = [lambda c=c, a=attend, m=cut: a(q, c[0], c[1], m, DIM**-0.5, scales=c[2]) for c in sets]
+    for said, (parts, *_) in attention_variants.LAUNCHES.items() if max(queries) == 1 else ():
+        cut = cut_anew(meta, parts)
+        with mock.patch.object(served, "tuned", attention_variants.launched(said)):
+            calls = [lambda c=c, m=cut: paged_attention(q, c[0], c[1], m, DIM**-0.5, scales=c[2]) for c in sets]
             error = float((calls[0]().float() - want.float()).norm() / want.float().norm())
             took = time_of(calls)
         said = said if error < 4e-3 else f"{said}: OFF BY {error:.1e}"
@@ -84,19 +85,6 @@ def cut_anew(meta: AttentionMeta, per_unit: int) -> AttentionMeta:
     work = empty_list(rows, tokens, max_parts(1 << 16, 16, rows, per_unit), HEADS, DIM, "cuda", per_unit)
     fill_list(work, meta, HEADS // KV_HEADS)
     return replace(meta, work=work)
-
-
-def variants(meta: AttentionMeta, decodes: bool) -> list[tuple]:
-    """(name, paged_attention, what the rows are cut into, `tuned` of the decode kernel) of every variant."""
-    if decodes:
-        return [
-            (name, paged_attention, cut_anew(meta, parts), attention_variants.launched(name))
-            for name, (parts, *_) in attention_variants.LAUNCHES.items()
-        ]
-    return [
-        (name, attention_variants.attention(name).paged.paged_attention, meta, attention_variants.TUNED)
-        for name in attention_variants.TEXTS
-    ]
 
 
 def store(time_of: TimeOf, count: int) -> list[dict]:

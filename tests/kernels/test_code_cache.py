@@ -67,7 +67,9 @@ def test_stored_values_are_within_a_sixteenth_with_keys_up_to_two_thousand(kind)
         scales = tuple(torch.ones(2, 2, 16) for _ in range(2))
         k.copy_(torch.stack([part.transpose(0, 1) for part in keys.split(16)]).clamp(-448, 448).to(E4M3))
     got = torch.cat([page.transpose(0, 1) for page in decode(k, scales[0], torch.float32)])
-    least = keys.abs().amax(-1, keepdim=True) / 448 * 2.0**-10
+    least = (
+        keys.abs().amax(-1, keepdim=True) / 448 * 2.0**-9
+    )  # half of the least code, times less than twice that scale
     within = (got - keys).abs() <= torch.maximum(keys.abs() / 16, least) * 1.001
     assert bool(within.all()) == (kind == "made")
 

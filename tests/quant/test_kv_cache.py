@@ -199,7 +199,7 @@ class Rounding(PagedSelfAttention):
         blocks, places = meta.slot_mapping // 16, meta.slot_mapping % 16
         for numbers in cache:
             heads = numbers[blocks, :, places]
-            scale = heads.abs().amax(-1, keepdim=True) / 448
+            scale = torch.exp2(torch.log2(heads.abs().amax(-1, keepdim=True) / 448).ceil())
             numbers[blocks, :, places] = (heads / scale).to(E4M3).float() * scale
         return queries
 

@@ -39,11 +39,17 @@ INLINE void f8_store(int8_t *p, vf v, long n, int type) {
     memcpy(p, &codes, n >= W ? sizeof codes : (size_t)n);
 }
 
-/* The scale with which the largest of a head becomes the largest code; 1 where all are as good as zero. What is not a
- * number is passed over. */
+/* The least power of two with which the largest of a head becomes no more than the largest code; 1 where all are as good
+ * as zero. What is not a number is passed over. */
 INLINE float f8_scale(const float *head, long dim, int type) {
     vf most = v_zero();
     for (long i = 0; i < dim; i += W) most = v_max(v_abs(t_load(head, i, dim - i, 0)), most);
     const float largest = v_max_lane(most);
-    return largest > 1e-30f ? largest / f8_most(type) : 1.0f;
+    if (!(largest > 1e-30f)) return 1.0f;
+    float scale = largest / f8_most(type);
+    unsigned bits;
+    memcpy(&bits, &scale, sizeof bits);
+    bits = (bits + 0x7fffffu) & 0x7f800000u;
+    memcpy(&scale, &bits, sizeof scale);
+    return scale;
 }

@@ -242,7 +242,7 @@ def decode_kernel(
             query, late, inside, head * 0 + high - 1, None, best, total, result, k_head, v_head,
             block_tables + line * max_blocks, blocks, low, low, low, high, k_scale, v_scale, scale_stride, kv_head,
             block_stride, scale, bend, False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False,
-            after >= count, LEAD, CODES, MADE,
+            after >= count, LEAD, CODES, MADE, False,
         )  # fmt: skip
         if to_part - from_part == 1:
             result = result / total[:, None]

@@ -51,6 +51,7 @@ def prefill_kernel(
     MATERIALISE: tl.constexpr,
     CODES: tl.constexpr,  # of float8.py
     MADE: tl.constexpr,  # each token has scales of its own
+    FOLD: tl.constexpr,  # with MADE: they multiply the numbers
     OVERLAP: tl.constexpr,
 ):
     grid_wait(OVERLAP)
@@ -100,7 +101,7 @@ def prefill_kernel(
         best, total, result = attend_keys(
             query, None, None, position, newest, best, total, result, k_head, v_head, table, None, low, seen, floor,
             end, k_scale, v_scale, scale_stride, kv_head, block_stride, scale, bend, True, SPAN, SOFTCAP, HEAD_DIM,
-            BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, MATERIALISE, None, 0, CODES, MADE,
+            BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, MATERIALISE, None, 0, CODES, MADE, FOLD,
         )  # fmt: skip
         # Lines and their places are found anew: through the loop they would take registers that it has not.
         token = tl.load(tiles + tile * 4, volatile=True)
@@ -153,6 +154,7 @@ def attend_tiles(
     full = tokens // (block_m // group)
     block_n, options = _tuned(block_d, q.element_size(), full * kv_heads)
     scale, bend = score_scales(scale, softcap)
+    made = stride_of(scales) > 0
     # No step of these shapes has more tiles: full ones, and one that each row begins.
     prefill_kernel[(kv_heads, min(tokens, full + rows))](
         out, q, as_bytes(k_cache), as_bytes(v_cache), *(scales or (None, None)), block_tables, sinks, last_keys,
@@ -160,7 +162,9 @@ def attend_tiles(
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90",
-        CODES=codes_of(k_cache, target(), q.dtype), MADE=stride_of(scales) > 0, **options, **launch_options(),
+        CODES=codes_of(k_cache, target(), q.dtype), MADE=made,
+        FOLD=made and target().arch != "sm_100",  # Triton 3.6 to 3.9 do not compile it there
+        **options, **launch_options(),
     )  # fmt: skip
 
 
