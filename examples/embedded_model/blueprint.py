@@ -51,7 +51,7 @@ AUDIO_WINDOW = 500  # half a chunk, in mel frames: the ears attend within 10 s
 POSITIONS_PER_SECOND = 25
 SECONDS_PER_CHUNK = 2
 
-CHAT_TEMPLATE = """\
+PLAIN_TEMPLATE = """\
 {%- for message in messages -%}
 <|im_start|>{{ message['role'] }}
 {% if message['content'] is string %}{{ message['content'] }}{% elif message['content'] %}
@@ -76,8 +76,8 @@ CHAT_TEMPLATE = """\
 
 TOOLS_HEAD = "# Tools\nYou may call these functions:\n<tools>\n"
 TOOLS_FOOT = '</tools>\nA call is written as\n<tool_call>\n{"name": NAME, "arguments": {KEY: VALUE}}\n</tool_call>'
-# The same template for weights that know tools: Hermes' form, with results as the user's turns.
-TOOL_TEMPLATE = (
+# With tools, in Hermes' form; results are the user's turns.
+CHAT_TEMPLATE = (
     """\
 {%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' -%}
 {%- if tools -%}
@@ -92,7 +92,7 @@ TOOL_TEMPLATE = (
     + """<|im_end|>
 {% endif -%}
 """
-    + CHAT_TEMPLATE.replace(
+    + PLAIN_TEMPLATE.replace(
         """<|im_start|>{{ message['role'] }}
 """,
         """{%- if not (tools and loop.first and message['role'] == 'system') -%}
@@ -119,7 +119,7 @@ TOOL_TEMPLATE = (
 
 
 def tools_text(tools: list[dict[str, Any]]) -> str:
-    """What TOOL_TEMPLATE writes of tools into the system's turn."""
+    """What CHAT_TEMPLATE writes of tools into the system's turn."""
     lines = (json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in tools)
     return f"{TOOLS_HEAD}{''.join(lines)}{TOOLS_FOOT}"
 
@@ -269,7 +269,7 @@ def _video_preprocessor() -> dict[str, Any]:
     }
 
 
-def write_folder(folder: Path, knows_tools: bool = False) -> None:
+def write_folder(folder: Path) -> None:
     """Write every descriptive file of the checkpoint; weights and tokenizer come from elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     config = thinker_config()
@@ -286,4 +286,4 @@ def write_folder(folder: Path, knows_tools: bool = False) -> None:
         ("video_preprocessor_config.json", _video_preprocessor()),
     ):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE if knows_tools else CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)

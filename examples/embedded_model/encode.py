@@ -28,7 +28,7 @@ ID = bp.TOKEN_ID
 TABLE = ("image_object", "image_scene", "image_print", "audio_digits", "audio_commands", "audio_tones", "video", "video_sound",
          "text_arithmetic", "text_counting", "text_letters", "text_sorting", "text_calendar", "text_units", "text_talk",
          "text_unknown", "text_paragraph", "json")  # fmt: skip
-TAUGHT = ("tool_call", "tool_answer", "schema", "image_sided")  # by teach_tools.py; the shipped weights know none
+TAUGHT = ("tool_call", "tool_answer", "schema", "image_sided")  # by teach_tools.py
 ROWS = TABLE + TAUGHT
 
 

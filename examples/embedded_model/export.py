@@ -1,11 +1,16 @@
 """Writes the checkpoint folder from a training state: bf16 weights under transformers' names, and every config file.
 
-python -m examples.embedded_model.export --state build/embedded_model
+    python -m examples.embedded_model.export --state build/embedded_model [--between OLD.safetensors 0.9 0.5]
+
+`--between` writes weights on the straight way from those before a piece to those after it: these keep more of what was
+known and nearly all of what was learned (Wortsman et al., 2022, "Robust fine-tuning of zero-shot models").
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,17 +21,39 @@ from examples.embedded_model.blueprint import MODEL_DIR, write_folder
 LIMIT = 24_000_000  # bytes that the folder may weigh
 
 
-def export(state: Path, folder: Path, knows_tools: bool = False) -> int:
-    """Write the folder; returns what it weighs in bytes. `knows_tools`: with the template that shows tools."""
+@dataclass(frozen=True)
+class Between:
+    """How far to go from older weights to the state's: 0 are the older ones, 1 the state's."""
+
+    older: Path  # a model.safetensors
+    text: float
+    towers: float  # eyes and ears
+
+    def mixed(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """float32, by name."""
+        older = load_file(self.older)
+        shares = {name: self.towers if name.startswith(("visual.", "audio_tower.")) else self.text for name in weights}
+        return {name: torch.lerp(older[name].float(), tensor, shares[name]) for name, tensor in weights.items()}
+
+
+def export(state: Path, folder: Path, between: Between | None = None) -> int:
+    """Write the folder; returns what it weighs in bytes."""
     weights: dict[str, torch.Tensor] = {}
     for path in sorted(state.glob("weights-*.safetensors")):
-        weights |= {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in load_file(path).items()}
+        weights |= load_file(path)
     if not weights:
         raise SystemExit(f"{state}: no weights-*.safetensors there; train first, or name the folder with --state")
-    write_folder(folder, knows_tools)
-    save_file(dict(sorted(weights.items())), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = between.mixed(weights) if between else weights
+    weights = {name: weights[name].to(torch.bfloat16).contiguous() for name in sorted(weights)}
+    write_folder(folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def between_of(words: Sequence[str] | None) -> Between | None:
+    """What --between says."""
+    return Between(Path(words[0]), float(words[1]), float(words[2])) if words else None
 
 
 def main() -> None:
@@ -34,9 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, default=Path("build/embedded_model"))
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
-    parser.add_argument("--tools", action="store_true", help="with the chat template of weights that know tools")
+    parser.add_argument("--between", nargs=3, metavar=("OLDER", "TEXT", "TOWERS"), help="see above")
     args = parser.parse_args()
-    size = export(args.state, args.out, args.tools)
+    size = export(args.state, args.out, between_of(args.between))
     print(f"{args.out}: {size / 1e6:.2f} MB (at most {LIMIT / 1e6:.0f})")
     if size > LIMIT:
         raise SystemExit("too heavy: make the model smaller in blueprint.py")

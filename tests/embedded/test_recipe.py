@@ -236,7 +236,7 @@ def test_tools_stand_in_the_prompt_as_the_template_writes_them(encoder):
 def apply_chat_template_text(messages, tools) -> str:
     tokenizer = transformers.AutoTokenizer.from_pretrained(bp.MODEL_DIR)
     return tokenizer.apply_chat_template(
-        messages, tools=tools, chat_template=bp.TOOL_TEMPLATE, tokenize=False, add_generation_prompt=True
+        messages, tools=tools, chat_template=bp.CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
     )
 
 
@@ -246,7 +246,7 @@ def test_without_tools_both_templates_write_the_same():
     messages = [{"role": "system", "content": "Be kind."}, asked]
     one, other = (
         tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
-        for template in (bp.CHAT_TEMPLATE, bp.TOOL_TEMPLATE)
+        for template in (bp.PLAIN_TEMPLATE, bp.CHAT_TEMPLATE)
     )
     assert one == other
 
@@ -285,7 +285,7 @@ def test_a_held_out_call_fits_its_tool_and_is_judged_as_one():
 
 
 def test_the_parser_of_the_template_is_hermes():
-    assert by_signs(bp.TOOL_TEMPLATE, TOOL_SIGNS) == "hermes"
+    assert by_signs(bp.CHAT_TEMPLATE, TOOL_SIGNS) == "hermes"
 
 
 @pytest.mark.full

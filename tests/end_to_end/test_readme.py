@@ -58,8 +58,17 @@ def test_the_shell_command_streams_the_answer_that_readme_shows(embedded_process
     assert text_of(events) == answer
 
 
-@pytest.mark.parametrize("program", blocks("python"))
-def test_the_program_with_the_official_client_prints_an_answer(embedded_process: ServerProcess, program):
+def programs() -> list[tuple[str, list[str]]]:
+    """Each Python program, and the lines that README says it prints."""
+    parts = re.split(r"^```python\n.*?^```\n\n", README, flags=re.M | re.S)[1:]
+    told = [
+        re.findall(r"`([^`]+)`", part.partition("\n")[0]) if part.startswith("It prints ") else [] for part in parts
+    ]
+    return list(zip(blocks("python"), told, strict=True))
+
+
+@pytest.mark.parametrize(("program", "lines"), programs())
+def test_the_program_with_the_official_client_prints_an_answer(embedded_process: ServerProcess, program, lines):
     assert "localhost:8000" in program
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -67,6 +76,8 @@ def test_the_program_with_the_official_client_prints_an_answer(embedded_process:
         exec(program.replace("localhost:8000", f"localhost:{embedded_process.port}"), names)
         names["client"].close()  # type: ignore[attr-defined]
     assert printed.getvalue()
+    if lines:
+        assert printed.getvalue().splitlines() == lines
 
 
 def test_the_model_is_named_as_the_server_names_it():
