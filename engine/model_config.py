@@ -217,7 +217,8 @@ class PoolingConfig:
     default_prompt: str | None = None
     pools_prompt: bool = True  # False: the tokens of such a prompt are left out of an input's pooled row
     template: str = ""  # of pairs, a name in server/pooling/pairs; "": the tokenizer's own pairs
-    template_opens_answer: bool = False  # "chat": add_generation_prompt
+    messages: bool = False  # a text is a user's message of the chat template, and a prompt the system's
+    template_opens_answer: bool = False  # "chat" and `messages`: add_generation_prompt
     token_heads: tuple[TokenHead, ...] = ()  # of tokens; (): `layers`
     tokens_only: bool = False  # inputs have no result of their own
     step_tag: int | None = None  # of tokens, the results of these alone are answered

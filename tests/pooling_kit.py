@@ -360,6 +360,19 @@ def pylate() -> Path:
     return folder
 
 
+@functools.cache
+def of_messages() -> Path:
+    """An embedder of sentence-transformers 6 that makes a message of each text, and of a prompt the system's."""
+    folder = home() / "of-messages"
+    shutil.copytree(embedder("qwen3", prompts=True), folder)
+    way = {"method": "forward", "method_output_name": "last_hidden_state"}
+    about = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"}
+    said = {"max_seq_length": 128, "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
+    ways = {"text": way, "message": {**way, "format": "flat"}}
+    write(folder / "sentence_bert_config.json", {**about, **said, "modality_config": ways})
+    return folder
+
+
 PAIR_TEMPLATE = (
     "{%- for m in messages -%}{%- if m.role == 'system' -%}<|im_start|>{{ m.content }}<|im_end|>{%- endif -%}"
     "{%- if m.role in ('query', 'document') -%}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{%- endif -%}"

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 from engine.checkpoint.files import read_json
+from engine.checkpoint.pooling_messages import LENGTHS, opens_answer, reads_messages
 from engine.checkpoint.pooling_tokens import late_interaction, step_tag, token_heads
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
@@ -24,7 +25,6 @@ from engine.model_config import HeadLayer, PoolingConfig, PoolingKind
 Form = Literal["generate", "embed", "score", "reward", "tokens", "process"]
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
-LENGTHS = "sentence_bert_config.json"
 KINDS: dict[str, PoolingKind] = {  # by the names in the files, newer and older, and of --pooler-config
     "lasttoken": "last", "last": "last", "cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean",
     "max_tokens": "max", "max": "max", "mean_sqrt_len_tokens": "mean_sqrt_len", "mean_sqrt_len": "mean_sqrt_len",
@@ -127,6 +127,8 @@ def _embedder(
         dimensions=_dimensions(folder, root, prompts),
         tokens_only=one_by_one,
         pools_prompt=pools_prompt or kind == "last",
+        messages=reads_messages(folder),
+        template_opens_answer=opens_answer(folder),
         **(_of_every_kind(folder, prompts) | late),
     )
 
@@ -174,7 +176,8 @@ def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: d
         labels=labels,
         bidirectional=body.sees_all,
         dimensions=None,
-        template="qwen3" if original else "",
+        template="" if not original else "qwen3" if root.values.get("vision_config") is None else "qwen3_vl",
+        template_opens_answer=original,
         **_of_every_kind(folder, prompts),
     )
 
@@ -227,19 +230,9 @@ def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: d
         bidirectional=body.sees_all,
         dimensions=None,
         template="chat",
-        template_opens_answer=_opens_answer(folder),
+        template_opens_answer=opens_answer(folder),
         **_of_every_kind(folder, prompts),
     )
-
-
-def _opens_answer(folder: Path) -> bool:
-    """`processing_kwargs` of the file in which sentence-transformers keeps a Transformer's settings."""
-    values = read_json(folder / LENGTHS, required=False)
-    for key in ("processing_kwargs", "chat_template"):
-        values = values.get(key) or {}
-        if not isinstance(values, dict):
-            raise ConfigError(f"{LENGTHS}: {key} must be an object")
-    return Section(values, f"{LENGTHS}: chat_template").boolean("add_generation_prompt", False)
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:

@@ -5,34 +5,32 @@ second text begins. A document is cut where that was asked for, a query never.
 
     classifier   the tokenizer's own pair:  [CLS] query [SEP] document [SEP]
     qwen3        the text that the model was trained with, which clients must not have to know
-    chat         a conversation of the roles query and document, by the checkpoint's template (chat_pairs)
+    chat         a conversation of the roles query and document, by the checkpoint's template (conversations)
+    qwen3_vl     a conversation of the user, by the checkpoint's template
     vectors      cosine of the two vectors; a text that stands in several pairs is computed once
     tokens       MaxSim: of each token of the query the largest product with one of the document, added up
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from engine.model_config import PoolingConfig
+from mm.splice import Spliced
 from server.errors import ApiError, invalid
-from server.pooling.chat_pairs import ids_of_pair, renderer_of
+from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, pair, text_part
 from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, frame_of, framed, shaped, too_long, where
-from server.render.prompt import id_array
 from server.state import AppState
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-QWEN3_BEFORE = (
-    "<|im_start|>system\n"
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
-    ' Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-)
+QWEN3_BEFORE = f"<|im_start|>system\n{JUDGE}<|im_end|>\n<|im_start|>user\n"
 QWEN3_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-Picture = tuple[dict[str, Any], str]  # a part of type image_url, and its path in the body
+INSTEAD = "a"  # is tokenized where an item holds media, and its tokens are not used
+LATER = np.zeros(1, np.int32)  # stands for the tokens of a pair with media
 PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}  # names of the checkpoint's prompts
 
 
@@ -44,38 +42,74 @@ class Pairs:
     documents: list[str]
     of: list[tuple[int, int]]  # (query, document) by pair
     param: str  # of the documents, for refusals
-    pictures: Mapping[int, Picture] = field(default_factory=dict)  # that stand in the place of texts, by input
+    parts: Mapping[int, Parts] = field(default_factory=dict)  # of the items with media, queries first
+
+    def shows(self, query: int, document: int) -> bool:
+        """Whether one of the two holds media."""
+        return query in self.parts or len(self.queries) + document in self.parts
+
+    def contents(self, seen: Mapping[int, Seen]) -> Iterator[tuple[int, list[Seen], str]]:
+        """Of each pair that holds media: its number, both contents, and the path of its document."""
+        count = len(self.queries)
+        for at, (query, document) in enumerate(self.of):
+            if self.shows(query, document):
+                items = ((query, self.queries[query]), (count + document, self.documents[document]))
+                both = [seen[number] if number in seen else Seen(text_part(text)) for number, text in items]
+                yield at, both, where(self.param, document, len(self.documents))
 
 
-def texts_of(given: Any, param: str, most: int) -> list[str]:
-    """A text or texts, each plain, as {"text"} or as parts of text."""
-    listed = given if isinstance(given, list) and not _is_parts(given) else [given]
-    if not listed:
-        raise invalid(param, f"{param}: is empty; send at least one text", "empty_prompt")
-    if len(listed) > most:
-        raise invalid(param, f"{param}: got {len(listed)} texts; at most {most} are allowed")
-    return [_text_of(one, where(param, at, len(listed))) for at, one in enumerate(listed)]
+def sides(one: Any, other: Any, name: str, other_name: str, most: int, sees: bool) -> Pairs:
+    """The pairs of a body's two sides, 1 with N or N with N; `sees`: items may hold media."""
+    texts, parts, count = [], {}, 0
+    for given, param in ((one, name), (other, other_name)):
+        listed = given if isinstance(given, list) and not is_parts(given) else [given]
+        if not listed:
+            raise invalid(param, f"{param}: is empty; send at least one text", "empty_prompt")
+        if len(listed) > most:
+            raise invalid(param, f"{param}: got {len(listed)} texts; at most {most} are allowed")
+        paths = [where(param, at, len(listed)) for at in range(len(listed))]
+        for at, (item, path) in enumerate(zip(listed, paths), count):
+            if sees and (found := _with_media(item, path)):
+                parts[at] = found
+        texts.append([_text_of(item, path, at in parts) for at, (item, path) in enumerate(zip(listed, paths), count)])
+        count += len(listed)
+    return replace(paired(texts[0], texts[1], other_name), parts=parts)
 
 
-def _is_parts(given: list[Any]) -> bool:
+def is_parts(given: list[Any]) -> bool:
+    """Whether a list is the content of one item, and no list of items."""
     return bool(given) and all(isinstance(one, dict) and "type" in one for one in given)
 
 
-def _text_of(item: Any, param: str) -> str:
+def _parts_of(item: Any) -> list[Any]:
+    """The content parts of an item, which may be one of them, or a message."""
+    if isinstance(item, dict) and isinstance(item.get("content"), list):
+        item = item["content"]
+    return item if isinstance(item, list) else [item]
+
+
+def _is_text(part: Any) -> bool:
+    named = isinstance(part, dict) and isinstance(part.get("text"), str)
+    return isinstance(part, str) or (named and part.get("type", "text") in ("text", "input_text"))
+
+
+def _with_media(item: Any, param: str) -> Parts | None:
+    """The parts of an item that is no text alone."""
+    parts = _parts_of(item)
+    return (parts, param) if any(isinstance(part, dict) and not _is_text(part) for part in parts) else None
+
+
+def _text_of(item: Any, param: str, holds_media: bool) -> str:
+    """What an item says; `holds_media`: beside what it shows."""
     if isinstance(item, str):
         return item
-    parts = item if isinstance(item, list) else [item]
-    if isinstance(item, dict) and isinstance(item.get("content"), list):
-        parts = item["content"]
-    found = []
+    parts = _parts_of(item)
     for part in parts:
-        text = part.get("text") if isinstance(part, dict) else None
-        if not isinstance(text, str) or part.get("type", "text") not in ("text", "input_text"):
+        if not holds_media and not (isinstance(part, dict) and _is_text(part)):
             raise invalid(param, f"{param}: must be a text, an object with text, or parts of text")
-        found.append(text)
-    if not found:
+    if not parts:
         raise invalid(param, f"{param}: has no text")
-    return "".join(found)
+    return "".join(part if isinstance(part, str) else part["text"] for part in parts if _is_text(part))
 
 
 def paired(queries: list[str], documents: list[str], param: str) -> Pairs:
@@ -98,14 +132,16 @@ def prepared(
         )
     if config.template == "qwen3":
         return _with_template(state, pairs, cut, per_document, instruction or INSTRUCTION)
-    if config.template == "chat":
-        render, count = renderer_of(state, config, instruction), len(pairs.documents)
-        found = [
-            ids_of_pair(state, render, pairs.queries[query], pairs.documents[document], cut, per_document,
-                        where(pairs.param, document, count))
+    if config.template:
+        count = len(pairs.documents)
+        made = Conversations(state, pair(config, instruction), 2, config.template_opens_answer)
+        side = replace(cut, side="right")  # of a document; the query stands on the left
+        return PooledInputs([
+            LATER if pairs.shows(query, document) else
+            made.ids((pairs.queries[query], pairs.documents[document]), side, per_document,
+                     where(pairs.param, document, count), "query")
             for query, document in pairs.of
-        ]  # fmt: skip
-        return PooledInputs([id_array(ids) for ids in found])
+        ])  # fmt: skip
     if instruction is not None:
         raise invalid("instruction", "instruction: this model's pairs hold none; leave the field out")
     queries, documents = encoded(state, pairs.queries, "query"), encoded(state, pairs.documents, pairs.param)
@@ -144,18 +180,50 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
     """The inputs of a model that makes vectors: all queries, then all documents. Pool."""
     found: list[np.ndarray] = []
     starts: list[np.ndarray] = []
-    for texts, role, param in ((pairs.queries, "query", "query"), (pairs.documents, "document", pairs.param)):
-        names = [name for name in PROMPTS[role] if name in config.prompts] or [config.default_prompt or ""]
-        prompt = config.prompts.get(names[0], "")
+    said = [INSTEAD if at in pairs.parts else text for at, text in enumerate((*pairs.queries, *pairs.documents))]
+    middle = len(pairs.queries)
+    for texts, role, param in ((said[:middle], "query", "query"), (said[middle:], "document", pairs.param)):
+        prompt = _prompt_of(config, role)
+        if config.messages:
+            most = per_document if role == "document" else None
+            made = Conversations(state, message(prompt), 1, config.template_opens_answer)
+            found += [made.ids([text], cut, most, where(param, at, len(texts)), param) for at, text in enumerate(texts)]
+            continue
         listed = encoded(state, [prompt + text for text in texts], param)
         if role == "document" and per_document is not None:
             listed = [ids[:per_document] for ids in listed]
         frame = frame_of(state, role)
-        made = [shaped(config, framed(ids, *frame, cut, where(param, at, len(texts)))) for at, ids in enumerate(listed)]
-        counted = counted_from(state, prompt, frame, cut, made, param)
+        paths = [where(param, at, len(texts)) for at in range(len(texts))]
+        ids_of = [shaped(config, framed(ids, *frame, cut, path)) for ids, path in zip(listed, paths)]
+        counted = counted_from(state, prompt, frame, cut, ids_of, param)
         starts += [] if counted is None else [counted]
-        found += made
-    return PooledInputs(found, pool_starts=None if config.pools_prompt else np.concatenate(starts))
+        found += ids_of
+    return PooledInputs(found, pool_starts=np.concatenate(starts) if starts else None)
+
+
+def _prompt_of(config: PoolingConfig, role: str) -> str:
+    names = [name for name in PROMPTS[role] if name in config.prompts] or [config.default_prompt or ""]
+    return config.prompts.get(names[0], "")
+
+
+def seen_apart(
+    state: AppState, config: PoolingConfig, pairs: Pairs, found: Mapping[int, Seen], cut: Cut, instruction: str | None
+) -> dict[int, Spliced]:
+    """The inputs of items with media, each a message. Pool."""
+    made = {}
+    for at, one in found.items():
+        prompt = _prompt_of(config, "query" if at < len(pairs.queries) else "document") if config.messages else ""
+        opens = config.template_opens_answer or not config.messages
+        made[at] = Conversations(state, message(prompt), 1, opens).spliced([one], cut, pairs.parts[at][1])
+    return made
+
+
+def seen_together(
+    state: AppState, config: PoolingConfig, pairs: Pairs, found: Mapping[int, Seen], cut: Cut, instruction: str | None
+) -> dict[int, Spliced]:
+    """The inputs of pairs with media. Pool."""
+    turns = Conversations(state, pair(config, instruction), 2, config.template_opens_answer)
+    return {at: turns.spliced(both, cut, name) for at, both, name in pairs.contents(found)}
 
 
 def cosines(vectors: Sequence[np.ndarray], pairs: Pairs) -> list[float]:

@@ -17,16 +17,15 @@ from mm.splice import splice
 from server.errors import invalid
 from server.http.exchange import Exchange
 from server.job import media_preload, note_media
-from server.pooling.pairs import Pairs, Picture, paired, texts_of
-from server.pooling.tokens import Cut, PooledInputs, tokenized, where
+from server.pooling.conversations import Parts
+from server.pooling.tokens import Cut, PooledInputs, tokenized
 from server.render.chat import FORMAT_FACTS
 from server.render.media import MediaTokens
-from server.render.messages import TEXT_KEYS, MessageReader, MessageRules
+from server.render.messages import MessageReader, MessageRules
 from server.state import AppState
 
 TOKENS = MediaTokens({"image": 0}, {}, {"image": ""})  # no text can spell a picture here
 NONE = MediaTokens({}, {}, {})
-INSTEAD = "a"  # is tokenized where a picture stands, and its tokens are not used
 
 
 async def text_or_picture(exchange: Exchange, messages: list[dict[str, Any]], cut: Cut, salt: str) -> PooledInputs:
@@ -52,31 +51,18 @@ async def text_or_picture(exchange: Exchange, messages: list[dict[str, Any]], cu
     return await loaded(exchange, PooledInputs([np.zeros(1, np.int32)]), {0: pictures[0]}, salt)
 
 
-def with_pictures(one: Any, other: Any, name: str, other_name: str, most: int) -> Pairs:
-    """The pairs of a body's two sides, each of texts and pictures."""
-    sides, pictures, count = [], {}, 0
-    for given, param in ((one, name), (other, other_name)):
-        listed = list(given) if isinstance(given, list) and not _is_content(given) else [given]
-        for at, item in enumerate(listed):
-            part = _picture_of(item, where(param, at, len(listed)))
-            if part is not None:
-                pictures[count + at] = part, where(param, at, len(listed))
-                listed[at] = INSTEAD
-        sides.append(texts_of(listed, param, most))
-        count += len(listed)
-    pairs = paired(sides[0], sides[1], other_name)
-    return Pairs(pairs.queries, pairs.documents, pairs.of, other_name, pictures)
-
-
-async def shown(exchange: Exchange, inputs: PooledInputs, pictures: Mapping[int, Picture], salt: str) -> PooledInputs:
+async def shown(exchange: Exchange, inputs: PooledInputs, parts: Mapping[int, Parts], salt: str) -> PooledInputs:
     """The inputs with these pictures in the place of their texts."""
     most = exchange.state.config.media.media_max_items
-    if len(pictures) > most:
-        raise invalid("documents", f"documents: the pairs hold {len(pictures)} pictures; at most {most} are allowed")
+    if len(parts) > most:
+        raise invalid("documents", f"documents: the pairs hold {len(parts)} pictures; at most {most} are allowed")
     refs = {}
-    for at, (part, param) in pictures.items():
+    for at, (given, param) in parts.items():
+        if len(given) != 1:
+            text = f"{param}: got {len(given)} parts; this model compares one text or one picture each"
+            raise invalid(param, text)
         reader = reader_of(exchange.state)
-        reader.read([{"role": "user", "content": [part]}], param)
+        reader.parts(given, param)
         refs[at] = replace(reader.media[0], param=param)
     return await loaded(exchange, inputs, refs, salt)
 
@@ -109,22 +95,3 @@ def reader_of(state: AppState) -> MessageReader:
         "openai", FORMAT_FACTS, media, config.max_media_items, config.limit_mm_per_prompt, config.max_messages,
         config.max_parts,
     ))  # fmt: skip
-
-
-def _parts_of(item: Any) -> list[Any]:
-    """The content parts of an item of a side; [] where it is a text."""
-    content = item.get("content") if isinstance(item, dict) else item
-    return content if isinstance(content, list) else []
-
-
-def _is_content(given: list[Any]) -> bool:
-    return bool(given) and all(isinstance(one, dict) and "type" in one for one in given)
-
-
-def _picture_of(item: Any, param: str) -> dict[str, Any] | None:
-    """The picture that an item is; None: a text."""
-    parts = _parts_of(item)
-    pictures = [part for part in parts if isinstance(part, dict) and part.get("type") not in (*TEXT_KEYS, None)]
-    if pictures and len(parts) != 1:
-        raise invalid(param, f"{param}: got {len(parts)} parts; this model compares one text or one picture each")
-    return pictures[0] if pictures else None

@@ -136,22 +136,26 @@ def where(param: str, at: int, count: int) -> str:
 
 def encoded(state: AppState, texts: list[str], param: str) -> list[list[int]]:
     """Token ids without those around a text. Pool."""
-    most = state.renderer.config.prompt_bytes
     if pooling_of(state).lower_case:
         texts = [text.lower() for text in texts]
     found: list[list[int]] = []
     for start in range(0, len(texts), SLICE):
         part = texts[start : start + SLICE]
         for at, text in enumerate(part, start):
-            name = where(param, at, len(texts))
-            if 4 * len(text) > most and len(text.encode("utf-8", "surrogatepass")) > most:
-                raise too_long(state.engine.max_model_len, max(len(text) // 16, state.engine.max_model_len + 1), name)
-            try:
-                text.isascii() or text.encode()
-            except UnicodeEncodeError:
-                raise invalid(name, f"{name}: contains half of a surrogate pair, which is no character") from None
+            check_text(state, text, where(param, at, len(texts)))
         found += state.tokenizer.encode_batch(part)
     return found
+
+
+def check_text(state: AppState, text: str, name: str) -> None:
+    """400 for a text that no tokenizer could make short enough, or that has no characters."""
+    most = state.renderer.config.prompt_bytes
+    if 4 * len(text) > most and len(text.encode("utf-8", "surrogatepass")) > most:
+        raise too_long(state.engine.max_model_len, max(len(text) // 16, state.engine.max_model_len + 1), name)
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        raise invalid(name, f"{name}: contains half of a surrogate pair, which is no character") from None
 
 
 def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut: Cut, name: str) -> np.ndarray:

@@ -158,6 +158,12 @@ class MessageReader:
 
     # -- content
 
+    def parts(self, parts: list[Any], path: str) -> list[dict[str, Any]]:
+        """A content that is no message of its own."""
+        if len(parts) > self.rules.max_parts:
+            raise invalid(f"{path} has {len(parts)} parts; at most {self.rules.max_parts}.", path)
+        return [self._part(part, f"{path}[{index}]") for index, part in enumerate(parts)]
+
     def _content(self, message: dict[str, Any], path: str) -> Any:
         content = message.get("content")
         if content is None:
@@ -175,9 +181,7 @@ class MessageReader:
         """Content that is no text: parts, or the string that they make."""
         if not isinstance(content, list):
             raise invalid(f"{path} must be a string or a list of parts.", path)
-        if len(content) > self.rules.max_parts:
-            raise invalid(f"{path} has {len(content)} parts; at most {self.rules.max_parts}.", path)
-        parts = [self._part(part, f"{path}[{index}]") for index, part in enumerate(content)]
+        parts = self.parts(content, path)
         if self.rules.content_format == "openai" and not self._reads_better_as_string(role, parts):
             return parts
         placeholders = self.rules.media.placeholders

@@ -8,7 +8,7 @@ Owner: loop. In: texts, token ids or a conversation. Out: vectors, token-wise ma
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,9 +20,20 @@ from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
 from server.job import media_preload, with_media
+from server.pooling.conversations import Conversations, message
 from server.pooling.pictures import text_or_picture
 from server.pooling.run import PooledAnswer
-from server.pooling.tokens import PooledInputs, cut_of, in_pool_if, inputs_of, pooling_of, tokenized, too_long, where
+from server.pooling.tokens import (
+    Cut,
+    PooledInputs,
+    cut_of,
+    in_pool_if,
+    inputs_of,
+    pooling_of,
+    tokenized,
+    too_long,
+    where,
+)
 from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, of_tokens, written
 from server.routes.endpoint import check_model, gateway_priority, one_of, pooling_route, response_id
 from server.sampling import priority_of, salt_of
@@ -150,15 +161,19 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
         inputs = inputs_of(body.input, state.config.pooling.max_inputs)
         special = body.add_special_tokens is not False
         before = prompt_of(state, body.prompt_name)
-        role = body.prompt_name or pooling_of(state).default_prompt or ""
+        config = pooling_of(state)
+        role = body.prompt_name or config.default_prompt or ""
+        if config.messages and isinstance(inputs[0], str):
+            return await in_pool_if(True, state, lambda: as_messages(state, inputs, before, cut))
         return await tokenized(state, inputs, cut, special, before, role=role)
     if body.input is not None:
         raise invalid("input", "input: stands beside messages; send one of the two")
     if pooling_of(state).two_towers:
         return await text_or_picture(exchange, body.messages, cut, salt)
+    config, opens = pooling_of(state), body.add_generation_prompt
     prompt = await state.renderer.chat(
         body.messages,
-        add_generation_prompt=body.add_generation_prompt is True,
+        add_generation_prompt=config.messages and config.template_opens_answer if opens is None else opens,
         template_kwargs=body.chat_template_kwargs,
         add_special_tokens=body.add_special_tokens is True,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
@@ -173,6 +188,15 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
     if len(spliced.prompt_token_ids) > cut.limit:
         raise too_long(cut.limit, len(spliced.prompt_token_ids), "messages")
     return PooledInputs([spliced.prompt_token_ids], media=spliced.media, positions=spliced.positions)
+
+
+def as_messages(state: AppState, texts: Sequence[Any], prompt: str, cut: Cut) -> PooledInputs:
+    """Each text as a user's message; the prompt is the system's. Pool."""
+    made = Conversations(state, message(prompt), 1, pooling_of(state).template_opens_answer)
+    state.tokenizer.require_texts("input")
+    return PooledInputs([
+        made.ids([text], cut, None, name := where("input", at, len(texts)), name) for at, text in enumerate(texts)
+    ])  # fmt: skip
 
 
 def check_steps(state: AppState, inputs: list[np.ndarray]) -> None:

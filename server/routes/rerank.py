@@ -16,13 +16,13 @@ from starlette.responses import Response
 from engine.model_config import PoolingConfig
 from server.errors import invalid, not_here, shown
 from server.http.body import read_json
-from server.http.exchange import exchange_of
+from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
-from server.pooling.pairs import Pairs, apart, cosines, late, paired, prepared, texts_of
+from server.pooling.conversations import replaced, seen
+from server.pooling.pairs import Pairs, apart, cosines, is_parts, late, prepared, seen_apart, seen_together, sides
 from server.pooling.pictures import shown as with_rows
-from server.pooling.pictures import with_pictures
 from server.pooling.run import PooledAnswer
-from server.pooling.tokens import PooledInputs, cut_of, in_pool_if, pooling_of
+from server.pooling.tokens import Cut, PooledInputs, cut_of, in_pool_if, pooling_of
 from server.pooling.vectors import LARGE, finished, of_tokens
 from server.routes.endpoint import check_model, gateway_priority, json_response, pooling_route, response_id
 from server.sampling import priority_of, salt_of
@@ -43,10 +43,7 @@ async def score(request: Request) -> Response:
         raise invalid("queries", f"queries: the two sides of the pairs are missing or named twice; send {names}")
     one, other = given[0]
     most = state.config.pooling.max_documents
-    if pooling_of(state).two_towers:
-        pairs = with_pictures(getattr(body, one), getattr(body, other), one, other, most)
-    else:
-        pairs = paired(texts_of(getattr(body, one), one, most), texts_of(getattr(body, other), other, most), other)
+    pairs = sides(getattr(body, one), getattr(body, other), one, other, most, sees(state))
     about, scores = await scored(request, body, "score-", pairs, None, body.instruction)
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return json_response({**about, "object": "list", "data": data})
@@ -61,15 +58,16 @@ async def rerank(request: Request) -> Response:
     per_document = body.max_tokens_per_doc or None
     if per_document is not None and per_document < 0:
         raise invalid("max_tokens_per_doc", f"max_tokens_per_doc: got {per_document}; must be 0 (no limit) or more")
-    documents = texts_of(body.documents, "documents", state.config.pooling.max_documents)
-    pairs = paired(texts_of(body.query, "query", 1), documents, "documents")
+    if isinstance(body.query, list) and len(body.query) > 1 and not is_parts(body.query):
+        raise invalid("query", f"query: got {len(body.query)} texts; at most 1 are allowed")
+    pairs = sides(body.query, body.documents, "query", "documents", state.config.pooling.max_documents, sees(state))
     about, scores = await scored(request, body, "rerank-", pairs, per_document, body.instruction)
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n or None]
     shown = body.return_documents is not False
     results = [
         {
             "index": index,
-            **({"document": {"text": documents[index]}} if shown else {}),
+            **({"document": {"text": pairs.documents[index]}} if shown else {}),
             "relevance_score": scores[index],
         }
         for index in order
@@ -106,9 +104,7 @@ async def scored(
     async with client_present(request):
         with state.places.hold(count, exchange.key_name):
             async with preparing(exchange, "pairs"):
-                made = await inputs_of(state, config, pairs, cut, per_document, instruction)
-                if pairs.pictures:
-                    made = await with_rows(exchange, made, pairs.pictures, salt)
+                made = await inputs_of(exchange, pairs, cut, per_document, instruction, salt)
             with PooledAnswer(exchange, name) as running:
                 arrays = await running.arrays(made, per_token=by_tokens, salt=salt, priority=priority)
     tokens = sum(map(len, made.ids))
@@ -144,15 +140,30 @@ def by_maxsim(
     return late([finished(lines, activation, body.use_activation, None) for lines in kept], pairs)
 
 
+def sees(state: AppState) -> bool:
+    """Whether items may hold media: a classifier of the tokenizer's pairs reads texts alone."""
+    config = pooling_of(state)
+    return state.media is not None and (config.task == "embed" or config.template in ("chat", "qwen3_vl"))
+
+
 async def inputs_of(
-    state: AppState, config: PoolingConfig, pairs: Pairs, cut: Any, per_document: int | None, instruction: str | None
+    exchange: Exchange, pairs: Pairs, cut: Cut, per_document: int | None, instruction: str | None, salt: str
 ) -> PooledInputs:
     """Token ids of all inputs, and what the engine must know of them."""
+    state, config = exchange.state, pooling_of(exchange.state)
     size = sum(map(len, pairs.documents)) + sum(map(len, pairs.queries))
-    large = size > state.config.limits.tokenize_offload_bytes
-    if config.task != "classify":
-        return await in_pool_if(large, state, lambda: apart(state, config, pairs, cut, per_document))
-    return await in_pool_if(large, state, lambda: prepared(state, config, pairs, cut, per_document, instruction))
+    large = size > state.config.limits.tokenize_offload_bytes or bool(config.template) or config.messages
+    if config.task == "embed":
+        made = await in_pool_if(large, state, lambda: apart(state, config, pairs, cut, per_document))
+    else:
+        made = await in_pool_if(large, state, lambda: prepared(state, config, pairs, cut, per_document, instruction))
+    if not pairs.parts:
+        return made
+    if config.two_towers:
+        return await with_rows(exchange, made, pairs.parts, salt)
+    found = await seen(exchange, pairs.parts, salt)
+    shown = seen_apart if config.task == "embed" else seen_together
+    return await in_pool_if(True, state, lambda: replaced(made, shown(state, config, pairs, found, cut, instruction)))
 
 
 ROUTES = [

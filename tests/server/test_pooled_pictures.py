@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import engine.runtime
 from mm.splice import splice
+from server.pooling.conversations import JUDGE, VL_INSTRUCTION
 from tests import pooling_kit as kit
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -28,9 +31,15 @@ async def vector(client, path: str = "/v1/embeddings", **body) -> np.ndarray:
     return np.array([one.get("embedding", one.get("data")) for one in answer.json()["data"]], np.float32)
 
 
-async def of_transformers(state, folder, *parts: dict) -> np.ndarray:
-    """The last token's hidden state; our processor's pixels, transformers' positions."""
-    prompt = await state.renderer.chat(said(*parts)["messages"], add_generation_prompt=True)
+def reranker() -> Path:
+    """Qwen3-VL with two letters for yes and no."""
+    values = {"architectures": ("Qwen3VLForSequenceClassification",), "classifier_from_token": kit.Words(["n", "y"])}
+    return kit.changed(tiny.checkpoint("qwen3_vl"), "vl-reranker", is_original_qwen3_reranker=True, **values)
+
+
+async def oracle_inputs(state, messages: list[dict]) -> dict:
+    """Our processor's pixels; transformers counts the positions."""
+    prompt = await state.renderer.chat(messages, add_generation_prompt=True)
     processed = await state.media.load(prompt.media)
     made = splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
     ids = torch.tensor(made.prompt_token_ids, dtype=torch.long)[None]
@@ -41,6 +50,12 @@ async def of_transformers(state, folder, *parts: dict) -> np.ndarray:
         if features:
             inputs[pixels] = torch.tensor(np.concatenate([one["pixel_values"] for one in features]))
             inputs[f"{kind}_grid_thw"] = torch.tensor(np.concatenate([one["grid_thw"] for one in features]))
+    return inputs
+
+
+async def of_transformers(state, folder, *parts: dict) -> np.ndarray:
+    """The last token's hidden state."""
+    inputs = await oracle_inputs(state, said(*parts)["messages"])
     model = tiny.reference(folder).model
     model.rope_deltas = None
     with torch.no_grad():
@@ -71,6 +86,81 @@ async def test_conversations_that_cannot_be_seen_are_refused(pooling):
         answer = await client.post("/v1/embeddings", body)
         assert answer.status == 400, answer.content
         assert text in answer.content.decode(), answer.content
+
+
+async def test_scores_of_an_embedder_are_cosines_of_its_vectors(pooling):
+    client = await pooling(tiny.checkpoint("qwen3_vl"), **POOLS)
+    items = [WORDS["text"], [PICTURE], [OTHER, WORDS], {"image": OTHER["image_url"]["url"]}, [WORDS]]
+    made = [(await vector(client, input=WORDS["text"]))[0]] + [
+        (await vector(client, **said(*parts)))[0] for parts in ((PICTURE,), (OTHER, WORDS), (OTHER,))
+    ]
+    wanted = np.stack([*made, made[0]])
+    answer = await client.post("/score", {"queries": [PICTURE], "documents": items})
+    assert answer.status == 200, answer.content
+    np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], wanted @ made[1], atol=1e-5)
+    answer = await client.post("/rerank", {"query": [OTHER, WORDS], "documents": items, "top_n": 2})
+    best = sorted(range(5), key=lambda at: -(wanted @ made[2])[at])[:2]
+    results = answer.json()["results"]
+    assert [one["index"] for one in results] == best
+    assert results[0]["document"] == {"text": WORDS["text"]}  # what it says beside what it shows
+    assert answer.json()["usage"]["prompt_tokens"] > 40
+    for documents, param in (([[PICTURE], [BROKEN]], "documents[1]"), ([PICTURE] * 65, "documents")):
+        refused = await client.post("/rerank", {"query": "x", "documents": documents})
+        assert refused.status == 400, refused.content
+        assert param in refused.error["param"]
+
+
+async def test_a_reranker_that_sees_has_its_models_own_conversation(pooling):
+    """As Qwen3-VL-Reranker's card renders it; the logits are transformers', of yes without no."""
+    folder = tiny.checkpoint("qwen3_vl")
+    client = await pooling(reranker())
+    model, encode = tiny.reference(folder), client.state.tokenizer.encode
+    yes, no = encode("y")[0], encode("n")[0]
+
+    async def wanted(task, query, document):
+        """`query` and `document`: parts."""
+        parts = [{"type": "text", "text": f"<Instruct>: {task}"}, {"type": "text", "text": "<Query>:"}, *query]
+        parts += [{"type": "text", "text": "\n<Document>:"}, *document]
+        messages = [{"role": "system", "content": JUDGE}, {"role": "user", "content": parts}]
+        inputs = await oracle_inputs(client.state, messages)
+        model.model.rope_deltas = None
+        with torch.no_grad():
+            logits = model(**inputs).logits[0, -1]
+        return float((logits[yes] - logits[no]).sigmoid())
+
+    pairs = [([WORDS], [PICTURE]), ([WORDS], [WORDS]), ([WORDS], [OTHER, WORDS])]
+    body = {"query": WORDS["text"], "documents": [[PICTURE], WORDS["text"], [OTHER, WORDS]]}
+    for more, task in (({}, VL_INSTRUCTION), ({"instruction": "Judge"}, "Judge")):
+        answer = await client.post("/score", {"queries": body["query"], "documents": body["documents"], **more})
+        assert answer.status == 200, answer.content
+        found = [one["score"] for one in answer.json()["data"]]
+        np.testing.assert_allclose(found, [await wanted(task, *pair) for pair in pairs], atol=1e-4)
+    answer = await client.post("/rerank", {"query": [PICTURE], "documents": body["documents"]})
+    assert len(answer.json()["results"]) == 3
+
+
+async def test_an_embedder_of_messages_makes_one_of_each_text(pooling):
+    """As sentence-transformers does where the checkpoint's files say so: a prompt is the system's."""
+    folder, texts = kit.of_messages(), kit.TEXTS
+    client = await pooling(folder)
+    model = kit.oracle(folder)
+    queries, documents = (model.encode(texts, prompt_name=name) for name in ("query", "document"))
+    assert (
+        np.abs(queries - kit.oracle(kit.embedder("qwen3", prompts=True)).encode(texts, prompt_name="query")).max() > 0.1
+    )
+    kit.close(await vector(client, input=texts, prompt_name="query"), queries)
+    kit.close(await vector(client, input=texts), documents)
+    system = {"role": "system", "content": kit.PREFIX["query"]}
+    kit.close(await vector(client, messages=[system, {"role": "user", "content": texts[0]}]), queries[:1])
+    answer = await client.post("/score", {"queries": texts[0], "documents": texts})
+    np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], documents @ queries[0], atol=1e-5)
+    long = "a b c d " * 60
+    refused = await client.post("/v1/embeddings", {"input": ["x", long]})
+    assert (refused.status, refused.error["param"]) == (400, "input[1]")
+    cut = await client.post("/v1/embeddings", {"input": ["x", long], "truncate_prompt_tokens": 50})
+    assert cut.json()["usage"]["prompt_tokens"] <= 100
+    refused = await client.post("/v1/embeddings", {"input": "x", "truncate_prompt_tokens": 2})
+    assert refused.status == 400
 
 
 async def test_the_device_path_sees_the_same(pooling, monkeypatch):

@@ -22,6 +22,7 @@ from tests.server.conftest import config_of, ready
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 KINDS = ["clip", "siglip"]
 TEXTS = ["the cat", "x", "a dog and the bird", "Grüße, 東京!"]
+URL = "data:image/png;base64,AAAA"  # of no picture
 SIZES = [(56, 56), (90, 61), (64, 130)]
 
 
@@ -93,6 +94,13 @@ async def test_scores_compare_texts_with_pictures(pooling, kind):
     assert answer.status == 200, answer.content
     wanted = [text @ seen[0], text @ seen[1], 1.0, text @ seen[2]]
     np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], wanted, atol=1e-5)
+    shapes = [{"image": part(0)["image_url"]["url"]}, [part(1)], {"content": [part(2)]}, part(0)]
+    answer = await client.post("/rerank", {"query": TEXTS[0], "documents": shapes})
+    ranked = [(one["index"], one["relevance_score"], one["document"]) for one in answer.json()["results"]]
+    for at, score, document in ranked:
+        np.testing.assert_allclose(score, [wanted[0], wanted[1], wanted[3], wanted[0]][at], atol=1e-5)
+        assert document == {"text": ""}
+    assert [score for _, score, _ in ranked] == sorted((score for _, score, _ in ranked), reverse=True)
     answer = await client.post("/score", {"queries": [part(1)], "documents": TEXTS[0]})
     np.testing.assert_allclose(answer.json()["data"][0]["score"], wanted[1], atol=1e-5)
 
@@ -101,7 +109,7 @@ async def test_scores_compare_texts_with_pictures(pooling, kind):
 async def test_bad_inputs_are_refused_by_name(pooling, kind):
     client = await pooling(tiny_towers.checkpoint(kind))
     words = "the bird " * 80
-    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    broken = {"type": "image_url", "image_url": {"url": URL}}
     film = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
     for path, body, text in (
         ("/v1/embeddings", {"input": [TEXTS[0], words]}, "input[1]"),
@@ -116,7 +124,11 @@ async def test_bad_inputs_are_refused_by_name(pooling, kind):
         ("/score", {"queries": TEXTS[0], "documents": [[film]]}, "takes no video"),
         ("/score", {"queries": TEXTS[0], "documents": [[part(0)], [broken]]}, "documents[1]"),
         ("/v1/embeddings", {"messages": message(broken)}, "messages[0].content[0]"),
-        ("/rerank", {"query": TEXTS[0], "documents": [[part(0)]]}, "documents"),
+        (
+            "/rerank",
+            {"query": TEXTS[0], "documents": [[part(0)], {"image": URL}]},
+            "documents[1]",
+        ),
     ):
         answer = await client.post(path, body)
         assert answer.status == 400, (body, answer.content)

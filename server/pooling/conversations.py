@@ -1,0 +1,202 @@
+"""Inputs as conversations of the checkpoint's chat template: of embedders that were trained on messages, of rerankers
+that read a query and a document as two roles, and of all that see pictures.
+
+Owner: loop for media, pool for the rest. In: contents, each a text or the parts of a message. Out: token ids; with
+media also their rows' places and the positions. A text is cut where that was asked for; what holds media never is.
+
+    message    system: the checkpoint's prompt; user: the content
+    chat       system: the instruction; query: the content; document: the content
+    qwen3_vl   system and user as Qwen3-VL-Reranker was trained, which clients must not have to know
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from engine.model_config import PoolingConfig
+from mm.item import MediaRef, Processed
+from mm.splice import Spliced, splice
+from server.errors import ApiError
+from server.http.exchange import Exchange
+from server.job import media_preload, note_media
+from server.pooling.tokens import Cut, PooledInputs, check_text, too_long
+from server.render.leads import with_leads
+from server.render.messages import MessageReader, MessageRules
+from server.render.prompt import Prompt, id_array
+from server.render.template_facts import TemplateFacts
+from server.state import AppState
+
+JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
+    ' Note that the answer can only be "yes" or "no".'
+)
+VL_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
+PROBES = ("omniloop asks", "omniloop answers")
+PARTS = TemplateFacts("openai", asks_for_string=False, asks_for_none=True, knows_developer=False)
+Content = list[dict[str, Any]]  # parts, as templates read them
+Parts = tuple[list[Any], str]  # parts as a client sent them, and their path in the body
+Turns = Callable[[Sequence[Content]], list[tuple[str, Content]]]  # contents -> roles, and what each says
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The content of an item, and its media ready for their towers."""
+
+    content: Content
+    media: list[MediaRef] = field(default_factory=list)
+    processed: list[Processed] = field(default_factory=list)
+
+
+def text_part(text: str) -> Content:
+    return [{"type": "text", "text": text}]
+
+
+def message(system: str) -> Turns:
+    """The turns of one content."""
+    before = [("system", text_part(system))] if system else []
+    return lambda contents: [*before, ("user", contents[0])]
+
+
+def pair(config: PoolingConfig, instruction: str | None) -> Turns:
+    """The turns of a query and a document."""
+    if config.template == "qwen3_vl":
+        task = text_part(f"<Instruct>: {instruction or VL_INSTRUCTION}")
+        return lambda contents: [
+            ("system", text_part(JUDGE)),
+            ("user", [*task, *text_part("<Query>:"), *contents[0], *text_part("\n<Document>:"), *contents[1]]),
+        ]
+    asked = instruction or config.prompts.get(config.default_prompt or "", "")
+    before = [("system", text_part(asked))] if asked else []
+    return lambda contents: [*before, ("query", contents[0]), ("document", contents[1])]
+
+
+class Conversations:
+    """How one request's contents become token ids."""
+
+    def __init__(self, state: AppState, turns: Turns, contents: int, opens: bool) -> None:
+        """`contents`: of a conversation; `opens`: the prompt of an answer follows. 501 where the template shows not all
+        of them."""
+        self._state, self._turns, self._opens = state, turns, opens
+        template = state.renderer.template
+        probes = PROBES[:contents]
+        for as_parts in (False, True):
+            if template is None:
+                break
+            self._as_parts = as_parts
+            try:
+                shown = self.rendered([text_part(probe) for probe in probes])
+            except ApiError:
+                continue
+            if all(probe in shown for probe in probes):
+                return
+        roles = "`query` and `document`" if contents == 2 else "`user`"
+        raise ApiError(
+            501, "not_implemented", f"the checkpoint's chat template does not show what the roles {roles} say; name "
+            "another by --chat-template",
+        )  # fmt: skip
+
+    def rendered(self, contents: Sequence[Content]) -> str:
+        """The text of a conversation. Parts are texts for templates that read texts, or understand both."""
+        template = self._state.renderer.template
+        assert template is not None
+        written = self._state.renderer.media.placeholders
+
+        def plain(content: Content) -> str:
+            return "".join(part["text"] if part["type"] == "text" else written[part["type"]] for part in content)
+
+        messages = []
+        for role, content in self._turns(contents):
+            flat = all(part["type"] == "text" for part in content) or template.content_format == "string"
+            messages.append({"role": role, "content": content if self._as_parts or not flat else plain(content)})
+        return template.render(messages, add_generation_prompt=self._opens)
+
+    def ids(self, texts: Sequence[str], cut: Cut, most: int | None, name: str, kept: str) -> np.ndarray:
+        """Of texts, the last of which may be cut, to `most` tokens where they are given; `name`: of that text, `kept`:
+        of the others. Pool."""
+        tokenizer = self._state.tokenizer
+        *before, text = texts
+        for one, path in ((text, name), *((one, kept) for one in before)):
+            check_text(self._state, one, path)
+            self._state.renderer.media.refuse_in_text(one, path)
+        if most is not None and len(own := tokenizer.encode(text)) > most:
+            text = tokenizer.decode(own[:most])
+
+        def made(text: str) -> list[int]:
+            return tokenizer.encode(self.rendered([text_part(one) for one in (*before, text)]))
+
+        ids = made(text)
+        if len(ids) > cut.most and cut.asked is None:
+            raise too_long(cut.limit, len(ids), name)
+        own = tokenizer.encode(text) if len(ids) > cut.most else []
+        while len(ids) > cut.most:  # texts may join with what stands around them: what is cut is counted again
+            if not own:
+                raise too_long(cut.limit, len(ids), kept)
+            over = len(ids) - cut.most
+            own = own[: max(0, len(own) - over)] if cut.side == "right" else own[over:]
+            ids = made(tokenizer.decode(own))
+        return id_array(ids)
+
+    def spliced(self, items: Sequence[Seen], cut: Cut, name: str) -> Spliced:
+        """Of contents with media. Pool."""
+        state = self._state
+        assert state.media is not None, "a reader of messages refuses media where there is no tower"
+        text = state.renderer.media.spaced(self.rendered([item.content for item in items]))
+        ids = id_array(state.tokenizer.encode(text))
+        media = [ref for item in items for ref in item.media]
+        processed = [one for item in items for one in item.processed]
+        prompt = Prompt(ids, tuple(media), state.renderer.media.slots(ids, media, name), text)
+        if any(leads := [one.lead for one in processed]):
+            prompt = with_leads(prompt, leads, state.tokenizer)
+        made = splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
+        if len(made.prompt_token_ids) > cut.most:
+            raise too_long(cut.most, len(made.prompt_token_ids), name)
+        return made
+
+
+async def seen(exchange: Exchange, parts: Mapping[int, Parts], salt: str) -> dict[int, Seen]:
+    """Each item's content, its media fetched, decoded and processed."""
+    renderer = exchange.state.renderer
+    config = renderer.config
+    reader = MessageReader(MessageRules(
+        "openai", PARTS, renderer.media, config.max_media_items, config.limit_mm_per_prompt, config.max_messages,
+        config.max_parts,
+    ))  # fmt: skip
+    read: dict[int, tuple[Content, slice]] = {}
+    for at, (given, path) in parts.items():
+        first = len(reader.media)
+        content = reader.parts(given, path)
+        read[at] = content, slice(first, len(reader.media))
+    async with media_preload(exchange, salt) as ahead:
+        processed = await ahead.load(reader.media)
+    note_media(exchange, ahead.report)
+    return {at: Seen(content, reader.media[own], processed[own]) for at, (content, own) in read.items()}
+
+
+def replaced(inputs: PooledInputs, made: Mapping[int, Spliced]) -> PooledInputs:
+    """The inputs with these in the place of others."""
+    ids = [made[at].prompt_token_ids if at in made else one for at, one in enumerate(inputs.ids)]
+    starts = np.cumsum([0, *map(len, ids)])
+    media = []
+    for at, one in made.items():
+        for item in one.media:
+            spans = tuple((int(starts[at]) + first, length) for first, length in item.spans)
+            media.append(replace(item, spans=spans))
+    counted = inputs.pool_starts
+    if counted is not None:
+        counted = np.where([at in made for at in range(len(ids))], 0, counted).astype(np.int32)
+    axes = next((len(one.positions) for one in made.values() if one.positions is not None), 0)
+    positions = None
+    if axes:
+        positions = np.concatenate([_positions(made.get(at), len(one), axes) for at, one in enumerate(ids)], 1)
+    return PooledInputs(ids, inputs.seconds, counted, tuple(media), positions)
+
+
+def _positions(made: Spliced | None, length: int, axes: int) -> np.ndarray:
+    """int32 [axes, length] of an input."""
+    if made is not None and made.positions is not None:
+        return made.positions
+    return np.broadcast_to(np.arange(length, dtype=np.int32), (axes, length))
