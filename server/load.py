@@ -53,7 +53,14 @@ def is_hub_name(name: str) -> bool:
 
 
 async def fetch(state: AppState) -> None:
-    """Brings a model and a tokenizer that are named ORG/NAME, or a GGUF file, into folders. Raises ConfigError."""
+    """Brings a model and a tokenizer that are named ORG/NAME, or a GGUF file, into folders. Raises ConfigError.
+
+    Flags that name parsers and a template are looked at first: a model may take long to come.
+    """
+    chat = state.config.chat
+    check_names(chat.tool_call_parser, chat.reasoning_parser, plugins_of(chat))
+    if chat.chat_template:
+        await in_pool(state, "template file", lambda: check_template(chat.chat_template))
     if not is_hub_name(state.folder) and not is_gguf(state.folder):
         check_folder(state.folder)
     named = is_hub_name(state.folder) or is_hub_name(state.tokenizer_source)
@@ -132,8 +139,6 @@ def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:
 
 async def load(state: AppState) -> None:
     """Raises ConfigError when the model cannot be served."""
-    chat = state.config.chat
-    check_names(chat.tool_call_parser, chat.reasoning_parser, plugins_of(chat))
     begun = time.perf_counter()
     text = asyncio.ensure_future(load_text(state))
     try:
@@ -269,6 +274,12 @@ def make_grammars(state: AppState) -> GrammarCompiler | None:
     return GrammarCompiler(
         vocabulary, state.pool, limits.grammar_timeout, limits.grammar_cache_bytes, limits.grammar_max_bytes
     )
+
+
+def check_template(given: str) -> None:
+    from server.render.template_choice import check_given
+
+    check_given(given)
 
 
 def make_renderer(state: AppState) -> Renderer:

@@ -8,7 +8,7 @@ does not compile is left out with a warning, so that completions are still serve
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,8 @@ FALLBACKS: dict[str, tuple[tuple[str, ...], str]] = {
 def choose(tokenizer: Tokenizer, given: str | None, content_format: str) -> dict[str, ChatTemplate]:
     """Compiled templates by name; "default" is the one used without tools."""
     if given:
-        try:
-            return {"default": ChatTemplate(_given(tokenizer, given), tokenizer.special_tokens, content_format)}
-        except RenderError as error:
-            raise ConfigError(f"--chat-template: {error.message}") from error
+        text = tokenizer.chat_templates.get(given) or _text_of(given, tokenizer.chat_templates)
+        return {"default": _given(text, tokenizer.special_tokens, content_format)}
     found: dict[str, ChatTemplate] = {}
     for name, text in tokenizer.chat_templates.items():
         try:
@@ -97,16 +95,27 @@ def check_defaults(kwargs: Mapping[str, Any], tokenizer: Tokenizer) -> None:
             )
 
 
-def _given(tokenizer: Tokenizer, given: str) -> str:
-    """A value without braces is a name or a file."""
-    if given in tokenizer.chat_templates:
-        return tokenizer.chat_templates[given]
+def check_given(given: str) -> None:
+    """Refuses a --chat-template before anything is fetched or loaded for it: a file that is not there, a text that does
+    not compile. A plain word may name one of the checkpoint's and waits for these."""
+    if "{" in given or "/" in given or given.endswith((".jinja", ".jinja2", ".j2", ".txt")):
+        _given(_text_of(given, ()), {}, "auto")
+
+
+def _given(text: str, special_tokens: Mapping[str, str], content_format: str) -> ChatTemplate:
+    try:
+        return ChatTemplate(text, special_tokens, content_format)
+    except RenderError as error:
+        raise ConfigError(f"--chat-template: {error.message}") from error
+
+
+def _text_of(given: str, names: Iterable[str]) -> str:
+    """A value without braces is a file."""
     if "{" in given:
         return given
     try:
         return Path(given).read_text("utf-8")
     except (OSError, ValueError) as error:
-        names = ", ".join(sorted(tokenizer.chat_templates)) or "none"
-        raise ConfigError(
-            f"--chat-template {given}: not a template, not a readable file and not one of the checkpoint's ({names})"
-        ) from error
+        named = ", ".join(sorted(names))
+        which = f"a template, a readable file or one of the checkpoint's ({named})" if named else "a readable file"
+        raise ConfigError(f"--chat-template {given}: is not {which}") from error

@@ -319,6 +319,7 @@ def test_a_taken_port_and_a_missing_model_end_in_one_line(server):
     for flags, text in [
         (["--port", str(server.port)], "cannot listen on"),
         (["--model", "/nowhere"], "no such folder"),
+        (["--model", "/nowhere", "--chat-template", "/no.jinja"], "/no.jinja: is not a readable file"),  # comes first
     ]:
         done = subprocess.run(
             [sys.executable, "-m", "server", *FLAGS, *flags],

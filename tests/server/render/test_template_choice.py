@@ -8,6 +8,7 @@ from engine.errors import ConfigError
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
 from server.render.hf_tokenizer import HfTokenizer
+from server.render.template_choice import check_given
 from tests.server.render import templates as kit
 from tests.server.render import vocab
 
@@ -95,6 +96,20 @@ PALIGEMMA = ("<image>", "<loc0000>", "<seg000>", "<start_of_turn>", "<end_of_tur
 
 def seeing(pool, tokenizer, mark, **fields):
     return Renderer(tokenizer, RenderConfig(100, media_token_ids={"image": tokenizer.id_of(mark)}, **fields), pool)
+
+
+@pytest.mark.parametrize("given", ["{{ x ", "file.jinja"])
+def test_a_template_that_cannot_be_one_is_refused_before_the_model_is_there(given, tmp_path):
+    path = tmp_path / "file.jinja"
+    path.write_text("{% if")
+    given = str(path) if given == path.name else given
+    with pytest.raises(ConfigError, match="does not compile"):
+        check_given(given)
+    path.write_text("{{ messages }}")
+    check_given(str(path))
+    check_given("rag")  # may be one of the checkpoint's names
+    with pytest.raises(ConfigError, match="is not a readable file"):
+        check_given(str(tmp_path / "other.jinja"))
 
 
 async def test_without_a_template_paligemma_gets_its_pictures_before_the_text(pool):
