@@ -18,7 +18,7 @@ MAKEFLAGS += -j2
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: serve test test-full test-ray lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
-.PHONY: gpu-products gpu-wheels clean wheel
+.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel
 
 serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")
 	$(PY) -m server --port $(PORT) $(ARGS)
@@ -91,6 +91,12 @@ gpu-offline:
 
 gpu-serve:
 	$(GPU_PY) -m tests.bench.gpu_serve --shape $(GPU_SHAPES) --out $(GPU_OUT) $(ARGS)
+
+gpu-grammar:
+	$(GPU_PY) -m tests.bench.gpu_grammar --out $(GPU_OUT) $(ARGS)
+
+gpu-pooling:
+	$(GPU_PY) -m tests.bench.gpu_pooling --out $(GPU_OUT) $(ARGS)
 
 gpu-summary:
 	@$(GPU_PY) -m tests.bench.targets $(GPU_OUT)

@@ -1,11 +1,12 @@
 """Models that pool, over sockets: tokens per second of long inputs, one short query, a rerank; random weights.
 
-    python -m tests.bench.gpu_pooling [--shape bge-base,xlm-r-large,0.6b-embedding,0.6b-reranker] [--seconds 8]
+    python -m tests.bench.gpu_pooling [--shape bge-base,0.6b-embedding,0.6b-reranker,...] [--seconds 8] [--out DIR]
 
 The server is a process of its own, its clients are threads of this one, each with a socket. An embedder is asked for
 --threads times 32 texts of 512 tokens at once, in base64, again and again for --seconds; then for one text of 16 tokens
 at a time. A reranker is asked to rank 100 documents of 256 tokens, one request at a time. A token is a byte of text
-here (tests/bench/shapes.py), so tokens in are exact. Prints a line of each number with its aim.
+here (tests/bench/shapes.py), so tokens in are exact. Prints a line of each number with its aim, and writes
+gpu_pooling.json into --out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ LENGTH, BATCH, SHORT = 512, 32, 16
 DOCUMENTS, DOCUMENT, QUERY = 100, 240, 16
 AIMS = {
     ("bge-base", "tok/s"): 2_100_000, ("xlm-r-large", "tok/s"): 700_000, ("0.6b-embedding", "tok/s"): 500_000,
+    ("8b-embedding", "tok/s"): 44_000,
     ("bge-base", "query ms"): 2.5, ("0.6b-embedding", "query ms"): 4.0, ("0.6b-reranker", "rerank ms"): 60.0,
 }  # fmt: skip
 
@@ -110,16 +112,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
+    report: dict[str, dict[str, float]] = {}
     for shape in args.shape.split(","):
         with tempfile.TemporaryDirectory() as name:
             server = Server(shape, args.device, Path(name), ("--max-num-queued-reqs", "4096"), 0.005)
             try:
                 print(f"{shape}: ready in {server.ready_s:.1f} s", flush=True)
-                for what, seen in measure(shape, server.port, args).items():
+                report[shape] = measure(shape, server.port, args)
+                for what, seen in report[shape].items():
                     print(f"{shape}: {what} {seen:,.2f} (aim {AIMS.get((shape, what), '-')})", flush=True)
             finally:
                 server.stop()
+        if args.out is not None:  # after each server, so that an end in the middle loses little
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / "gpu_pooling.json").write_text(json.dumps(report, indent=1))
     return 0
 
 

@@ -238,6 +238,7 @@ POOLED = {  # asked by gpu_pooling
     "bge-base": BGE_BASE,
     "xlm-r-large": XLM_R_LARGE,
     "0.6b-embedding": {**QWEN3_06B, "architectures": ["Qwen3Model"]},
+    "8b-embedding": {**QWEN3_8B, "architectures": ["Qwen3Model"]},
     "0.6b-reranker": {**QWEN3_06B, **RANKER},
     "tiny-embedding": {
         **BGE_BASE,
