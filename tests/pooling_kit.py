@@ -361,6 +361,20 @@ def pylate() -> Path:
 
 
 @functools.cache
+def colbert() -> Path:
+    """The same ColBERT as its makers save it: the product is a tensor beside BERT's, and documents have no marks."""
+    folder = home() / "colbert"
+    shutil.copytree(encoder("bert"), folder)
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    linear = load_file(pylate() / "1_Dense" / "model.safetensors")
+    save_file({**tensors, **linear}, folder / "model.safetensors", {"format": "pt"})
+    write(folder / "config.json", {**read(folder / "config.json"), "architectures": ["HF_ColBERT"]})
+    markers = {"query_token_id": "<|vision_bos|>", "doc_token_id": "<|vision_eos|>"}
+    write(folder / "artifact.metadata", {**markers, "dim": 24, "mask_punctuation": True, "query_maxlen": 32})
+    return folder
+
+
+@functools.cache
 def of_messages() -> Path:
     """An embedder of sentence-transformers 6 that makes a message of each text, and of a prompt the system's."""
     folder = home() / "of-messages"

@@ -43,7 +43,7 @@ def token_heads(folder: Path, hidden: int, activation: Activation) -> tuple[Toke
 
 def step_tag(folder: Path, token: str) -> int:
     """The id of the token that ends a step."""
-    if token in (known := _known_tokens(folder)):
+    if token in (known := known_tokens(folder)):
         return known[token]
     raise ConfigError(
         f"tokenizer.json: has no {token}, which ends the steps of a process reward model; name another by "
@@ -59,7 +59,7 @@ def late_interaction(folder: Path, said: dict[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ConfigError("config_sentence_transformers.json: skiplist_words must be a list of texts")
-    known = _known_tokens(folder)
+    known = known_tokens(folder)
     for role, prefix in prefixes.items():
         if prefix and prefix not in known:
             raise ConfigError(
@@ -78,7 +78,7 @@ def late_interaction(folder: Path, said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _known_tokens(folder: Path) -> dict[str, int]:
+def known_tokens(folder: Path) -> dict[str, int]:
     """The ids of tokenizer.json, by token."""
     tokenizer = read_json(folder / "tokenizer.json")
     found = tokenizer.get("model", {}).get("vocab", {})

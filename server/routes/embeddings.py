@@ -90,8 +90,11 @@ def task_of(state: AppState, body: EmbeddingBody) -> str:
     tasks = pooling_of(state).tasks
     if not isinstance(body, PoolingBody):
         if tasks[0] != "embed":
-            made = "results of tokens" if tasks[0].startswith("token_") else "classes"
-            raise not_here("model", f"the served model makes {made}, not embeddings; ask /pooling, /classify or /score")
+            made, ask = {
+                "token_embed": ("vectors of tokens", "/pooling, /score or /rerank"),
+                "token_classify": ("classes of tokens", "/pooling"),
+            }.get(tasks[0], ("classes", "/pooling, /classify or /score"))
+            raise not_here("model", f"the served model makes {made}, not embeddings of inputs; ask {ask}")
         return "embed"
     if body.task == "embed&token_classify":
         raise not_here("task", "task: this model has no second head; send embed or token_embed")
@@ -215,7 +218,7 @@ def prompt_of(state: AppState, name: str | None) -> str:
         return config.prompts.get(config.default_prompt or "", "")
     if name not in config.prompts:
         known = ", ".join(config.prompts) or "none"
-        raise invalid("prompt_name", f"prompt_name: got {shown(name)}; this model has {known}")
+        raise invalid("prompt_name", f"prompt_name: got {shown(name) or 'an empty name'}; this model has {known}")
     return config.prompts[name]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import string
+
 import numpy as np
 import pytest
 import torch
@@ -124,28 +126,39 @@ async def test_scores_by_tokens_are_sums_of_the_largest_products(pooling):
     np.testing.assert_allclose(found, [(query @ document.T).max(1).sum() for document in documents], rtol=1e-5)
 
 
-async def test_a_colbert_of_pylate_marks_both_sides_and_leaves_punctuation_out_of_documents(pooling):
-    folder = kit.pylate()
-    client, hidden = await pooling(folder), kit.body_of(folder)
-    weight = kit.load_file(folder / "1_Dense" / "model.safetensors")["linear.weight"].numpy()
-    vocabulary = kit.read(folder / "tokenizer.json")["model"]["vocab"]
-    skipped = [vocabulary[word] for word in ("e", "a")]
+@pytest.mark.parametrize(("made", "words"), [(kit.pylate, "ea"), (kit.colbert, string.punctuation)])
+async def test_a_colbert_marks_both_sides_and_leaves_punctuation_out_of_documents(pooling, made, words):
+    client, hidden = await pooling(made()), kit.body_of(kit.encoder("bert"))
+    weight = kit.load_file(kit.pylate() / "1_Dense" / "model.safetensors")["linear.weight"].numpy()
+    vocabulary = kit.read(kit.pylate() / "tokenizer.json")["model"]["vocab"]
+    skipped, texts = [vocabulary[word] for word in words], [*DOCUMENTS, "x, y!"]
 
     def through(ids, marker, document):
         ids = [ids[0], tiny.IDS[marker], *ids[1:]]
         rows = kit.unit(hidden(ids) @ weight.T)
         return rows[~np.isin(ids, skipped)] if document else rows
 
-    first, *others = await ids_of(client, [QUERY, *DOCUMENTS])
+    first, *others = await ids_of(client, [QUERY, *texts])
     query = through(first, "<|vision_bos|>", False)
     documents = [through(ids, "<|vision_eos|>", True) for ids in others]
     assert sum(map(len, documents)) < sum(len(ids) + 1 for ids in others)  # some tokens are left out
     wanted = [(query @ document.T).max(1).sum() for document in documents]
-    np.testing.assert_allclose(await scores(client, text_1=QUERY, text_2=DOCUMENTS), wanted, rtol=1e-4)
+    np.testing.assert_allclose(await scores(client, text_1=QUERY, text_2=texts), wanted, rtol=1e-4)
     close((await pooled(client, [QUERY], prompt_name="query"))[0], query)
-    for found, document in zip(await pooled(client, DOCUMENTS, prompt_name="document"), documents):
+    for found, document in zip(await pooled(client, texts, prompt_name="document"), documents):
         close(found, document)
     close((await pooled(client, [QUERY]))[0], kit.unit(hidden(first) @ weight.T))
+    refused = await client.post("/v1/embeddings", {"input": "x"})
+    assert (refused.status, "ask /pooling, /score or /rerank" in refused.error["message"]) == (501, True)
+
+
+async def test_a_colbert_whose_markers_are_no_tokens_does_not_start():
+    folder = kit.shutil.copytree(kit.colbert(), kit.home() / "colbert-without-marker")
+    kit.write(folder / "artifact.metadata", {**kit.read(folder / "artifact.metadata"), "doc_token_id": "no token"})
+    with pytest.raises(ConfigError, match="doc_token_id='no token' is no token"):
+        load_model_config(folder)
+    with pytest.raises(ConfigError, match="leave the flag out"):
+        load_model_config(kit.colbert(), pooler={"pooling_type": "CLS"})
 
 
 @pytest.mark.parametrize(
