@@ -90,7 +90,7 @@ def llava(vision: str = "CLIPVisionConfig", text: str = "LlamaConfig", **outer: 
     return tiny._model(transformers.LlavaForConditionalGeneration, config)
 
 
-PIXTRAL = {**TILE, "patch_size": 14, "image_size": 280}
+PIXTRAL = {**TILE, "patch_size": 14, "image_size": 280, "hidden_act": "silu"}
 
 
 def mistral3() -> Any:

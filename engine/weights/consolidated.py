@@ -30,17 +30,47 @@ NAMES = {
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
 }
+TOWER = "vision_encoder."
+SEEING = {  # the tower's modules, the part of a layer behind the layer's number
+    "vision_encoder.patch_conv": "vision_tower.patch_conv",
+    "vision_encoder.ln_pre": "vision_tower.ln_pre",
+    "pre_mm_projector_norm": "multi_modal_projector.norm",
+    "patch_merger.merging_layer": "multi_modal_projector.patch_merger.merging_layer",
+    "vision_language_adapter.w_in": "multi_modal_projector.linear_1",
+    "vision_language_adapter.w_out": "multi_modal_projector.linear_2",
+    "attention.wq": "attention.q_proj",
+    "attention.wk": "attention.k_proj",
+    "attention.wv": "attention.v_proj",
+    "attention.wo": "attention.o_proj",
+    "attention_norm": "attention_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "feed_forward.gate_proj",
+    "feed_forward.w2": "feed_forward.down_proj",
+    "feed_forward.w3": "feed_forward.up_proj",
+}
+_TOWER_LAYER = re.compile(r"vision_encoder\.(transformer\.layers\.\d+\.)")
 _NAME = re.compile(r"(layers\.\d+\.)?(.+)\.(weight|bias|qscale_weight|qscale_act)")
 _ROTATED = re.compile(r"attention\.w[qk]\.(weight|bias|qscale_weight)$")
 
 
 def canonical(name: str) -> str:
     """The name in transformers' words; a name unknown here stays, to be reported as left over."""
+    module, _, kind = name.rpartition(".")
+    if tower := _TOWER_LAYER.match(name):
+        inner = SEEING.get(module[tower.end() :])
+        return f"vision_tower.{tower[1]}{inner}.{kind}" if inner else name
+    if module in SEEING:
+        return f"{SEEING[module]}.{kind}"
     found = _NAME.fullmatch(name)
     if found is None or found[2] not in NAMES:
         return name
     layer, module = found[1], NAMES[found[2]]
     return f"model.{layer}{module}.{found[3]}" if layer else f"{module}.{found[3]}"
+
+
+def is_tower(name: str) -> bool:
+    """Whether this tensor of the file belongs to the tower."""
+    return name.startswith(TOWER)
 
 
 def is_rotated(name: str) -> bool:

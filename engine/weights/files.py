@@ -14,7 +14,7 @@ import json
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,13 @@ class Shard:
     path: Path
     tensors: dict[str, TensorInfo]
     names: dict[str, str] | None = None  # of a consolidated file: name in `tensors` -> name in the file
-    head_dim: int = 0  # of a consolidated file
+    rotated: dict[str, int] = field(default_factory=dict)  # of a consolidated file: its query and key rows, head_dim
     gguf: Gguf | None = None  # of a GGUF file
 
     def arranged(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor as the file holds it, with its rows where the kernels want them; a copy if they change places."""
-        if self.names is not None and consolidated.is_rotated(self.names[name]):
-            return consolidated.half_split(tensor, self.head_dim)
-        return tensor
+        head = self.rotated.get(name)
+        return tensor if head is None else consolidated.half_split(tensor, head)
 
     @contextmanager
     def open(self) -> Iterator[Reader | GgufReader]:
@@ -265,7 +264,12 @@ def _renamed(shard: Shard, folder: Path) -> Shard:
     """A consolidated shard in transformers' names."""
     names = {consolidated.canonical(name): name for name in shard.tensors}
     tensors = {name: shard.tensors[original] for name, original in names.items()}
-    return Shard(shard.path, tensors, names, head_dim(folder))
+    rotated = {
+        name: head_dim(folder, consolidated.is_tower(original))
+        for name, original in names.items()
+        if consolidated.is_rotated(original)
+    }
+    return Shard(shard.path, tensors, names, rotated)
 
 
 def _indexed(folder: Path, index: str, present: Collection[str], header: Header) -> list[Shard]:

@@ -28,7 +28,8 @@ class Pixtral(Pictures):
     ) -> None:
         super().__init__(folder, config, picture_bytes, encode)
         self.merge = int(config.get("spatial_merge_size", 2)) if config.get("model_type") == "mistral3" else 1
-        self.longest = sides(self.raw.get("size"), 1024)
+        longest = config["vision_config"].get("max_image_size", 1024)  # of Mistral's own format
+        self.longest = sides(self.raw.get("size"), longest)
         named = Path(folder) / "processor_config.json"
         words = json.loads(named.read_text(encoding="utf-8")) if named.is_file() else {}
         self.row_end = words.get("image_break_token", "[IMG_BREAK]")

@@ -11,9 +11,11 @@ from engine.models.registry import build_model, load_model_config
 from engine.weights import consolidated
 from engine.weights import load as loading
 from engine.weights.files import CONSOLIDATED_INDEX, open_checkpoint
+from mm.processors.registry import processor_for
 from tests import tiny
 from tests.models.harness import Harness, load
 from tests.models.late import LateUpload
+from tests.models.seeing import PLAIN, prepare, processor
 
 TOKENS = list(range(40, 80))
 LAYER = {
@@ -42,10 +44,12 @@ def tensors_of(folder, head_dim):
     """The folder's weights as Mistral writes them."""
     out = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        module = name.removesuffix(".weight")
+        module = name.removesuffix(".weight").replace("language_model.model.", "model.").removeprefix("language_model.")
         if module in OUTER:
             out[f"{OUTER[module]}.weight"] = tensor
             continue
+        if not module.startswith("model.layers."):
+            continue  # the tower's
         _, _, index, rest = module.split(".", 3)
         rotated = rest in ("self_attn.q_proj", "self_attn.k_proj")
         tensor = interleave(tensor, head_dim) if rotated else tensor
@@ -53,8 +57,9 @@ def tensors_of(folder, head_dim):
     return out
 
 
-def params_of(folder):
-    config = json.loads((folder / "config.json").read_text())
+def params_of(source):
+    """params.json of a folder, or of a decoder's configuration."""
+    config = source if isinstance(source, dict) else json.loads((source / "config.json").read_text())
     return {
         "dim": config["hidden_size"],
         "n_layers": config["num_hidden_layers"],
@@ -68,6 +73,56 @@ def params_of(folder):
         "sliding_window": config["sliding_window"],
         "max_position_embeddings": config["max_position_embeddings"],
     }
+
+
+BESIDE = {
+    "vision_tower.patch_conv": "vision_encoder.patch_conv",
+    "vision_tower.ln_pre": "vision_encoder.ln_pre",
+    "multi_modal_projector.norm": "pre_mm_projector_norm",
+    "multi_modal_projector.patch_merger.merging_layer": "patch_merger.merging_layer",
+    "multi_modal_projector.linear_1": "vision_language_adapter.w_in",
+    "multi_modal_projector.linear_2": "vision_language_adapter.w_out",
+}
+INSIDE = {
+    "q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo",
+    "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3",
+}  # fmt: skip
+
+
+def tower_of(folder, head_dim):
+    """The folder's tower and projector as Mistral writes them."""
+    out = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.startswith(("vision_tower.", "multi_modal_projector.")):
+            continue
+        module, _, kind = name.rpartition(".")
+        path, _, inner = module.rpartition(".")
+        if module in BESIDE:
+            out[f"{BESIDE[module]}.{kind}"] = tensor
+            continue
+        turned = interleave(tensor, head_dim) if inner in ("q_proj", "k_proj") else tensor
+        path = path.replace("vision_tower.", "vision_encoder.")
+        out[f"{path}.{INSIDE.get(inner, inner)}.{kind}"] = turned.contiguous()
+    return out
+
+
+def seeing_folder(name, folder):
+    """A model that sees, in Mistral's format."""
+    source = tiny.checkpoint(name)
+    config = json.loads((source / "config.json").read_text())
+    sees, merges = config["vision_config"], config["model_type"] == "mistral3"
+    vision = {
+        **{key: sees[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")},
+        "num_channels": 3, "patch_size": sees["patch_size"], "image_size": 140, "rope_theta": 10_000.0,
+        "image_token_id": tiny.IDS["<|IMAGE|>"], "adapter_bias": not merges,
+    }  # fmt: skip
+    if merges:
+        vision |= {"mm_projector_id": "patch_merge", "spatial_merge_size": 2, "add_pre_mm_projector_layer_norm": True}
+    params = params_of({**config["text_config"], "sliding_window": None})
+    tensors = tensors_of(source, params["head_dim"])
+    tensors |= tower_of(source, sees["hidden_size"] // sees["num_attention_heads"])
+    tied = "output.weight" not in tensors
+    return write(folder, {**params, "tied_embeddings": tied, "vision_encoder": vision}, tensors)
 
 
 def write(folder, params, tensors=None):
@@ -184,18 +239,35 @@ def test_the_decoder_beside_a_picture_tower_is_served_alone(tmp_path):
     tower = {"vision_encoder.transformer.layers.0.attention.wq.weight": torch.zeros(2, 2)}
     tower |= {"vision_language_adapter.w_in.weight": torch.zeros(2), "pre_mm_projector_norm.weight": torch.zeros(2)}
     tensors = tensors_of(source, params["head_dim"]) | tower
-    folder = write(tmp_path, {**params, "vision_encoder": {"hidden_size": 8}}, tensors)
+    sees = {"hidden_size": 8, "num_attention_heads": 2}
+    folder = write(tmp_path, {**params, "vision_encoder": sees}, tensors)
     config = load_model_config(folder, without=("image", "audio", "video"))
     model = build_model(config, torch.float32)
     loading.load_weights(model, str(folder))
     assert torch.equal(model.layers[1].o.weight.dense(), load(source).layers[1].o.weight.dense())
 
 
+@pytest.mark.parametrize("name", ["mistral3", "llava-pixtral"])
+@torch.inference_mode()
+def test_pictures_are_seen_as_in_transformers_format(name, tmp_path):
+    folder = seeing_folder(name, tmp_path)
+    ours, theirs = Harness(load(folder)), Harness(load(tiny.checkpoint(name)))
+    rows = [prepare(name, "two pictures", harness) for harness in (ours, theirs)]
+    assert torch.equal(ours.prefill(rows[0]), theirs.prefill(rows[1]))
+    config = load_model_config(folder)
+    reader = processor_for(config.processor, config.folder, config.raw)
+    known = processor(name)
+    assert reader.settings("image", PLAIN) == known.settings("image", PLAIN)
+    assert reader.placeholder("image") == known.placeholder("image")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"moe": {"num_experts": 8}}, "params.json: moe asks for mixture of experts"),
-        ({"vision_encoder": {"hidden_size": 8}}, "a picture tower.*; --language-model-only serves the decoder"),
+        ({"multimodal": {"whisper_model_args": {}}}, "other modalities.*; --language-model-only serves the decoder"),
+        ({"vision_encoder": {"mm_projector_id": "patch_merge"}}, "layer_norm=false; supported are none of both"),
+        ({"vision_encoder": {"image_size": 8}}, "params.json: vision_encoder: hidden_size is missing"),
         ({"llama_4_scaling": {"beta": 0.1, "original_max_position_embeddings": 8}}, "must be that of yarn, None"),
         ({"quantization": {"qformat_weight": "int4"}}, "qformat_weight='int4'; fp8_e4m3 is read"),
         ({"dim": None}, "params.json: dim is missing"),

@@ -1,13 +1,26 @@
 """A folder as Mistral releases it (params.json, consolidated.safetensors, tekken.json) behind the HTTP routes."""
 
+import json
+
 import pytest
 
 from tests import tiny
-from tests.models.test_consolidated import params_of, tensors_of, write
+from tests.mm.made import data_url, noise, picture
+from tests.models.test_consolidated import params_of, seeing_folder, tensors_of, write
 from tests.server.conftest import config_of, maker, ready
 from tests.server.render import tekken
 
 VOCAB = 1024  # rows of the embedding; more than the tokenizer has
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """Such a folder with a picture tower; ids of the tokenizer in params.json."""
+    root = seeing_folder("mistral3", tmp_path_factory.mktemp("pixtral"))
+    params = json.loads((root / "params.json").read_text())
+    params["vision_encoder"]["image_token_id"] = tekken.SPECIAL.index("[IMG]")
+    write(root, params)
+    return tekken.write_tekken(root, "v13")
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +58,15 @@ async def test_it_is_served_as_any_other(folder):
         wrong = await client.post("/v1/chat/completions", {**body, "messages": [{"role": "tool", "content": "x"}]})
         assert wrong.status == 400
         assert "must start with a user message" in wrong.json()["error"]["message"]
+
+
+async def test_rows_of_a_picture_end_with_the_tokenizers_own_marks(seeing):
+    async with ready(config_of(model={"model": str(seeing), "num_threads": 1})) as state:
+        client = maker(state)(model={"model": str(seeing)})
+        url = data_url(picture(noise(60, 90, 1), "PNG"), "image/png")
+        parts = [{"type": "text", "text": "the"}, {"type": "image_url", "image_url": {"url": url}}]
+        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 4, "return_token_ids": True}
+        call = await client.post("/v1/chat/completions", body)
+        assert call.status == 200, call.content
+        row, last = [10] * 4 + [12], [10] * 4 + [13]
+        assert [token for token in call.json()["prompt_token_ids"] if 10 <= token <= 13] == [*row, *row, *last]
