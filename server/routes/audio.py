@@ -38,6 +38,14 @@ LISTS = ("timestamp_granularities",)
 NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
            "repetition_penalty", "stream", "cache_salt", "priority")  # fmt: skip
 MAX_PROMPT_BYTES = 16384
+UNSERVED = {
+    "include": "leave it out; response_format=verbose_json has avg_logprob for each segment",
+    "known_speaker_names": "no model here tells speakers apart; leave it out",
+    "known_speaker_references": "no model here tells speakers apart; leave it out",
+    "keywords": "leave it out, or write the words into prompt",
+    "languages": "send one language, or leave it out",
+    "chunking_strategy": "only auto is served: long recordings are cut where they are quiet",
+}  # fields of OpenAI's client that would change the transcript or what is told of it
 
 
 async def transcribe(request: Request) -> Response | None:
@@ -106,6 +114,10 @@ def transcript(task: Task, hearer: Hearer, recording: Recording, said: list[Said
 
 def typed(form: Form, kind: type[Kind]) -> Kind:
     """The form's texts as fields. Raises ApiError."""
+    for name, values in form.texts.items():
+        field = name.partition("[")[0]  # the client writes an object as chunking_strategy[type], one part per member
+        if field in UNSERVED and any(values) and (name, values) != ("chunking_strategy", ["auto"]):
+            raise invalid(field, f"{field}: not supported on this route; {UNSERVED[field]}")
     known = {name: values for name, values in form.texts.items() if name in kind.__struct_fields__}
     for name, values in known.items():
         if len(values) > 1 and name not in LISTS:
