@@ -14,7 +14,8 @@ from server.pooling.conversations import JUDGE, VL_INSTRUCTION
 from tests import pooling_kit as kit
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
-from tests.server.conftest import config_of, maker, ready
+from tests.engine.test_pooling_steps import answered
+from tests.engine_kit import running
 from tests.server.test_seeing import BROKEN, FILM, OTHER, PICTURE, WORDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -164,9 +165,17 @@ async def test_an_embedder_of_messages_makes_one_of_each_text(pooling):
 
 
 async def test_the_device_path_sees_the_same(pooling, monkeypatch):
-    folder = tiny.checkpoint("qwen3_vl")
-    wanted = await vector(await pooling(folder, **POOLS), **said(WORDS, PICTURE, FILM))
+    """The request that the server made, once more on an engine whose steps are an accelerator's."""
+    folder, asked = tiny.checkpoint("qwen3_vl"), []
+    client = await pooling(folder, **POOLS)
+    submit = client.state.engine.submit
+    monkeypatch.setattr(client.state.engine, "submit", lambda request: asked.append(request) or submit(request))
+    documents = [WORDS["text"], [WORDS, PICTURE], [FILM]]
+    assert (await client.post("/score", {"queries": [OTHER], "documents": documents})).status == 200
+    wanted = await answered(client.state.engine, asked[0])
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
-    async with ready(config_of(model={"model": str(folder), "num_threads": 1}, pooling=POOLS)) as state:
-        found = (await maker(state)().post("/v1/embeddings", json=said(WORDS, PICTURE, FILM))).json()
-        kit.close(np.array([found["data"][0]["embedding"]]), wanted)
+    few = {"max_num_seqs": 4, "max_num_queued_reqs": 4, "max_num_batched_tokens": 64, "encoder_cache_tokens": 64}
+    for settings in ({}, {"enforce_eager": True}):
+        async with running(folder, **POOLS, **few, **settings) as served:
+            for one, other in zip(await answered(served, asked[0]), wanted):
+                np.testing.assert_allclose(one, other, atol=1e-4, rtol=1e-4)
