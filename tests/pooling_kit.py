@@ -22,10 +22,10 @@ from tests import tiny
 
 TEXTS = ["the cat", "a dog and the bird", "x", "in an other land there are the birds " * 4, "", "Grüße, 東京!"]
 ST = "sentence_transformers"
-WITH_TYPES = ("bert", "nomic", "electra")  # a pair's second text has another type than the first
+WITH_TYPES = ("bert", "nomic", "electra", "albert")  # a pair's second text has another type than the first
 ENCODERS = {
     "bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte", "distilbert": "DistilBert",
-    "electra": "Electra", "mpnet": "MPNet", "deberta": "DebertaV2",
+    "electra": "Electra", "mpnet": "MPNet", "albert": "Albert", "deberta": "DebertaV2",
 }  # fmt: skip
 DEBERTA = {
     "relative_attention": True, "position_biased_input": False, "position_buckets": 8, "pos_att_type": "p2c|c2p",
@@ -209,14 +209,14 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
         pytest.skip(f"transformers {transformers.__version__} has no {name}Config, which makes this checkpoint")
     renamed = OF_DISTILBERT if kind == "distilbert" else {}
     sizes = {renamed.get(key, key): size for key, size in zip(SIZES, (64, 96, 3, 4))}
-    if kind == "electra":
-        sizes["embedding_size"] = 64
+    if kind in ("electra", "albert"):
+        sizes["embedding_size"] = 32
     if kind == "deberta":
         sizes |= DEBERTA
     config = getattr(transformers, f"{name}Config")(
         vocab_size=tiny.VOCAB_SIZE, max_position_embeddings=130 if kind in POSITIONED else 128, pad_token_id=1,
-        type_vocab_size=2 if kind in WITH_TYPES else int(kind != "deberta"), **sizes,
-        **({"num_labels": labels} if labels else {}), **more,
+        type_vocab_size=2 if kind in WITH_TYPES else int(kind != "deberta"), **{**sizes, **more},
+        **({"num_labels": labels} if labels else {}),
     )  # fmt: skip
     ending = "ForSequenceClassification" if labels else "Model"
     folder = home() / f"{kind}-{labels}-{len(more)}"

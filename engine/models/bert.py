@@ -39,10 +39,12 @@ class Bert(Encoder):
 
     WEIGHTS = Table(ROWS, prefixes=("bert.",), ignore=IGNORED)
     reads_pairs = True
+    narrow: int | None = None  # numbers of an embedding where `embedding_size` is missing; None: it is not read
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-        types = Section(config.raw, "config.json").size("type_vocab_size", 2)
-        super().__init__(config, dtype, device, types, first_position=0)
+        body = Section(config.raw, "config.json")
+        narrow = self.narrow and body.size("embedding_size", self.narrow)
+        super().__init__(config, dtype, device, body.size("type_vocab_size", 2), first_position=0, narrow=narrow)
 
 
 def text(body: Section, outer: Section) -> TextConfig:

@@ -91,6 +91,7 @@ class DebertaLayer(EncoderLayer):
 class DebertaV2(Encoder):
     """Most checkpoints have neither positions nor types of tokens."""
 
+    WEIGHTS = Table((*(row for row in ROWS if row.target != "layers.*.qkv"), *OWN), ("deberta.",), IGNORED)
     reads_pairs = True
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
@@ -102,12 +103,6 @@ class DebertaV2(Encoder):
 
     def layer(self, text: TextConfig) -> EncoderLayer:
         return DebertaLayer(text, self.away)
-
-    def weight_table(self) -> Table:
-        assert self.pooler is not None
-        built = {"positions": self.positions, "types": self.types}
-        rows = [row for row in ROWS if row.target != "layers.*.qkv" and built.get(row.target, self) is not None]
-        return self.pooler.table(Table((*rows, *OWN), prefixes=("deberta.",), ignore=IGNORED))
 
 
 def text(body: Section, outer: Section) -> TextConfig:

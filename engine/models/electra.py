@@ -1,14 +1,16 @@
-"""ELECTRA (ms-marco-electra-base, KoELECTRA): BERT whose classifiers have two layers behind the first token."""
+"""ELECTRA (ms-marco-electra-base, KoELECTRA): BERT whose classifiers have two layers behind the first token.
+
+The small ones have embeddings that are narrower than hidden states.
+"""
 
 from __future__ import annotations
 
 from engine.checkpoint.pooling import Form, labels_of
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import HeadLayer, TextConfig
+from engine.model_config import HeadLayer
 from engine.models import bert
 from engine.models.family import Family
-from engine.weights.table import Table
+from engine.weights.table import Row, Table
 
 IGNORED = ("embeddings.position_ids", "discriminator_predictions.*", "generator_*")  # of both models of its training
 
@@ -16,19 +18,8 @@ IGNORED = ("embeddings.position_ids", "discriminator_predictions.*", "generator_
 class Electra(bert.Bert):
     """BERT's body under another name."""
 
-    WEIGHTS = Table(bert.ROWS, prefixes=("electra.",), ignore=IGNORED)
-
-
-def text(body: Section, outer: Section) -> TextConfig:
-    """The encoder."""
-    read = bert.text(body, outer)
-    width = body.size("embedding_size", 128)
-    if width != read.hidden_size:
-        raise ConfigError(
-            f"{body.path}: embedding_size={width} and hidden_size={read.hidden_size}: ELECTRA with narrow embeddings "
-            "is not supported; supported are sizes that are equal, as in electra-base"
-        )
-    return read
+    WEIGHTS = Table((*bert.ROWS, Row(("embeddings_project",), "widen")), prefixes=("electra.",), ignore=IGNORED)
+    narrow = 128  # numbers of an embedding, where a file says nothing
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
@@ -40,4 +31,4 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return first, HeadLayer("classifier.out_proj", hidden, count, bias=True)
 
 
-FAMILY = Family(name="ELECTRA", model=Electra, text=text, head=head)
+FAMILY = Family(name="ELECTRA", model=Electra, text=bert.text, head=head)

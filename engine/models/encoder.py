@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -90,36 +91,51 @@ class Encoder(Model):
     """An encoder of texts; `types`: kinds of tokens, of which a pair's second text has the second; 0: none have rows.
 
     `first_position`: the row of the table of positions where an input begins; None: there is no table, and
-    heads are rotated where the layers say so.
+    heads are rotated where the layers say so. `narrow`: numbers of an embedding, which a product widens behind the
+    norm; None: as many as of a hidden state.
     """
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, device: str, types: int, first_position: int | None
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: str,
+        types: int,
+        first_position: int | None,
+        narrow: int | None = None,
     ) -> None:
         text = config.text
+        width = narrow or text.hidden_size
         assert config.pooling is not None, "an encoder makes vectors or scores"
         self.config, self.dtype, self.device = config, dtype, device
         self.towers: dict[Modality, Tower] = {}
-        self.embed = Embedding(text.vocab_size, text.hidden_size, None)
+        self.embed = Embedding(text.vocab_size, width, None)
         self.positions = self._ropes = None
         if first_position is None and text.layers[0].rope.kind != "none":
             self._ropes = RopeTable(text.layers[0].rope, device, config.max_model_len or config.max_position)
         elif first_position is not None:
-            self.positions = Positions(config.max_position, text.hidden_size, first_position)
-        self.types = Positions(types, text.hidden_size) if types else None
-        self.embed_norm = LayerNorm(text.hidden_size, text.norm_eps)
+            self.positions = Positions(config.max_position, width, first_position)
+        self.types = Positions(types, width) if types else None
+        self.embed_norm = LayerNorm(width, text.norm_eps)
+        self.widen = None if width == text.hidden_size else Linear(width, text.hidden_size, bias=True)
         self.distances: Buckets | Slopes | None = None
-        self.layers = [self.layer(text) for _ in text.layers]
+        self.layers = self.made_layers(text)
         self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, tied=False)
         self._run = self.layers  # those that forward runs
+
+    def made_layers(self, text: TextConfig) -> list[EncoderLayer]:
+        """All of them, in the order in which they run."""
+        return [self.layer(text) for _ in text.layers]
 
     def layer(self, text: TextConfig) -> EncoderLayer:
         """One of the layers."""
         return EncoderLayer(text)
 
     def weight_table(self) -> Table:
+        """WEIGHTS without the parts that this checkpoint does not have."""
         assert self.pooler is not None
-        return self.pooler.table(self.WEIGHTS)
+        rows = [row for row in self.WEIGHTS.rows if getattr(self, row.target.partition(".")[0]) is not None]
+        return self.pooler.table(replace(self.WEIGHTS, rows=tuple(rows)))
 
     def cache_specs(self) -> list[CacheSpec]:
         return [NothingSpec()]
@@ -130,8 +146,10 @@ class Encoder(Model):
         rope = None if self._ropes is None else self._ropes(batch.positions)
         bias = None if self.distances is None else self.distances.bias
         x = self.embed_norm(self._embedded(batch, starts))
-        for layer in self._run:
-            x = layer(x, bounds, batch.sample_index if layer is self._run[-1] else None, rope, bias)
+        if self.widen is not None:
+            x = self.widen(x)
+        for left, layer in zip(reversed(range(len(self._run))), self._run):
+            x = layer(x, bounds, None if left else batch.sample_index, rope, bias)
         return x if out is None else out.copy_(x)
 
     def _embedded(self, batch: Batch, starts: Tensor) -> Tensor:
@@ -150,11 +168,11 @@ class Encoder(Model):
     @contextmanager
     def abridged(self) -> Iterator[None]:
         """Two layers, which launch what all do."""
-        self._run = self.layers[:2]
+        whole, self._run = self._run, self._run[:2]
         try:
             yield
         finally:
-            self._run = self.layers
+            self._run = whole
 
     def logits(self, hidden: Tensor) -> Tensor:
         raise TypeError("an encoder has no language model's head: its pooler reads hidden states")

@@ -15,6 +15,7 @@ CLASSES = {  # how a family's classes begin -> its module, how they end
     "Camembert": ("roberta", ALL),
     "DistilBert": ("distilbert", ALL),
     "Electra": ("electra", (*ALL, "ForPreTraining")),
+    "Albert": ("albert", (*ALL, "ForPreTraining")),
     "MPNet": ("mpnet", ALL),
     "DebertaV2": ("deberta_v2", ALL),
     "ModernBert": ("modernbert", ALL),

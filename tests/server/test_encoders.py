@@ -20,7 +20,7 @@ from tests.server.test_embeddings import FEW, ids_of, vectors
 from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-KINDS = ("bert", "xlm_roberta", "nomic", "gte", "distilbert", "electra", "mpnet", "deberta")
+KINDS = ("bert", "xlm_roberta", "nomic", "gte", "distilbert", "electra", "mpnet", "albert", "deberta")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,9 +130,10 @@ async def test_distances_of_deberta_are_those_of_transformers():
             load_model_config(kit.encoder("deberta"), wrong)
 
 
-async def test_electra_with_narrow_embeddings_is_refused():
-    with pytest.raises(ConfigError, match="embedding_size=32 and hidden_size=64"):
-        load_model_config(kit.encoder("electra"), {"embedding_size": 32})
+async def test_electra_with_wide_embeddings_has_no_product_behind_them(pooling):
+    folder = kit.encoder("electra", embedding_size=64)
+    client, hidden = await pooling(folder), kit.body_of(folder)
+    close(await vectors(client, FEW), [kit.unit(hidden(ids)[0]) for ids in await ids_of(client, FEW)])
 
 
 async def test_released_files_of_nomic_and_gte():
