@@ -176,6 +176,23 @@ async def seen(exchange: Exchange, parts: Mapping[int, Parts], salt: str) -> dic
     return {at: Seen(content, reader.media[own], processed[own]) for at, (content, own) in read.items()}
 
 
+def messages_of(
+    state: AppState,
+    config: PoolingConfig,
+    found: Mapping[int, Seen],
+    parts: Mapping[int, Parts],
+    prompts: Mapping[int, str],
+    cut: Cut,
+) -> dict[int, Spliced]:
+    """Each item as a user's message, behind the prompt where the model was trained so. Pool."""
+    opens = config.template_opens_answer or not config.messages
+    made = {}
+    for at, one in found.items():
+        turns = message(prompts[at] if config.messages else "")
+        made[at] = Conversations(state, turns, 1, opens).spliced([one], cut, parts[at][1])
+    return made
+
+
 def replaced(inputs: PooledInputs, made: Mapping[int, Spliced]) -> PooledInputs:
     """The inputs with these in the place of others."""
     ids = [made[at].prompt_token_ids if at in made else one for at, one in enumerate(inputs.ids)]

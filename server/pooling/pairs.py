@@ -22,8 +22,9 @@ import numpy as np
 from engine.model_config import PoolingConfig
 from mm.splice import Spliced
 from server.errors import ApiError, invalid
-from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, pair, text_part
+from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, messages_of, pair, text_part
 from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, frame_of, framed, shaped, too_long, where
+from server.render.messages import BARE_KEYS
 from server.state import AppState
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -60,20 +61,23 @@ class Pairs:
 
 def sides(one: Any, other: Any, name: str, other_name: str, most: int, sees: bool) -> Pairs:
     """The pairs of a body's two sides, 1 with N or N with N; `sees`: items may hold media."""
-    texts, parts, count = [], {}, 0
-    for given, param in ((one, name), (other, other_name)):
-        listed = given if isinstance(given, list) and not is_parts(given) else [given]
-        if not listed:
-            raise invalid(param, f"{param}: is empty; send at least one text", "empty_prompt")
-        if len(listed) > most:
-            raise invalid(param, f"{param}: got {len(listed)} texts; at most {most} are allowed")
-        paths = [where(param, at, len(listed)) for at in range(len(listed))]
-        for at, (item, path) in enumerate(zip(listed, paths), count):
-            if sees and (found := _with_media(item, path)):
-                parts[at] = found
-        texts.append([_text_of(item, path, at in parts) for at, (item, path) in enumerate(zip(listed, paths), count)])
-        count += len(listed)
-    return replace(paired(texts[0], texts[1], other_name), parts=parts)
+    queries, shown = items(one, name, most, sees)
+    documents, others = items(other, other_name, most, sees)
+    parts = shown | {len(queries) + at: found for at, found in others.items()}
+    return replace(paired(queries, documents, other_name), parts=parts)
+
+
+def items(given: Any, param: str, most: int, sees: bool) -> tuple[list[str], dict[int, Parts]]:
+    """What each item says, and the parts of those that hold media."""
+    listed = given if isinstance(given, list) and not is_parts(given) else [given]
+    if not listed:
+        raise invalid(param, f"{param}: is empty; send at least one text", "empty_prompt")
+    if len(listed) > most:
+        raise invalid(param, f"{param}: got {len(listed)} texts; at most {most} are allowed")
+    paths = [where(param, at, len(listed)) for at in range(len(listed))]
+    found = [_with_media(item, path) if sees else None for item, path in zip(listed, paths)]
+    texts = [_text_of(item, path, shown is not None) for item, path, shown in zip(listed, paths, found)]
+    return texts, {at: shown for at, shown in enumerate(found) if shown is not None}
 
 
 def is_parts(given: list[Any]) -> bool:
@@ -82,9 +86,11 @@ def is_parts(given: list[Any]) -> bool:
 
 
 def _parts_of(item: Any) -> list[Any]:
-    """The content parts of an item, which may be one of them, or a message."""
+    """The content parts of an item, which may be one of them, several in one object, or a message."""
     if isinstance(item, dict) and isinstance(item.get("content"), list):
         item = item["content"]
+    if isinstance(item, dict) and "type" not in item:
+        item = [{key: item[key]} for key in item if key in BARE_KEYS] or item
     return item if isinstance(item, list) else [item]
 
 
@@ -210,12 +216,8 @@ def seen_apart(
     state: AppState, config: PoolingConfig, pairs: Pairs, found: Mapping[int, Seen], cut: Cut, instruction: str | None
 ) -> dict[int, Spliced]:
     """The inputs of items with media, each a message. Pool."""
-    made = {}
-    for at, one in found.items():
-        prompt = _prompt_of(config, "query" if at < len(pairs.queries) else "document") if config.messages else ""
-        opens = config.template_opens_answer or not config.messages
-        made[at] = Conversations(state, message(prompt), 1, opens).spliced([one], cut, pairs.parts[at][1])
-    return made
+    prompts = {at: _prompt_of(config, "query" if at < len(pairs.queries) else "document") for at in found}
+    return messages_of(state, config, found, pairs.parts, prompts, cut)
 
 
 def seen_together(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -68,7 +68,7 @@ def pooling_of(state: AppState) -> PoolingConfig:
     return pooling
 
 
-def inputs_of(given: str | Sequence[str | int | list[int]] | None, most: int, param: str = "input") -> Inputs:
+def inputs_of(given: str | Sequence[Any] | None, most: int, param: str = "input") -> Inputs:
     """A text, texts, token ids or lists of token ids; always as a list here."""
     if given is None:
         raise invalid(param, f"{param}: is missing and required")

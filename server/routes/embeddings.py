@@ -20,7 +20,9 @@ from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
 from server.job import media_preload, with_media
-from server.pooling.conversations import Conversations, message
+from server.pooling.conversations import Conversations, Parts, message, messages_of, replaced, seen
+from server.pooling.pairs import INSTEAD, items
+from server.pooling.pictures import shown as shown_instead
 from server.pooling.pictures import text_or_picture
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import (
@@ -161,14 +163,7 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
     state = exchange.state
     cut = cut_of(state, body.truncate_prompt_tokens, body.truncation_side)
     if body.messages is None:
-        inputs = inputs_of(body.input, state.config.pooling.max_inputs)
-        special = body.add_special_tokens is not False
-        before = prompt_of(state, body.prompt_name)
-        config = pooling_of(state)
-        role = body.prompt_name or config.default_prompt or ""
-        if config.messages and isinstance(inputs[0], str):
-            return await in_pool_if(True, state, lambda: as_messages(state, inputs, before, cut))
-        return await tokenized(state, inputs, cut, special, before, role=role)
+        return await inputs_made(exchange, body, cut, salt)
     if body.input is not None:
         raise invalid("input", "input: stands beside messages; send one of the two")
     if pooling_of(state).two_towers:
@@ -191,6 +186,31 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
     if len(spliced.prompt_token_ids) > cut.limit:
         raise too_long(cut.limit, len(spliced.prompt_token_ids), "messages")
     return PooledInputs([spliced.prompt_token_ids], media=spliced.media, positions=spliced.positions)
+
+
+async def inputs_made(exchange: Exchange, body: ClassifyBody, cut: Cut, salt: str) -> PooledInputs:
+    """The token ids of each of the field `input`, in which objects may hold media where the model sees."""
+    state, config = exchange.state, pooling_of(exchange.state)
+    given, most = body.input, state.config.pooling.max_inputs
+    parts: dict[int, Parts] = {}
+    if isinstance(given, list) and any(isinstance(one, dict) for one in given):
+        texts, parts = items(given, "input", most, state.media is not None)
+        given = [INSTEAD if at in parts else text for at, text in enumerate(texts)]
+    inputs = inputs_of(given, most)
+    before = prompt_of(state, body.prompt_name)
+    if config.messages and isinstance(inputs[0], str):
+        made = await in_pool_if(True, state, lambda: as_messages(state, inputs, before, cut))
+    else:
+        role = body.prompt_name or config.default_prompt or ""
+        made = await tokenized(state, inputs, cut, body.add_special_tokens is not False, before, role=role)
+    if not parts:
+        return made
+    if config.two_towers:
+        return await shown_instead(exchange, made, parts, salt)
+    found, prompts = await seen(exchange, parts, salt), dict.fromkeys(parts, before)
+    return await in_pool_if(
+        True, state, lambda: replaced(made, messages_of(state, config, found, parts, prompts, cut))
+    )  # fmt: skip
 
 
 def as_messages(state: AppState, texts: Sequence[Any], prompt: str, cut: Cut) -> PooledInputs:

@@ -26,9 +26,9 @@ class InputFields(msgspec.Struct, kw_only=True):
 
 
 class ClassifyBody(InputFields, kw_only=True):
-    """`input`: a text, texts, token ids, or lists of token ids; or else `messages`."""
+    """`input`: a text, texts, token ids, lists of token ids, or objects of text or media; or else `messages`."""
 
-    input: str | list[str | int | list[int]] | None = None
+    input: str | list[str | int | list[int] | dict[str, Any]] | None = None
     messages: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -96,6 +96,9 @@ async def test_scores_of_an_embedder_are_cosines_of_its_vectors(pooling):
         (await vector(client, **said(*parts)))[0] for parts in ((PICTURE,), (OTHER, WORDS), (OTHER,))
     ]
     wanted = np.stack([*made, made[0]])
+    kit.close(await vector(client, input=[items[0], *({"content": one} for one in items[1:3]), *items[3:4]]), made)
+    both = {"image": OTHER["image_url"]["url"], "text": WORDS["text"]}
+    kit.close(await vector(client, input=[both]), made[2:3])
     answer = await client.post("/score", {"queries": [PICTURE], "documents": items})
     assert answer.status == 200, answer.content
     np.testing.assert_allclose([one["score"] for one in answer.json()["data"]], wanted @ made[1], atol=1e-5)

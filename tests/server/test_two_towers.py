@@ -77,6 +77,11 @@ async def test_a_text_ends_at_its_first_end(pooling):
 async def test_pictures_are_those_of_transformers(pooling, kind):
     folder = tiny_towers.checkpoint(kind)
     client = await pooling(folder)
+    seen = [tiny_towers.of_picture(folder, picture(number)) for number in range(2)]
+    text = tiny_towers.of_text(folder, ids_of(client, kind, TEXTS[0]))
+    urls = [part(number)["image_url"]["url"] for number in range(2)]
+    as_jina_asks = [{"image": urls[0]}, {"text": TEXTS[0]}, part(1), TEXTS[0]]
+    close(await vector(client, input=as_jina_asks), [seen[0], text, seen[1], text])
     for number in range(len(SIZES)):
         wanted = [tiny_towers.of_picture(folder, picture(number))]
         close(await vector(client, messages=message(part(number))), wanted)
@@ -117,6 +122,9 @@ async def test_bad_inputs_are_refused_by_name(pooling, kind):
         ("/v1/embeddings", {"messages": message({"type": "text", "text": "x"}, part(0))}, "1 texts and 1 pictures"),
         ("/v1/embeddings", {"messages": message(part(0), part(1))}, "0 texts and 2 pictures"),
         ("/v1/embeddings", {"messages": message(part(0)) * 2}, "one message"),
+        ("/v1/embeddings", {"input": ["x", {"text": "x", "image": URL}]}, "input[1]: got 2 parts"),
+        ("/v1/embeddings", {"input": ["x", {"image": URL}]}, "input[1]"),
+        ("/v1/embeddings", {"input": ["x", {"idea": "x"}]}, "input[1]"),
         ("/v1/embeddings", {"messages": message(film)}, "takes no video"),
         ("/v1/embeddings", {"messages": message(part(0)), "dimensions": 8}, "dimensions"),
         ("/pooling", {"input": TEXTS[0], "task": "token_embed"}, "this model has embed"),
