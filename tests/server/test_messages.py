@@ -9,6 +9,7 @@ import random
 import orjson
 import pytest
 
+from server.output.parser_choice import choose_parsers
 from tests.server.conftest import quiet
 from tests.server.live import named_events, picture, without_end
 
@@ -271,17 +272,12 @@ async def test_faults_of_the_renderer_name_the_clients_own_fields(client):
     assert reply.json()["error"]["message"].startswith("messages[0].content contains")
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
-    ],
-)
-async def test_what_cannot_be_done_yet_is_refused_by_name(client, fields, text):
-    reply = await ask(client, **fields)
-    assert reply.status == 501
-    assert reply.json()["error"]["type"] == "api_error"
-    assert reply.json()["error"]["message"].startswith(text)
+async def test_tools_of_a_model_without_a_known_format_are_refused(serve):
+    client = serve()
+    client.state.parsers = choose_parsers(client.state.tokenizer, [], "")
+    reply = await ask(client, tools=[{"name": "f", "input_schema": {"type": "object"}}])
+    assert (reply.status, reply.json()["error"]["type"]) == (501, "api_error")
+    assert reply.json()["error"]["message"].startswith("tools")
 
 
 async def test_over_long_prompt_is_told_in_the_words_that_clients_match(client):

@@ -7,6 +7,7 @@ import asyncio
 import anthropic
 import pytest
 
+from server.output.parser_choice import choose_parsers
 from tests.server.live import listening, picture, without_end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -86,6 +87,7 @@ async def test_errors_arrive_as_the_clients_own_exceptions(client):
         most = client.state.engine.max_model_len
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"):
             await api.messages.create(**{**HELLO, "messages": [{"role": "user", "content": "word " * most}]})
+        client.state.parsers = choose_parsers(client.state.tokenizer, [], "")
         with pytest.raises(anthropic.InternalServerError) as caught:
             await api.messages.create(**HELLO, tools=[{"name": "f", "input_schema": {"type": "object"}}])
         assert caught.value.status_code == 501

@@ -229,7 +229,6 @@ async def test_bad_fields_are_named(client, fields, param, text):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ],

@@ -10,6 +10,7 @@ import openai
 import orjson
 import pytest
 
+from server.output.parser_choice import choose_parsers
 from tests.server.live import listening
 from tests.server.scripted import play
 
@@ -180,7 +181,9 @@ async def test_stop_strings_token_ids_and_bounds_meet_parsers(serve):
     assert client.state.tokenizer.decode(ids) == BOTH + "<|im_end|>"
 
 
-async def test_tools_of_a_model_without_a_known_format_are_refused(client):
+async def test_tools_of_a_model_without_a_known_format_are_refused(serve):
+    client = serve()
+    client.state.parsers = choose_parsers(client.state.tokenizer, [], "")
     reply = await ask(client, tools=TOOLS)
     assert (reply.status, reply.error["param"]) == (501, "tools")
     assert "--tool-call-parser" in reply.error["message"]
