@@ -32,7 +32,7 @@ class Calls:
 
     may: bool = True  # a call may come
     must: bool = False  # a call has to come
-    named: str | None = None  # of this tool
+    only: frozenset[str] | None = None  # of these tools; None: of any
     most: int = 0  # 0: as many as the model likes
 
 
@@ -58,9 +58,8 @@ def tool_structure(
     listed = [
         (tool["function"]["name"], tool["function"].get("parameters") or ANY_OBJECT, *place)
         for tool, place in zip(tools, places, strict=True)
-        if calls.named in (None, tool["function"]["name"])
+        if calls.only is None or tool["function"]["name"] in calls.only
     ]
-    calls = replace(calls, most=1) if calls.named is not None else calls
     other = None if calls.must else answer
     try:
         key = content_key(parsers.tools_name, listed, calls.must, calls.most, other and other.key.hex())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,7 +33,7 @@ from server.render.prompt import Prompt
 from server.render.tools import tool_name, tool_place
 from server.routes.chunks import ChatChunks, ChatShown, chat_finish
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
-from server.routes.tools import check_calls, held_to_calls, offered, parsing_of
+from server.routes.tools import allowed_tools, check_calls, check_name, held_to_calls, offered, parsing_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState
@@ -61,7 +61,7 @@ async def create(request: Request) -> Response | None:
 
     def frames(answer: Answer) -> ChatChunks:
         chat = state.config.chat
-        named = isinstance(body.tool_choice, dict)
+        named = names_function(body.tool_choice)
         echo = echo_of(state, body) if body.echo else ""
         shown = ChatShown(names, shown_top(body), chat.response_role, echo, chat.reasoning_field, named)
         return ChatChunks(answer, name, model, bool(body.return_token_ids), shown)
@@ -147,7 +147,7 @@ def check_special(state: AppState, body: ChatBody) -> Calls:
 
 
 def calls_of(state: AppState, body: ChatBody) -> Calls:
-    """What the request says of calls: the choice is one of the words, or names a function."""
+    """What the request says of calls: the choice is one of the words, names a function, or lists several."""
     choice = body.tool_choice
     if body.tools is not None and not body.tools:
         raise invalid("tools", "tools: is empty; name at least one tool or leave it out")
@@ -155,10 +155,18 @@ def calls_of(state: AppState, body: ChatBody) -> Calls:
         check_function(tool, f"tools[{at}]")
     if choice is not None and choice not in ("auto", "none", "required") and not isinstance(choice, dict):
         raise invalid("tool_choice", f"tool_choice: got {shown(choice)}; must be auto, none, required or a function")
-    name = named_by(choice)
-    calls = Calls(choice != "none", name is not None or choice == "required", name, most_calls(body))
-    named = None if name is None else ("tool_choice", name)
-    check_calls(state, body.tools, body.tools, must_call=calls.must, may_call=calls.may, named=named)
+    name, only = None, None
+    if names_function(choice):
+        name = named_by(choice)
+        only = frozenset((name,))
+    elif isinstance(choice, dict):
+        path = "tool_choice.allowed_tools"
+        choice, only = allowed_tools(choice.get("allowed_tools"), path, body.tools, lambda tool: tool.get("function"))
+    most = 1 if name is not None or body.parallel_tool_calls is False else 0
+    calls = Calls(choice != "none", name is not None or choice == "required", only, most)
+    check_calls(state, body.tools, body.tools, must_call=calls.must, may_call=calls.may)
+    if name is not None:
+        check_name("tool_choice", name, body.tools)
     return calls
 
 
@@ -172,20 +180,18 @@ def check_function(tool: dict[str, Any], path: str) -> None:
         raise invalid(f"{path}.function.parameters", f"{path}.function.parameters: must be an object")
 
 
-def named_by(choice: Any) -> str | None:
+def names_function(choice: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a tool_choice names the function to call."""
+    return isinstance(choice, dict) and choice.get("type") != "allowed_tools"
+
+
+def named_by(choice: dict[str, Any]) -> str:
     """The function that a tool_choice names."""
-    if not isinstance(choice, dict):
-        return None
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise invalid("tool_choice.function", "tool_choice.function: must be an object with the name of a tool")
     return name
-
-
-def most_calls(body: ChatBody) -> int:
-    """Calls that the client takes; 0: any number."""
-    return 1 if body.parallel_tool_calls is False or isinstance(body.tool_choice, dict) else 0
 
 
 async def render(state: AppState, body: ChatBody, ahead: MediaPreload | None) -> Prompt:
@@ -203,7 +209,7 @@ async def render(state: AppState, body: ChatBody, ahead: MediaPreload | None) ->
         await ahead.begin(state.renderer.embedded(body.messages))
     return await state.renderer.chat(
         body.messages,
-        tools=None if body.tools is None else offered(state, body.tools, body.tool_choice),
+        tools=None if body.tools is None else offered(state, body.tools, calls_of(state, body)),
         documents=body.documents,
         # On unless switched off, or the last message is to be continued; the renderer refuses to do both.
         add_generation_prompt=not body.continue_final_message if generate is None else generate,
@@ -279,7 +285,7 @@ def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNam
     made = chat_choice(
         choice.index,
         message,
-        chat_finish(choice, named=isinstance(body.tool_choice, dict)),
+        chat_finish(choice, named=names_function(body.tool_choice)),
         choice.stop_reason,
         logprobs=names.chat(entries, shown_top(body)) if with_logprobs else None,
         token_ids=token_ids if body.return_token_ids else None,

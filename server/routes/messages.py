@@ -27,7 +27,7 @@ from server.job import Job, media_preload, prepare
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, tool_places
 from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response
-from server.routes.tools import check_calls, held_to_calls, offered, parsing_of
+from server.routes.tools import check_calls, check_name, held_to_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
@@ -50,7 +50,7 @@ async def create(request: Request) -> Response | None:
     asked = check(state, body)
     kept, calls = check_tools(state, body, calls_back=True)
     asked = held_to_calls(state, asked, kept, tool_places(body.tools), calls)
-    tools = offered(state, kept, (body.tool_choice or {}).get("type"))
+    tools = offered(state, kept, calls)
     name = "msg_" + exchange.request_id
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
 
@@ -82,8 +82,8 @@ async def count(request: Request) -> Response:
     body = await read_json(request, CountBody, state.config.limits.max_request_bytes)
     check_model(state, body.model)
     check_prompt_fields(body)
-    kept, _ = check_tools(state, body, calls_back=False)
-    tools = offered(state, kept, (body.tool_choice or {}).get("type"))
+    kept, calls = check_tools(state, body, calls_back=False)
+    tools = offered(state, kept, calls)
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
@@ -162,16 +162,15 @@ def check_tools(state: AppState, body: CountBody, calls_back: bool) -> tuple[Too
     kind, name = choice.get("type"), choice.get("name")
     if kind not in ("auto", "any", "tool", "none"):
         raise invalid("tool_choice.type", f"tool_choice.type: got {shown(kind)}; must be auto, any, tool or none")
-    named = ("tool_choice.name", name) if kind == "tool" and kept else None
     may_call = kind != "none" and calls_back
-    check_calls(state, body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call, named=named)
+    check_calls(state, body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call)
+    only = frozenset((check_name("tool_choice.name", name, kept),)) if kind == "tool" and kept else None
     one = choice.get("disable_parallel_tool_use")
     if not isinstance(one, bool | None):
         path = "tool_choice.disable_parallel_tool_use"
         raise invalid(path, f"{path}: got {shown(one)}; must be true or false")
     most = 1 if one or kind == "tool" else 0
-    wanted = str(name) if kind == "tool" and kept else None
-    return kept or None, Calls(kind != "none", kind in ("any", "tool") and bool(kept), wanted, most)
+    return kept or None, Calls(kind != "none", kind in ("any", "tool") and bool(kept), only, most)
 
 
 async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: Asked, priority: int = 0) -> Job:

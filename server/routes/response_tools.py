@@ -13,19 +13,15 @@ from server.errors import invalid
 from server.output.parser import Parsing
 from server.render.items import read_response_tools
 from server.routes.endpoint import one_of
-from server.routes.tools import check_calls, parsing_of
+from server.routes.tools import allowed_tools, check_calls, check_name, offered, parsing_of
 from server.schema.responses import ResponsesBody
 from server.state import AppState
 from server.tool_structure import Calls
 
 log = logging.getLogger("omniloop")
 
-Tools = tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]  # for the template; as echoed
-
-
-def most_calls(body: ResponsesBody) -> int:
-    """Calls that the client takes; 0: any number."""
-    return 1 if body.parallel_tool_calls is False or isinstance(body.tool_choice, dict) else 0
+Listed = list[dict[str, Any]]
+Tools = tuple[Listed | None, Listed, Listed | None]  # as templates know them; as echoed; those that the template sees
 
 
 def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
@@ -38,13 +34,17 @@ def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
         one_of("tool_choice", choice, ("none", "auto", "required"))
     elif choice is not None and not isinstance(choice.get("type"), str):
         raise invalid("tool_choice.type", "tool_choice.type: must be a string")
-    must_call = choice == "required" or isinstance(choice, dict)
-    by_name = isinstance(choice, dict) and choice["type"] in ("function", "custom")
-    named = ("tool_choice.name", choice.get("name")) if isinstance(choice, dict) and by_name else None
-    check_calls(state, body.tools, kept, must_call=must_call, may_call=choice != "none", named=named)
-    name = None if named is None else str(named[1])
-    must = bool(kept) and (choice == "required" or by_name)
-    return (kept or None, echoed), Calls(choice != "none", must, name, most_calls(body))
+    only: frozenset[str] | None = None
+    most = 1 if body.parallel_tool_calls is False else 0
+    if isinstance(choice, dict) and choice["type"] == "allowed_tools":
+        choice, only = allowed_tools(choice, "tool_choice", kept)
+    check_calls(state, body.tools, kept, must_call=choice not in (None, "none", "auto"), may_call=choice != "none")
+    must = choice == "required"
+    if isinstance(choice, dict):
+        must, most = choice["type"] in ("function", "custom"), 1
+        only = frozenset((check_name("tool_choice.name", choice.get("name"), kept),)) if must else None
+    calls = Calls(choice != "none", must and bool(kept), only, most)
+    return (kept or None, echoed, offered(state, kept, calls)), calls
 
 
 def parsing_for(state: AppState, body: ResponsesBody, tools: Tools, calls: Calls) -> Parsing | None:

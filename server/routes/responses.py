@@ -40,7 +40,7 @@ from server.routes.chat import EFFORTS
 from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response, one_of
 from server.routes.response_tools import Tools, check_tools, parsing_for
 from server.routes.stored_responses import missing
-from server.routes.tools import held_to_calls, offered
+from server.routes.tools import held_to_calls
 from server.sampling import Asked, in_range, priority_of, resolve
 from server.schema.common import SamplingFields
 from server.schema.responses import ResponsesBody
@@ -264,8 +264,7 @@ async def render(
     with conversation.told():
         async with media_preload(exchange, "") as ahead:
             await ahead.begin(renderer.embedded(messages))
-            shown_tools = offered(exchange.state, tools[0], body.tool_choice)
-            prompt = await renderer.chat(messages, tools=shown_tools, template_kwargs=kwargs)
+            prompt = await renderer.chat(messages, tools=tools[2], template_kwargs=kwargs)
             return await prepare(exchange, prompt, asked, priority=priority, param="input", ahead=ahead)
 
 
@@ -273,7 +272,7 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
     """The response object with all that is echoed."""
     choice = body.tool_choice
     if isinstance(choice, dict):
-        choice = {key: choice[key] for key in ("type", "name") if isinstance(choice.get(key), str)}
+        choice = {key: choice[key] for key in ("type", "name", "mode", "tools") if key in choice}
     text, reasoning = body.text, body.reasoning
     verbosity = {"verbosity": text.verbosity} if text and text.verbosity else {}
     name = f"resp_{exchange.request_id}"

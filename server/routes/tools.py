@@ -6,13 +6,14 @@ the answer, or a refusal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from server.errors import invalid, not_here, shown
 from server.output.parser import Parsing
 from server.render.tools import ToolPlace
+from server.routes.endpoint import one_of
 from server.sampling import Asked
 from server.state import AppState
 from server.tool_structure import Calls, tool_structure
@@ -27,21 +28,13 @@ def check_calls(
     *,
     must_call: bool,
     may_call: bool,
-    named: tuple[str, Any] | None = None,
 ) -> None:
     """Refuses a choice that cannot be met, and tools where a call may come back that no parser of the model reads.
 
-    `sent` are the client's tools, `kept` those that this server knows, `named` is the field that names one of them and
-    its value.
+    `sent` are the client's tools, `kept` those that this server knows.
     """
     if must_call and not sent:
         raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
-    if named is not None:
-        param, name = named
-        names = [tool["function"]["name"] for tool in kept or ()]
-        if name not in names:
-            few = ", ".join(map(shown, names[:8])) or "none"
-            raise invalid(param, f"{param}: got {shown(name)}; must be one of the tools: {few}")
     cannot = not (must_call or state.parsers.can_call)
     if kept and may_call and cannot and state.config.chat.tool_call_parser != "none":
         raise not_here(
@@ -51,9 +44,45 @@ def check_calls(
         )
 
 
-def offered(state: AppState, tools: list[Tool] | None, choice: Any) -> list[Tool] | None:
-    """The tools that the template sees."""
-    return None if choice == "none" and state.config.chat.exclude_tools_when_tool_choice_none else tools
+def check_name(param: str, name: Any, kept: Sequence[Tool] | None) -> str:
+    """A name of one of the tools, sent as the field `param`."""
+    names = [tool["function"]["name"] for tool in kept or ()]
+    if not isinstance(name, str) or name not in names:
+        few = ", ".join(map(shown, names[:8])) or "none"
+        raise invalid(param, f"{param}: got {shown(name)}; must be one of the tools: {few}")
+    return name
+
+
+def allowed_tools(
+    said: Any, path: str, kept: Sequence[Tool] | None, function_of: Callable[[Tool], Any] = lambda tool: tool
+) -> tuple[str, frozenset[str]]:
+    """The mode and the names of a choice of the type allowed_tools; `function_of` finds what holds an entry's name."""
+    if not isinstance(said, dict):
+        raise invalid(path, f"{path}: must be an object with mode and tools")
+    mode, entries = said.get("mode"), said.get("tools")
+    one_of(f"{path}.mode", "" if mode is None else mode, ("auto", "required"))
+    if not isinstance(entries, list) or not entries:
+        raise invalid(f"{path}.tools", f"{path}.tools: must be a list of at least one tool")
+    names = set()
+    for at, entry in enumerate(entries):
+        function = function_of(entry) if isinstance(entry, dict) else None
+        if not isinstance(function, dict):
+            raise invalid(f"{path}.tools[{at}]", f"{path}.tools[{at}]: must be an object that names a function")
+        names.add(check_name(f"{path}.tools[{at}].name", function.get("name"), kept))
+    return str(mode), frozenset(names)
+
+
+def offered(state: AppState, tools: list[Tool] | None, calls: Calls) -> list[Tool] | None:
+    """The tools that the template sees.
+
+    Where a call has to come its grammar holds it to the tools that may be called, so the prompt stays as it was and a
+    cached one fits; where a call may come, the model does not see the others.
+    """
+    if not tools or (not calls.may and state.config.chat.exclude_tools_when_tool_choice_none):
+        return None
+    if calls.must or calls.only is None:
+        return tools
+    return [tool for tool in tools if tool["function"]["name"] in calls.only] or None
 
 
 def parsing_of(state: AppState, tools: Sequence[Tool] | None, calls: Calls, **wishes: Any) -> Parsing | None:
