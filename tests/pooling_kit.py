@@ -150,6 +150,20 @@ def body_of(folder: Path) -> Any:
     return hidden
 
 
+def hidden_of_t5(folder: Path) -> Any:
+    """`body_of`, of the encoder alone."""
+    from transformers import T5EncoderModel
+
+    with tiny.quiet():
+        model = T5EncoderModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def hidden(ids: list[int]) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.tensor([ids])).last_hidden_state[0].numpy()
+
+    return hidden
+
+
 def pooled(hidden: np.ndarray, kind: str) -> np.ndarray:
     """As sentence-transformers pools the hidden states of one input."""
     if kind in ("lasttoken", "cls_token"):
@@ -222,6 +236,18 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     folder = home() / f"{kind}-{labels}-{len(more)}"
     tiny.save(tiny._model(getattr(transformers, name + ending), config), folder)
     return framed(folder, kind)
+
+
+@functools.cache
+def t5(form: str) -> Path:
+    """T5's encoder with random weights, heads that are narrower than hidden states together."""
+    import transformers
+
+    config = transformers.T5Config(
+        vocab_size=tiny.VOCAB_SIZE, d_model=64, d_kv=12, d_ff=96, num_layers=3, num_heads=4, feed_forward_proj=form,
+        pad_token_id=1, n_positions=128, dropout_rate=0.0,
+    )  # fmt: skip
+    return framed(tiny.save(tiny._model(transformers.T5EncoderModel, config), home() / f"t5-{form}"), "roberta")
 
 
 def framed(folder: Path, kind: str) -> Path:

@@ -31,11 +31,13 @@ def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dty
 
     On a CPU "auto" is float32, and weights saved as bfloat16 stay bfloat16 in memory: each is widened when read, which
     loses nothing. On an accelerator "auto" is bfloat16, and float16 for an encoder of texts that was saved as float16.
-    Of decoders the residual streams leave the range of float16, so none is computed in it.
+    Of decoders and of T5, whose norms are RMSNorms, the residual streams leave the range of float16, so none is
+    computed in it.
     """
     if requested not in ("auto", *DTYPES):
         raise ConfigError(f"--dtype {requested}: allowed are auto, {', '.join(DTYPES)}")
-    takes_float16 = device != "cpu" and config.is_encoder and not config.raw.get("quantization_config")
+    takes_float16 = device != "cpu" and config.is_encoder and config.text.layer_norm
+    takes_float16 = takes_float16 and not config.raw.get("quantization_config")
     if requested == "float16" and not takes_float16:
         raise ConfigError(
             "--dtype float16: only unquantised encoders of texts are computed in it, on an accelerator; use auto, "

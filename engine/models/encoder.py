@@ -28,7 +28,7 @@ from engine.kernels.rotate import apply_rope
 from engine.layers.distance import Buckets, Slopes
 from engine.layers.embed import Embedding, Positions
 from engine.layers.linear import GatedLinear, Linear
-from engine.layers.norm import LayerNorm
+from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rope import Rope, RopeTable
 from engine.model_config import ModelConfig, TextConfig
 from engine.models.base import Model
@@ -116,7 +116,8 @@ class Encoder(Model):
         elif first_position is not None:
             self.positions = Positions(config.max_position, width, first_position)
         self.types = Positions(types, width) if types else None
-        self.embed_norm = LayerNorm(width, text.norm_eps)
+        self.embed_norm: LayerNorm | None = LayerNorm(width, text.norm_eps)
+        self.norm: RMSNorm | None = None  # behind the last layer
         self.widen = None if width == text.hidden_size else Linear(width, text.hidden_size, bias=True)
         self.distances: Buckets | Slopes | None = None
         self.layers = self.made_layers(text)
@@ -145,11 +146,15 @@ class Encoder(Model):
         bounds = batch.attention[0].covering(len(batch.token_ids)).query_start
         rope = None if self._ropes is None else self._ropes(batch.positions)
         bias = None if self.distances is None else self.distances.bias
-        x = self.embed_norm(self._embedded(batch, starts))
+        x = self._embedded(batch, starts)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
         if self.widen is not None:
             x = self.widen(x)
         for left, layer in zip(reversed(range(len(self._run))), self._run):
             x = layer(x, bounds, None if left else batch.sample_index, rope, bias)
+        if self.norm is not None:
+            x = self.norm(x)
         return x if out is None else out.copy_(x)
 
     def _embedded(self, batch: Batch, starts: Tensor) -> Tensor:

@@ -26,4 +26,8 @@ CLASSES = {  # how a family's classes begin -> its module, how they end
 }
 ENCODERS = {
     f"{name}{ending}": f"engine.models.{module}" for name, (module, endings) in CLASSES.items() for ending in endings
-} | {"HF_ColBERT": "engine.models.colbert"}
+} | {
+    "HF_ColBERT": "engine.models.colbert",
+    "T5EncoderModel": "engine.models.t5",
+    "MT5EncoderModel": "engine.models.t5",
+}

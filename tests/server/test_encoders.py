@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import engine.runtime
+from engine.checkpoint.config import resolve_dtype
 from engine.errors import ConfigError
 from engine.layers.distance import REACH, bucket_of, log_buckets
 from engine.models.registry import load_model_config
@@ -70,12 +71,12 @@ async def test_classes_and_scores_are_those_of_transformers(pooling, kind, label
         assert len(short) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "t5"])
 async def test_alone_as_in_a_crowd_and_as_on_the_device_path(kind, monkeypatch):
     draw = np.random.default_rng(0)
     inputs = [draw.integers(2, 260, draw.integers(1, 129)).astype(np.int32) for _ in range(200)]
     few = {"max_num_seqs": 8, "max_num_queued_reqs": 4, "max_num_batched_tokens": 192}
-    folder = kit.encoder(kind)
+    folder = kit.t5("gated-gelu") if kind == "t5" else kit.encoder(kind)
     async with running(folder, num_gpu_blocks_override=0, **few) as served:
         together = await arrays(served, inputs)
         for at in (0, 7, 199):
@@ -128,6 +129,20 @@ async def test_distances_of_deberta_are_those_of_transformers():
     for wrong in ({"conv_kernel_size": 3}, {"pos_att_type": ["c2p"]}, {"share_att_key": False}, {"norm_rel_ebd": None}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             load_model_config(kit.encoder("deberta"), wrong)
+
+
+@pytest.mark.parametrize("form", ["relu", "gated-gelu"])
+async def test_vectors_of_t5_are_those_of_its_encoder(pooling, form):
+    folder = kit.t5(form)
+    client, hidden = await pooling(folder, pooler_config={"pooling_type": "MEAN"}), kit.hidden_of_t5(folder)
+    inputs = [*FEW, "in an other land there are the birds " * 5]
+    wanted = [kit.unit(hidden(ids).mean(0)) for ids in await ids_of(client, inputs)]
+    close(await vectors(client, inputs), wanted)
+    with pytest.raises(ConfigError, match="feed_forward_proj"):
+        load_model_config(folder, {"feed_forward_proj": "silu"})
+    half = {"dtype": "float16", "torch_dtype": "float16"}
+    assert resolve_dtype(load_model_config(folder, half), "auto", "cuda") == torch.bfloat16
+    assert resolve_dtype(load_model_config(kit.encoder("bert"), half), "auto", "cuda") == torch.float16
 
 
 async def test_electra_with_wide_embeddings_has_no_product_behind_them(pooling):
