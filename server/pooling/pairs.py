@@ -13,6 +13,7 @@ second text begins. A document is cut where that was asked for, a query never.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ from server.state import AppState
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 QWEN3_BEFORE = f"<|im_start|>system\n{JUDGE}<|im_end|>\n<|im_start|>user\n"
 QWEN3_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+BASE64 = re.compile("[A-Za-z0-9+/]{64,}={0,2}")  # as a picture begins
 INSTEAD = "a"  # is tokenized where an item holds media, and its tokens are not used
 LATER = np.zeros(1, np.int32)  # stands for the tokens of a pair with media
 PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}  # names of the checkpoint's prompts
@@ -90,8 +92,14 @@ def _parts_of(item: Any) -> list[Any]:
     if isinstance(item, dict) and isinstance(item.get("content"), list):
         item = item["content"]
     if isinstance(item, dict) and "type" not in item:
-        item = [{key: item[key]} for key in item if key in BARE_KEYS] or item
+        item = [{key: _linked(key, item[key])} for key in item if key in BARE_KEYS] or item
     return item if isinstance(item, list) else [item]
+
+
+def _linked(key: str, value: Any) -> Any:
+    """Jina's clients send a picture's base64 where others send its URL."""
+    bare = key == "image" and isinstance(value, str) and BASE64.fullmatch(value[:256])
+    return f"data:image/png;base64,{value}" if bare else value
 
 
 def _is_text(part: Any) -> bool:
