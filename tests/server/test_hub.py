@@ -338,6 +338,6 @@ def test_a_wrong_name_is_one_line(fake, capsys):
 def test_a_file_in_the_place_of_a_folder_is_refused_as_a_file(tmp_path):
     file = tmp_path / "config.json"
     file.write_text("{}")
-    state = SimpleNamespace(folder=str(file), tokenizer_source=str(file))
+    state = SimpleNamespace(folder=str(file), tokenizer_source=str(file), config=Config())
     with pytest.raises(ConfigError, match=r"--model .*config.json: is a file; name the folder"):
         asyncio.run(load.fetch(state))
