@@ -5,6 +5,7 @@ Every folder is made once for a test process. In: the name of a tiny checkpoint,
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import shutil
@@ -39,7 +40,9 @@ PREFIX = {"query": "query: ", "document": "text: "}
 
 @functools.cache
 def home() -> Path:
-    return Path(tempfile.mkdtemp(prefix="omniloop-pooling-"))
+    folder = Path(tempfile.mkdtemp(prefix="omniloop-pooling-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache
