@@ -244,20 +244,20 @@ async def test_an_agent_goes_twenty_turns_with_three_tools(serve):
     texts = [f"<think>\nturn {at}\n</think>\n\n{call(name, at=at, s='<é>')}" for at, name in enumerate(names)]
     script = play(client, *texts, "All done.")
     messages: list[Any] = list(USER)
-    for at in range(20):
-        body = (
-            await client.post("/v1/chat/completions", {"messages": messages, "tools": TOOLS, "max_tokens": 200})
-        ).json()
-        (choice,) = body["choices"]
-        messages.append(choice["message"])
-        if choice["finish_reason"] == "stop":
-            break
-        (found,) = choice["message"]["tool_calls"]
-        assert (found["function"]["name"], orjson.loads(found["function"]["arguments"])) == (
-            names[at],
-            {"at": at, "s": "<é>"},
-        )
-        messages.append({"role": "tool", "tool_call_id": found["id"], "content": f"result {at}"})
+    async with listening(client) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as api:
+        for at in range(20):
+            options: Any = {"model": "omniloop", "messages": messages, "tools": TOOLS, "max_tokens": 200}
+            if at % 2:
+                async with api.chat.completions.stream(**options) as stream:
+                    (choice,) = (await stream.get_final_completion()).choices
+            else:
+                (choice,) = (await api.chat.completions.create(**options)).choices
+            messages.append(choice.message.model_dump(exclude_none=True))
+            if choice.finish_reason == "stop":
+                break
+            (found,) = choice.message.tool_calls
+            assert (found.function.name, orjson.loads(found.function.arguments)) == (names[at], {"at": at, "s": "<é>"})
+            messages.append({"role": "tool", "tool_call_id": found.id, "content": f"result {at}"})
     assert (at, messages[-1]["content"]) == (19, "All done.")
     prompt = script.prompt()
     for turn in range(19):
