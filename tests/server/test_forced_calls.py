@@ -166,6 +166,24 @@ async def test_in_free_text_calls_of_strict_tools_follow_their_schemas():
     assert grammar_of(FORMATS["llama3_json"], ids, [Tool("f", {}, "p", text_of, left)], must=False, most=0) is None
 
 
+@pytest.mark.parametrize("most", [0, 1])
+async def test_in_free_text_a_marker_may_be_text(most):
+    known, tools = tokenizer(), [Tool("weather", SCHEMA, "p", text_of, left), Tool("now", SCHEMA, "p", text_of, left)]
+    lark = grammar_of(FORMATS["hermes"], {}, tools, must=False, most=most)
+    grammar = compile_now(GrammarSpec("lark", lark), vocabulary())
+
+    def takes(text: str) -> bool:
+        matcher = grammar.matcher()
+        return all(matcher.consume_token(known.encode(char)[0]) for char in text) and matcher.is_accepting()
+
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+    assert all(map(takes, ("", "no call at all", "a <tool is not one", call, f"first {call} then")))
+    assert takes(f"{call}\n{call.replace('weather', 'now')}") == (most == 0)
+    for wrong in (call.replace("2", "20"), call.replace("weather", "other"), "the <tool_call> alone", call[:-1]):
+        assert not takes(wrong)
+        assert not takes(f"first {wrong}")
+
+
 # -- over the routes, with a model that says anything
 
 
@@ -225,6 +243,13 @@ async def test_a_call_that_must_come_comes_and_fits_its_schema(calling, path):
         for name, arguments in found:
             assert name in ("weather", "now") if choice == "required" else name == choice
             jsonschema.validate(arguments, SCHEMA if name == "weather" else {"type": "object"})
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_strict_tools_may_be_called_by_a_model_whose_marker_is_text(calling, path):
+    strict = {"type": "function", "function": {**F["function"], "strict": True}}
+    reply = await calling.post(path, forced(path, "auto", [strict]))
+    assert reply.status == 200, reply.content
 
 
 @pytest.mark.parametrize("form", ["gemma4", "functiongemma", "minimax_m3", "qwen3_coder"])

@@ -5,7 +5,8 @@ and the schema of its arguments as the grammar's `%json` takes it. Out: Lark. Ma
 that no other spelling of them is a call; white space between calls may be left out.
 
     start: LEAD? before call (between call)* after          a call must come
-    start: (TEXT section)* TEXT                             calls may come, in free text
+    start: (TEXT section)* TEXT                             calls may come, in free text, behind a marker's token
+    start: (open section)* REST                             the same where the marker is text, which `open` ends with
 """
 
 from __future__ import annotations
@@ -47,11 +48,28 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
         return "\n".join([f"start: NL {section}", *rules])
     trigger = next((marker for marker in (*form.begins, form.name[0]) if marker in ids), None)
     opening = f"<[{ids[trigger]}]>" if trigger else ""
-    if not trigger or not (section.startswith(opening) or all(call.startswith(opening) for call in shape.calls)):
+    if not trigger:
+        return _behind_text(form, shape, section, rules, most)
+    if not (section.startswith(opening) or all(call.startswith(opening) for call in shape.calls)):
         return None
     start = "start: TEXT" if most == 1 else "start: (TEXT section)* TEXT"
     start = f"{start} (section TEXT)?" if most == 1 else start
     return "\n".join([start, f"section: {section}", f"TEXT: {without(trigger)}", *rules])
+
+
+def _behind_text(form: ToolFormat, shape: Calls, section: str, rules: list[str], most: int) -> str | None:
+    """Calls in free text behind a marker that is text; None where a call may begin without it."""
+    if len(form.begins) != 1 or form.bare or form.name[0]:
+        return None
+    mark = literal(form.begins[0])
+    if not section.startswith(mark):
+        if shape.before or shape.after or not all(call.startswith(mark) for call in shape.calls):
+            return None
+        section = "call"
+        rules = ["call: " + " | ".join(f"({call.removeprefix(mark)})" for call in shape.calls), *rules[1:]]
+    start = f"start: (open section){'?' if most == 1 else '*'} REST"
+    texts = [f"open[lazy]: TEXT {mark}", "TEXT: /(?s:.*)/", f"REST: {without(form.begins[0])}"]
+    return "\n".join([start, *texts, f"section: {section.removeprefix(mark)}", *rules])
 
 
 # -- JSON
