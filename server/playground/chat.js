@@ -114,8 +114,8 @@ export class Chat {
       this.busy(false);
     }
     say(node.error || node.text || "The answer has ended");
+    await this.keep(conversation); // what is shown as ended survives a reload
     view.show();
-    this.keep(conversation);
   }
 
   stop() {

@@ -15,7 +15,7 @@ from tests.server.playground.browser import CHROMIUM, DROP, MEDIA, NO_CHROMIUM, 
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason=NO_CHROMIUM)
 SERIOUS = ("serious", "critical")
-ENDLESS = json.dumps({"ignore_eos": True, "max_tokens": 8000})
+ENDLESS = json.dumps({"ignore_eos": True, "max_tokens": 8000, "skip_special_tokens": False})
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_a_long_rendering_is_ended_by_the_clock(source):
     ],
 )
 def test_what_a_template_may_not_do(source, message):
-    refused(source, message, limits=QUICK)
+    refused(source, message, limits=TemplateLimits(max_output_bytes=1000))
 
 
 def test_a_template_that_does_not_compile_says_so():
