@@ -27,6 +27,19 @@ SHORT_MEAN = 128  # rows; windows of vision towers have 64, chunks of audio towe
 
 
 @triton.jit
+def segments_of(bounds, row, num_segments, halvings):
+    """Where the rows' segments begin and end."""
+    segment = row * 0  # the last one that begins at or before the row: bisection between it and `above`
+    above = segment + num_segments
+    for _ in range(halvings):
+        middle = (segment + above) // 2
+        after = tl.load(bounds + middle) <= row
+        segment = tl.where(after, middle, segment)
+        above = tl.where(after, above, middle)
+    return tl.load(bounds + segment), tl.load(bounds + segment + 1)
+
+
+@triton.jit
 def load_rows(base, row, stride, dim, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
     """[rows, BLOCK_D] of one head; columns past HEAD_DIM are zero."""
     if WIDE:
@@ -166,14 +179,7 @@ def dense_kernel(
         if SHORT:
             since, until = row * 0 + first, row * 0 + last
         else:
-            segment = row * 0  # the last one that begins at or before the row: bisection between it and `above`
-            above = segment + num_segments
-            for _ in range(halvings):
-                middle = (segment + above) // 2
-                after = tl.load(bounds + middle) <= row
-                segment = tl.where(after, middle, segment)
-                above = tl.where(after, above, middle)
-            since, until = tl.load(bounds + segment), tl.load(bounds + segment + 1)
+            since, until = segments_of(bounds, row, num_segments, halvings)
         if CAUSAL:
             until = row + 1
         if WINDOW > 0:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention.attend import materialised
-from engine.kernels.attention.dense import load_rows
+from engine.kernels.attention.dense import load_rows, segments_of
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -62,14 +62,7 @@ def disentangled_kernel(
     pos_q += head * HEAD_DIM
     line = first + tl.arange(0, BLOCK_M)
     row = tl.minimum(line, num_rows - 1)
-    segment = row * 0  # the last one that begins at or before the row: bisection between it and `above`
-    above = segment + num_segments
-    for _ in range(halvings):
-        middle = (segment + above) // 2
-        after = tl.load(bounds + middle) <= row
-        segment = tl.where(after, middle, segment)
-        above = tl.where(after, above, middle)
-    since, until = tl.load(bounds + segment), tl.load(bounds + segment + 1)
+    since, until = segments_of(bounds, row, num_segments, halvings)
     query = load_rows(q, row, q_stride, dim, HEAD_DIM, BLOCK_D, WIDE)
     # Of the line m and the key n: the distance number m - n + BLOCK_N - 1 of the block.
     number = tl.arange(0, BLOCK_M)[:, None] - tl.arange(0, BLOCK_N)[None, :] + (BLOCK_N - 1)
