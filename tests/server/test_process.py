@@ -72,7 +72,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     running = Server(
-        "--header-timeout", "0.5", "--max-header-bytes", "2048", "--max-headers", "20", "--max-target-bytes", "256"
+        "--header-timeout", "3", "--max-header-bytes", "2048", "--max-headers", "20", "--max-target-bytes", "256"
     )
     yield running
     assert running.stop() == 0
