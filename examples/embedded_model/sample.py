@@ -16,7 +16,8 @@ from typing import TypeVar
 import numpy as np
 
 from examples.embedded_model.blueprint import HERE
-from examples.embedded_model.phrases import ASIDES, COMMAND_VERBS, LEADS, PHRASES, SWAPS, SYSTEMS, WISHES
+from examples.embedded_model.phrases import PHRASES
+from examples.embedded_model.wordings import ASIDES, COMMAND_VERBS, LEADS, SWAPS, SYSTEMS, WISHES
 
 T = TypeVar("T")
 
