@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 ANSWER, THOUGHT = "I have looked.", "Let me look."
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|call|>", "<|answer|>")
-CONTEXT, HIDDEN, HEAD = 131_072, 64, 32  # terminal agents send 20,000 tokens of a real tokenizer, 90,000 of single bytes
+CONTEXT, HIDDEN, HEAD = 131_072, 64, 32  # an agent sends 90,000 bytes, here as many tokens
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 Call a tool as <tool_call>{"name": its name, "arguments": an object}</tool_call>.

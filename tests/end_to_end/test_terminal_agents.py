@@ -1,6 +1,7 @@
 """Agents of the terminal, as README says to start them: each runs a command by a call of the model's and ends.
 
-Claude Code speaks /v1/messages, Codex /v1/responses, opencode /v1/chat/completions. The model is tests/end_to_end/calling.
+Claude Code speaks /v1/messages, Codex /v1/responses, opencode /v1/chat/completions.
+The model is that of tests/end_to_end/calling.py.
 """
 
 from __future__ import annotations
