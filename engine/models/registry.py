@@ -7,7 +7,6 @@ imported: it is logged and ignored.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import logging
@@ -31,6 +30,7 @@ from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, s
 from engine.models.decoders import DECODERS
 from engine.models.encoders import ENCODERS
 from engine.models.family import Family
+from engine.models.spelling import nearest_families
 from engine.quant.assign import assign
 from engine.request import Modality
 from engine.weights.files import Shard
@@ -269,7 +269,7 @@ def _architecture(root: Section, text_only: bool) -> tuple[str, Form]:
         return decoder, "generate"
     got = ", ".join(map(str, named)) or f"none (model_type {root.values.get('model_type')!r})"
     alone = "; with --language-model-only its decoder is" if decoder else ""
-    near = difflib.get_close_matches(str(named[0]) if named else "", FAMILIES, n=3)
+    near = nearest_families(str(named[0]), FAMILIES) if named else []
     nearest = f"the nearest are {', '.join(near)}, and " if near else ""
     raise ConfigError(
         f"config.json: architecture {got} is not supported{alone}; {nearest}README lists all {len(FAMILIES)} that are"
