@@ -173,7 +173,7 @@ def from_validation(error: msgspec.ValidationError) -> ApiError:
     text = str(error)
     if found := _WRONG_TYPE.match(text):
         expected, got, path = found.groups()
-        allowed = [_WORDS.get(word, "") for word in expected.split(" | ") if word != "null"]
+        allowed = [_WORDS.get(word, "") for word in expected.split(" | ") if word != "null"] or ["null"]
         if all(allowed):
             param = path_of(path)
             where = f"{param}: " if param else "the body: "

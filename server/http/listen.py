@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from server.config import Config
 from server.http.protocol import with_limits
-from server.http.websocket import MAX_MESSAGE, socket_protocol
+from server.http.websocket import MAX_MESSAGE, sockets
 
 BACKLOG = 2048
 
@@ -92,7 +92,7 @@ def make_listener(config: Config, app: ASGIApp) -> Listener:
         app,
         loop="none",
         http=with_limits(limits),
-        ws=socket_protocol,  # type: ignore[arg-type]
+        ws=sockets(limits),  # type: ignore[arg-type]
         ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,
         lifespan="off",

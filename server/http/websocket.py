@@ -10,9 +10,13 @@ send no header with a socket, give the key as the subprotocol that OpenAI's clie
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from starlette.types import Message, Scope, Send
+
+from server.config import LimitsConfig
 
 METHOD = "WEBSOCKET"  # in the place of a request's method: never safe in the sense of GET, so origins are checked
 MAX_MESSAGE = 4 << 20  # bytes
@@ -20,16 +24,46 @@ KEY_PROTOCOL = b"openai-insecure-api-key."
 PROTOCOL = "realtime"
 
 
-def socket_protocol(**given: Any) -> asyncio.Protocol:
-    """What speaks on a connection that becomes a WebSocket; imported with the first, or by `import_sockets`."""
-    return import_sockets()(**given)
+def sockets(limits: LimitsConfig) -> Callable[..., asyncio.Protocol]:
+    """Makes what speaks on a connection that becomes a WebSocket."""
+
+    def made(**given: Any) -> asyncio.Protocol:
+        return import_sockets()(limits.stream_stall_timeout, **given)
+
+    return made
 
 
-def import_sockets() -> type[asyncio.Protocol]:
-    """Uvicorn's protocol: its library takes a twentieth of a second to import, which no start should wait for."""
+@cache
+def import_sockets() -> type[Any]:
+    """The protocol's class. Its library takes a twentieth of a second to import, which no start should wait for."""
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-    return WebSocketsSansIOProtocol
+    class Socket(WebSocketsSansIOProtocol):
+        """Cuts off a client that has stopped reading: closing waits until what is written is read."""
+
+        def __init__(self, stall: float, **given: Any) -> None:
+            super().__init__(**given)
+            self._stall = stall
+            self._cut: asyncio.TimerHandle | None = None
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._cut = self.loop.call_later(self._stall, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._end_cut()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._end_cut()
+
+        def _end_cut(self) -> None:
+            if self._cut is not None:
+                self._cut.cancel()
+                self._cut = None
+
+    return Socket
 
 
 def as_exchange_scope(scope: Scope) -> None:

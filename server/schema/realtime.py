@@ -96,6 +96,15 @@ EVENT_TYPES = (
     "session.update", "transcription_session.update", "input_audio_buffer.append", "input_audio_buffer.commit",
     "input_audio_buffer.clear",
 )  # fmt: skip
+# By the end of a field's path.
+ONLY_VALUES = {
+    "session.type": "transcription",
+    "format.type": "audio/pcm: 16 bits, little end first, one channel, at a `rate` of 8,000 to 48,000",
+    "turn_detection.type": "server_vad, or turn_detection null where the client commits",
+    "input_audio_format": "pcm16",
+    "noise_reduction": "null: sound is heard as it comes",
+    "input_audio_noise_reduction": "null: sound is heard as it comes",
+}
 
 
 def read_event(text: str | bytes) -> Event:

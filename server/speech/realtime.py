@@ -32,7 +32,17 @@ from server.errors import ApiError, from_media, from_validation, internal, inval
 from server.http.exchange import Exchange, fault
 from server.job import scope_of
 from server.schema.audio import TranscriptionForm
-from server.schema.realtime import EVENT_TYPES, Append, Clear, Commit, Event, Input, TurnDetection, read_event
+from server.schema.realtime import (
+    EVENT_TYPES,
+    ONLY_VALUES,
+    Append,
+    Clear,
+    Commit,
+    Event,
+    Input,
+    TurnDetection,
+    read_event,
+)
 from server.speech.choose import hearer_of
 from server.speech.hearer import Task
 from server.speech.languages import separator
@@ -44,6 +54,7 @@ RATES = (8000, 48000)
 SAMPLE_BYTES = 2
 IN_POOL = 32768  # characters of an event that are read in the pool
 MIN_TURN_S = 0.1  # of a turn that a client commits
+UNREAD_EVENTS = 256  # behind which a client that does not read is not heard either
 GOING_AWAY = 1001
 TaskOf = Callable[[TranscriptionForm], Task]
 
@@ -116,6 +127,8 @@ class RealtimeSession:
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            if self._events.qsize() > UNREAD_EVENTS:
+                await self._events.join()
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 self._gone = True
@@ -323,16 +336,17 @@ def opened(text: str | bytes) -> tuple[Event, bytes]:
         event = read_event(text)
     except msgspec.ValidationError as error:
         raise _as_event(from_validation(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ApiError(400, "invalid_json", "a message must be one JSON object") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ApiError(400, "invalid_json", "a message must be one JSON object, nested a few levels deep") from None
     return event, decode_base64(parse_base64(event.audio)) if isinstance(event, Append) else b""
 
 
 def _as_event(error: ApiError) -> ApiError:
-    """An unknown type is told with those that are known."""
+    """An unknown type, and a field of which one value is known, are told with what is known."""
     if error.param == "type":
         return ApiError(400, "unknown_event", f"type: must be one of {', '.join(EVENT_TYPES)}", "type")
-    return error
+    known = next((value for field, value in ONLY_VALUES.items() if f".{error.param}".endswith(f".{field}")), None)
+    return error if known is None else invalid(error.param, f"{error.param}: must be {known}")
 
 
 def vad_of(given: TurnDetection) -> Vad:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from socket import AF_INET, SO_RCVBUF, SOCK_STREAM, SOL_SOCKET
+from socket import socket as plain_socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
@@ -163,7 +166,9 @@ WRONG = [
     (update(transcription={"model": "other"}), "not_found", "model"),
     (update(transcription={"language": "xx"}), None, "language"),
     (update(format={"type": "audio/pcm", "rate": 4}), None, OF_INPUT + "format.rate"),
+    ('{"a":' * 50_000, "invalid_json", None),
     (update(format={"type": "audio/pcmu"}), None, OF_INPUT + "format.type"),
+    (update(noise_reduction={"type": "near_field"}), None, OF_INPUT + "noise_reduction"),
     (update(turn_detection={"type": "semantic_vad"}), None, OF_INPUT + "turn_detection.type"),
     (update(turn_detection={"type": "server_vad", "threshold": 7}), None, OF_INPUT + "turn_detection.threshold"),
     ({"type": "session.update", "session": {"include": ["item.input_audio_transcription.logprobs"]}},
@@ -181,11 +186,44 @@ async def test_wrong_events_are_refused_and_end_nothing(client):
         assert code is None or told["code"] == code, (event, told)
         assert param is None or told["param"] == param, (event, told)
         assert told["type"] == "invalid_request_error" or code == "not_implemented"
+        assert "a value that is not allowed" not in told["message"], told
     socket.append(made_samples(DIGITS))
     socket.say("input_audio_buffer.commit")
     await socket.next("input_audio_buffer.committed")
     assert (await socket.next(f"{TRANSCRIPTION}completed"))["transcript"] == "118"
     await socket.leave()
+
+
+async def test_a_client_that_does_not_read_is_not_heard_and_then_cut_off(serve):
+    """What is told to it is bounded, and its session ends."""
+    client = serve(limits={"stream_stall_timeout": 0.5})
+    async with listening(client) as url:
+        where = urlsplit(url)
+        with plain_socket(AF_INET, SOCK_STREAM) as stalled:
+            stalled.setsockopt(SOL_SOCKET, SO_RCVBUF, 4096)
+            stalled.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(stalled, (where.hostname, where.port))
+            key = base64.b64encode(bytes(16)).decode()
+            head = f"GET /v1/realtime HTTP/1.1\r\nHost: {where.netloc}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            head += f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n"
+            await loop.sock_sendall(stalled, head.encode())
+            assert (await loop.sock_recv(stalled, 12)) == b"HTTP/1.1 101"
+            wrong = (b"\x81\x81" + bytes(4) + b"{") * 1000  # masked frames of one byte
+
+            async def go_on() -> None:
+                async with asyncio.timeout(60):
+                    while True:
+                        await loop.sock_sendall(stalled, wrong)
+                        await asyncio.sleep(0)
+
+            with pytest.raises(ConnectionError):  # the server has had enough
+                await go_on()
+        for _ in range(500):
+            if not client.state.open_exchanges:
+                break
+            await asyncio.sleep(0.01)
+        assert not client.state.open_exchanges
 
 
 async def test_the_older_form_of_a_session_is_read_too(client):
