@@ -36,6 +36,7 @@ def sockets(limits: LimitsConfig) -> Callable[..., asyncio.Protocol]:
 @cache
 def import_sockets() -> type[Any]:
     """The protocol's class. Its library takes a twentieth of a second to import, which no start should wait for."""
+    from uvicorn.protocols.utils import ClientDisconnected
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
     class Socket(WebSocketsSansIOProtocol):
@@ -45,6 +46,17 @@ def import_sockets() -> type[Any]:
             super().__init__(**given)
             self._stall = stall
             self._cut: asyncio.TimerHandle | None = None
+
+        async def send(self, message: Any) -> None:
+            """A socket that has closed by itself (too large a message, no pong) is as one that the client left."""
+            await self.writable.wait()
+            if self.close_sent and self.initial_response is None:
+                raise ClientDisconnected
+            await super().send(message)
+
+        def keepalive_timeout(self) -> None:
+            super().keepalive_timeout()
+            self.loop.call_later(self._stall, self.transport.abort)
 
         def pause_writing(self) -> None:
             super().pause_writing()

@@ -13,6 +13,7 @@ counts as a body that is being uploaded. A client that leaves ends everything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
 import struct
@@ -116,7 +117,8 @@ class RealtimeSession:
             elif isinstance(result, Exception):
                 raise result
         if not self._gone:
-            await self._exchange.raw_send({"type": "websocket.close", "code": GOING_AWAY})
+            with contextlib.suppress(OSError):  # it has left meanwhile
+                await self._exchange.raw_send({"type": "websocket.close", "code": GOING_AWAY})
 
     def tell(self, kind: str, **fields: Any) -> None:
         """One event, in order."""
@@ -129,6 +131,7 @@ class RealtimeSession:
         while True:
             if self._events.qsize() > UNREAD_EVENTS:
                 await self._events.join()
+            await asyncio.sleep(0)  # others have their turn between two of thousands of tiny messages
             message = await self._receive()
             if message["type"] == "websocket.disconnect":
                 self._gone = True

@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from examples.embedded_model.spoken import utterances
+from server.http.websocket import import_sockets
 from server.speech.turns import TurnFinder, Vad
 from tests.server.live import listening
 from tests.server.test_audio import DIGITS, made_samples
@@ -194,6 +195,16 @@ async def test_wrong_events_are_refused_and_end_nothing(client):
     await socket.leave()
 
 
+WRONG_FRAME = b"\x81\x81" + bytes(4) + b"{"  # one byte, masked with zeros
+
+
+def opening(host: str) -> bytes:
+    """The request of a socket."""
+    key = base64.b64encode(bytes(16)).decode()
+    head = f"GET /v1/realtime HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    return f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
+
+
 async def test_a_client_that_does_not_read_is_not_heard_and_then_cut_off(serve):
     """What is told to it is bounded, and its session ends."""
     client = serve(limits={"stream_stall_timeout": 0.5})
@@ -204,17 +215,13 @@ async def test_a_client_that_does_not_read_is_not_heard_and_then_cut_off(serve):
             stalled.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(stalled, (where.hostname, where.port))
-            key = base64.b64encode(bytes(16)).decode()
-            head = f"GET /v1/realtime HTTP/1.1\r\nHost: {where.netloc}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            head += f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n"
-            await loop.sock_sendall(stalled, head.encode())
+            await loop.sock_sendall(stalled, opening(where.netloc))
             assert (await loop.sock_recv(stalled, 12)) == b"HTTP/1.1 101"
-            wrong = (b"\x81\x81" + bytes(4) + b"{") * 1000  # masked frames of one byte
 
             async def go_on() -> None:
                 async with asyncio.timeout(60):
                     while True:
-                        await loop.sock_sendall(stalled, wrong)
+                        await loop.sock_sendall(stalled, WRONG_FRAME * 1000)
                         await asyncio.sleep(0)
 
             with pytest.raises(ConnectionError):  # the server has had enough
@@ -224,6 +231,16 @@ async def test_a_client_that_does_not_read_is_not_heard_and_then_cut_off(serve):
                 break
             await asyncio.sleep(0.01)
         assert not client.state.open_exchanges
+
+
+async def test_a_socket_that_has_closed_by_itself_is_as_one_that_its_client_has_left():
+    """No fault is told of events that come too late (a broken frame behind many, no pong)."""
+    kind = import_sockets()
+    closed = kind.__new__(kind)
+    closed.writable, closed.close_sent, closed.initial_response = asyncio.Event(), True, None
+    closed.writable.set()
+    with pytest.raises(OSError, match="^$"):
+        await closed.send({"type": "websocket.send", "text": "late"})
 
 
 async def test_the_older_form_of_a_session_is_read_too(client):
