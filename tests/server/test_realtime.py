@@ -239,7 +239,7 @@ async def test_a_socket_that_has_closed_by_itself_is_as_one_that_its_client_has_
     closed = kind.__new__(kind)
     closed.writable, closed.close_sent, closed.initial_response = asyncio.Event(), True, None
     closed.writable.set()
-    with pytest.raises(OSError, match="^$"):
+    with pytest.raises(OSError, match=r"^$"):
         await closed.send({"type": "websocket.send", "text": "late"})
 
 
