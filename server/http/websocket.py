@@ -20,6 +20,7 @@ from server.config import LimitsConfig
 
 METHOD = "WEBSOCKET"  # in the place of a request's method: never safe in the sense of GET, so origins are checked
 MAX_MESSAGE = 4 << 20  # bytes
+PIECE = 4096  # bytes that are parsed at a time
 KEY_PROTOCOL = b"openai-insecure-api-key."
 PROTOCOL = "realtime"
 
@@ -40,12 +41,32 @@ def import_sockets() -> type[Any]:
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
     class Socket(WebSocketsSansIOProtocol):
-        """Cuts off a client that has stopped reading: closing waits until what is written is read."""
+        """Parses a little at a time, as one read may hold thousands of tiny messages, and cuts off a client that has
+        stopped reading, as closing waits until what is written is read."""
 
         def __init__(self, stall: float, **given: Any) -> None:
             super().__init__(**given)
             self._stall = stall
             self._cut: asyncio.TimerHandle | None = None
+            self._unparsed = memoryview(b"")
+
+        def data_received(self, data: bytes) -> None:
+            self._unparsed = memoryview(bytes(self._unparsed) + data)
+            self._parse()
+
+        def _parse(self) -> None:
+            """Up to the next message; no more is read while messages wait."""
+            while self._unparsed and self.queue.empty():
+                piece, self._unparsed = self._unparsed[:PIECE], self._unparsed[PIECE:]
+                super().data_received(bytes(piece))
+
+        async def receive(self) -> Any:
+            message = await self.queue.get()
+            self._parse()
+            if self.read_paused and self.queue.empty():
+                self.read_paused = False
+                self.transport.resume_reading()
+            return message
 
         async def send(self, message: Any) -> None:
             """A socket that has closed by itself (too large a message, no pong) is as one that the client left."""

@@ -7,14 +7,17 @@ import base64
 from socket import AF_INET, SO_RCVBUF, SOCK_STREAM, SOL_SOCKET
 from socket import socket as plain_socket
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from examples.embedded_model.spoken import utterances
-from server.http.websocket import import_sockets
+from server.http.websocket import PIECE, import_sockets
 from server.speech.turns import TurnFinder, Vad
 from tests.server.live import listening
 from tests.server.test_audio import DIGITS, made_samples
@@ -231,6 +234,32 @@ async def test_a_client_that_does_not_read_is_not_heard_and_then_cut_off(serve):
                 break
             await asyncio.sleep(0.01)
         assert not client.state.open_exchanges
+
+
+async def test_of_thousands_of_messages_in_one_read_a_few_are_parsed_at_a_time():
+    async def app(scope, receive, send):
+        await asyncio.Event().wait()
+
+    settings = uvicorn.Config(app, loop="none", lifespan="off", log_config=None)
+    settings.load()
+    socket = import_sockets()(1.0, config=settings, server_state=ServerState(), app_state={})
+    socket.connection_made(mock.Mock(get_extra_info=lambda name: None, is_closing=lambda: False))
+    socket.data_received(opening("localhost"))
+    assert (await socket.receive())["type"] == "websocket.connect"
+    await socket.send({"type": "websocket.accept"})
+    socket.data_received(WRONG_FRAME * 20_000 + WRONG_FRAME[:3])
+    most = PIECE // len(WRONG_FRAME) + 1
+    count, longest = 0, 0
+    while not socket.queue.empty():
+        longest = max(longest, socket.queue.qsize())
+        assert (await socket.receive())["text"] == "{"
+        count += 1
+    assert (count, longest) == (20_000, most), "and none is lost"
+    socket.data_received(WRONG_FRAME[3:])
+    assert (await socket.receive())["text"] == "{"
+    for task in socket.tasks:
+        task.cancel()
+    socket.connection_lost(None)
 
 
 async def test_a_socket_that_has_closed_by_itself_is_as_one_that_its_client_has_left():
