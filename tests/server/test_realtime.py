@@ -17,7 +17,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from examples.embedded_model.spoken import utterances
-from server.http.websocket import PIECE, import_sockets
+from server.http.socket_protocol import PIECE
+from server.http.socket_protocol import Socket as Protocol
 from server.speech.turns import TurnFinder, Vad
 from tests.server.live import listening
 from tests.server.test_audio import DIGITS, made_samples
@@ -242,7 +243,7 @@ async def test_of_thousands_of_messages_in_one_read_a_few_are_parsed_at_a_time()
 
     settings = uvicorn.Config(app, loop="none", lifespan="off", log_config=None)
     settings.load()
-    socket = import_sockets()(1.0, config=settings, server_state=ServerState(), app_state={})
+    socket = Protocol(1.0, config=settings, server_state=ServerState(), app_state={})
     socket.connection_made(mock.Mock(get_extra_info=lambda name: None, is_closing=lambda: False))
     socket.data_received(opening("localhost"))
     assert (await socket.receive())["type"] == "websocket.connect"
@@ -264,8 +265,7 @@ async def test_of_thousands_of_messages_in_one_read_a_few_are_parsed_at_a_time()
 
 async def test_a_socket_that_has_closed_by_itself_is_as_one_that_its_client_has_left():
     """No fault is told of events that come too late (a broken frame behind many, no pong)."""
-    kind = import_sockets()
-    closed = kind.__new__(kind)
+    closed = Protocol.__new__(Protocol)
     closed.writable, closed.close_sent, closed.initial_response = asyncio.Event(), True, None
     closed.writable.set()
     with pytest.raises(OSError, match=r"^$"):
