@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +31,15 @@ HEARING = (
     "granite-speech",
     "phi4mm",
 )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """torch's convolutions (Granite Speech) share sums out by their threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def in_pieces(tower: SharedTower, given: list[dict[str, torch.Tensor]], alone: list[torch.Tensor]) -> None:
