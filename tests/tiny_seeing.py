@@ -402,6 +402,7 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
         {"shortest_edge": 56}, CLIP_MEAN, CLIP_STD, crop_size={"height": 56, "width": 56}
     ),
     "siglip_vision_model": lambda _: _square({"height": 56, "width": 56}, HALF, HALF, do_center_crop=False),
+    "siglip2_vision_model": lambda _: _square({"height": 56, "width": 56}, HALF, HALF, do_center_crop=False),
     "pixtral": lambda _: _square({"longest_edge": 140}, CLIP_MEAN, CLIP_STD, patch_size={"height": 14, "width": 14}),
     "internvl": lambda _: _square(
         {"height": 56, "width": 56}, CLIP_MEAN, CLIP_STD, crop_to_patches=True, min_patches=1, max_patches=4

@@ -25,7 +25,7 @@ SCALED = {"do_convert_rgb": True, "do_resize": True, "do_rescale": True, "rescal
 
 @functools.cache
 def checkpoint(kind: str) -> Path:
-    """CLIPModel, whose texts the tokenizer puts between two tokens, or SiglipModel, with one behind them."""
+    """CLIPModel, whose texts the tokenizer puts between two tokens, or Siglip(2)Model, with one behind them."""
     import transformers
 
     folder = kit.home() / f"towers-{kind}"
@@ -38,6 +38,14 @@ def checkpoint(kind: str) -> Path:
             "size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, "do_center_crop": True,
             "image_mean": CLIP_MEAN, "image_std": CLIP_STD, "image_processor_type": "CLIPImageProcessor",
         }  # fmt: skip
+    elif kind == "siglip2":
+        sees = {**SQUARE, "hidden_size": 64, "num_attention_heads": 4, "num_patches": 25}
+        config = transformers.Siglip2Config(
+            text_config={**TEXT, "max_position_embeddings": 64, "projection_size": 64}, vision_config=sees
+        )
+        tiny.save(tiny._model(transformers.Siglip2Model, config), folder)
+        picture = {"image_mean": HALF, "image_std": HALF, "patch_size": 14, "max_num_patches": 30, "resample": 2,
+                   "image_processor_type": "Siglip2ImageProcessor"}  # fmt: skip
     else:
         sees = {**SQUARE, "hidden_size": 64, "num_attention_heads": 4}
         config = transformers.SiglipConfig(
@@ -73,9 +81,9 @@ def of_picture(folder: Path, picture: Image.Image) -> np.ndarray:
 
     name = kit.read(folder / "preprocessor_config.json")["image_processor_type"]
     kind = getattr(transformers, name + "Pil", None) or getattr(transformers, name)
-    pixels = kind.from_pretrained(folder)(picture, return_tensors="pt")["pixel_values"]
+    made = kind.from_pretrained(folder)(picture, return_tensors="pt")
     with torch.no_grad():
-        return _vector(oracle(folder).get_image_features(pixels))
+        return _vector(oracle(folder).get_image_features(**made))
 
 
 def _vector(made: Any) -> np.ndarray:

@@ -124,6 +124,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     **ENCODERS,
     "CLIPModel": "engine.models.clip_model",
     "SiglipModel": "engine.models.siglip",
+    "Siglip2Model": "engine.models.siglip2",
 }
 
 THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has

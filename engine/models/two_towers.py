@@ -109,7 +109,7 @@ def text_of(causal: bool, activation: str, eps: float) -> Callable[[Section, Sec
 def vision(section: Section, row_width: int) -> VitConfig:
     """The tower; all patches of a picture make one row."""
     side = read_vit(section, ProjectorConfig(row_width)).side
-    return read_vit(section, ProjectorConfig(row_width, pool=side))
+    return read_vit(section, ProjectorConfig(row_width, pool=side or 1))
 
 
 def vectors(given: Mapping[str, Any], layer: HeadLayer, max_tokens: int, **family: Any) -> PoolingConfig:

@@ -22,9 +22,8 @@ from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.base import Encode, Filling, no_texts
 from mm.processors.pictures import AS_DECODED, Pictures, picture_settings, sides
 from mm.processors.qwen_vl import token_id
-from mm.transform.image import Scale
+from mm.transform.image import BILINEAR, Scale
 
-BILINEAR = 2  # Pillow's number
 AS_RELEASED = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": BILINEAR}
 WORDS = {  # of processor_config.json, and what a silent file means
     "start_of_image_token": "<|image_start|>",

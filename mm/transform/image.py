@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL import Image
 
-BICUBIC = 3  # Pillow's number; processor files store it
+BILINEAR, BICUBIC = 2, 3  # Pillow's numbers; processor files store them
 _REACH = 2.0  # old lines on either side that a new one sees, where it does not shrink them
 _BITS = 22  # of a weight behind the point: eight bits of a pixel, and two for what sharpening adds, complete a word
 

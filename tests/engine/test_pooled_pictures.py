@@ -12,7 +12,7 @@ from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_pooling_steps import answered
 from tests.engine_kit import running
 
-KINDS = ["clip", "siglip"]
+KINDS = ["clip", "siglip", "siglip2"]
 DRAW = np.random.default_rng(0)
 PICTURES = {1, 4, 5, 9}
 POOLS = {"max_num_seqs": 4, "max_num_queued_reqs": 4, "dtype": "float32"}
@@ -23,11 +23,12 @@ def request(kind: str) -> Request:
     pixels = DRAW.standard_normal((len(PICTURES), 16, 3 * 14 * 14)).astype(np.float32)
     inputs, media = [], []
     for number in range(10):
-        length = 64 if kind == "siglip" else int(DRAW.integers(2, 77))
+        length = 64 if kind != "clip" else int(DRAW.integers(2, 77))
         inputs.append(DRAW.integers(2, 260, 1 if number in PICTURES else length).astype(np.int32))
     starts = np.concatenate([[0], np.cumsum([len(one) for one in inputs])])
     for number, values in zip(sorted(PICTURES), pixels):
-        features = {"pixel_values": values, "grid": np.array([4, 4], np.int64)}
+        rows, columns = (4, 1 + number % 4) if kind == "siglip2" else (4, 4)  # pictures of any shape
+        features = {"pixel_values": values[: rows * columns], "grid": np.array([rows, columns], np.int64)}
         media.append(MediaInput("image", number.to_bytes(16, "little"), ((int(starts[number]), 1),), 1, features))
     return Request(
         np.concatenate(inputs),

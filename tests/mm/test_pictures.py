@@ -18,6 +18,7 @@ from mm.processors.hunyuan_vl import HunYuanVL
 from mm.processors.idefics3 import Idefics3
 from mm.processors.internvl import InternVL, canvas
 from mm.processors.llava import Llava
+from mm.processors.naflex import NaflexPictures
 from mm.processors.onevision import OneVision
 from mm.processors.pictures import Pictures
 from mm.processors.pixtral import Pixtral
@@ -176,6 +177,32 @@ def test_patches_and_tokens_of_hunyuan_vl_equal_the_reference(tmp_path: Path, he
     around = SimpleNamespace(image_processor=reference, image_token="I", cat_extra_token=True)
     written = HunYuanVLProcessor.replace_image_token(around, want, 0)
     assert ours.fill(item).token_ids.tolist() == [IMAGE] * len(written)
+
+
+@pytest.mark.parametrize(("height", "width"), [*SIZES, (200, 20), (15, 300)])
+def test_patches_of_naflex_equal_the_reference(tmp_path: Path, height: int, width: int) -> None:
+    from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+    settings = {"patch_size": 14, "max_num_patches": 30}
+    ours = processor(tmp_path, NaflexPictures, settings, "siglip2_vision_model")
+    pixels, item = processed(ours, height, width)
+    want = Siglip2ImageProcessorPil(**settings)(images=[pixels], return_tensors="np", input_data_format="channels_last")
+    (part,) = item.parts
+    assert part.features["grid"].tolist() == want["spatial_shapes"][0].tolist()
+    seen = want["pixel_values"][0][: want["pixel_attention_mask"].sum()]
+    assert np.abs(part.features["pixel_values"] - seen).max() < 1e-5
+    assert part.num_tokens == 1
+    fewer = ours.plan_image(height, width, MediaOptions(max_pixels=10 * 14**2))
+    assert fewer.pixels <= 10 * 14**2 < ours.plan_image(height, width, PLAIN).pixels
+
+
+def test_sizes_of_naflex_are_those_of_the_reference(tmp_path: Path) -> None:
+    from transformers.models.siglip2.image_processing_pil_siglip2 import get_image_size_for_max_num_patches
+
+    ours = processor(tmp_path, NaflexPictures, {"max_num_patches": 256}, "siglip2_vision_model")
+    for height, width in np.random.default_rng(0).integers(1, 4000, (200, 2)).tolist():
+        scale = ours.plan_image(height, width, PLAIN)
+        assert (scale.height, scale.width) == get_image_size_for_max_num_patches(height, width, ours.patch, 256)
 
 
 def test_rows_of_pixtral_end(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from engine.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from server.app import make_app
@@ -20,7 +22,7 @@ from tests.server.asgi import Client
 from tests.server.conftest import config_of, ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-KINDS = ["clip", "siglip"]
+KINDS = ["clip", "siglip", "siglip2"]
 TEXTS = ["the cat", "x", "a dog and the bird", "Grüße, 東京!"]
 URL = "data:image/png;base64,AAAA"  # of no picture
 SIZES = [(56, 56), (90, 61), (64, 130)]
@@ -51,8 +53,8 @@ async def vector(client, path="/v1/embeddings", **body):
 
 
 def ids_of(client, kind: str, text: str) -> list[int]:
-    ids = client.state.tokenizer.encode(text.lower() if kind == "siglip" else text, True)
-    return ids + [tiny.IDS["<|endoftext|>"]] * (64 - len(ids)) if kind == "siglip" else ids
+    ids = client.state.tokenizer.encode(text.lower() if kind != "clip" else text, True)
+    return ids + [tiny.IDS["<|endoftext|>"]] * (64 - len(ids)) if kind != "clip" else ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -198,3 +200,11 @@ async def test_an_accelerator_makes_the_same_vectors(kind, eager, dtype, least):
             assert found @ tiny_towers.of_picture(folder, picture(number)) >= least
         wanted = [tiny_towers.of_text(folder, ids_of(client, kind, text)) for text in TEXTS]
         assert ((await vector(client, input=TEXTS)) * wanted).sum(-1).min() >= least
+
+
+async def test_learned_positions_that_make_no_square_are_refused(tmp_path):
+    config = json.loads((tiny_towers.checkpoint("siglip2") / "config.json").read_text())
+    config["vision_config"]["num_patches"] = 24
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"vision_config: num_patches=24 is no square$"):
+        load_model_config(tmp_path)

@@ -6,6 +6,7 @@ kind of tower is its model_type. Thread: any.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -58,7 +59,7 @@ class VitConfig:
     num_heads: int
     in_channels: int
     patch_size: int
-    side: int  # patches along a side of every picture; 0: each has its own size, and positions are rotations
+    side: int  # patches along a side of every picture; 0: each has its own size
     eps: float
     activation: Activation
     class_token: bool = False
@@ -73,7 +74,8 @@ class VitConfig:
     qk_norm: bool = False  # an RMSNorm over all queries of a row, and over all keys
     layer_scale: bool = False  # what a layer adds is scaled, channel by channel
     bucketed: bool = False  # a patch's position is found by its share of the side, as if pictures had any size
-    rope_theta: float = 10_000.0  # where pictures have their own size
+    learned_side: int = 0  # learned positions along a side, stretched over pictures of their own size; 0: rotations
+    rope_theta: float = 10_000.0  # of those
     modalities: tuple[Modality, ...] = ("image",)
     frame_rows: int = 0  # of a film's frame, where they are not those of a tile
 
@@ -119,10 +121,11 @@ def read_vit(section: Section, projector: ProjectorConfig, feature_layer: int = 
 
 
 def _check(config: VitConfig, section: Section) -> None:
-    if config.hidden_size % config.num_heads or config.hidden_size // config.num_heads % (1 if config.side else 4):
+    learned = config.side or config.learned_side
+    if config.hidden_size % config.num_heads or config.hidden_size // config.num_heads % (1 if learned else 4):
         raise ConfigError(
             f"{section.path}: hidden_size={config.hidden_size} over num_attention_heads={config.num_heads} must give "
-            f"heads of whole numbers{'' if config.side else ' of 4 (rotary positions along two axes)'}"
+            f"heads of whole numbers{'' if learned else ' of 4 (rotary positions along two axes)'}"
         )
     if config.side % config.projector.merge:
         raise ConfigError(
@@ -152,6 +155,15 @@ def _clip(section: Section) -> dict[str, Any]:
 
 def _siglip(section: Section) -> dict[str, Any]:
     return {**_tiles(section, 224, 16), "eps": section.number("layer_norm_eps", 1e-6)}
+
+
+def _siglip2(section: Section) -> dict[str, Any]:
+    count = section.size("num_patches", 256)
+    side = math.isqrt(count)
+    if side * side != count:
+        raise ConfigError(f"{section.path}: num_patches={count} is no square")
+    eps = section.number("layer_norm_eps", 1e-6)
+    return {"patch_size": _square(section, "patch_size", 16), "side": 0, "learned_side": side, "eps": eps}
 
 
 def _internvl(section: Section) -> dict[str, Any]:
@@ -217,6 +229,7 @@ def _pixtral(section: Section) -> dict[str, Any]:
 KINDS: dict[str, Reader] = {
     "clip_vision_model": _clip,
     "siglip_vision_model": _siglip,
+    "siglip2_vision_model": _siglip2,
     "internvl_vision": _internvl,
     "intern_vit_6b": _intern_vit,
     "pixtral": _pixtral,
@@ -225,6 +238,7 @@ KINDS: dict[str, Reader] = {
 _ACTIVATION = {
     "clip_vision_model": "quick_gelu",
     "siglip_vision_model": "gelu_pytorch_tanh",
+    "siglip2_vision_model": "gelu_pytorch_tanh",
     "internvl_vision": "gelu",
     "intern_vit_6b": "gelu",
     "pixtral": "gelu",
@@ -234,6 +248,7 @@ _ACTIVATION = {
 _UNSAID = {
     "clip_vision_model": (768, 3072, 12, 12),
     "siglip_vision_model": (768, 3072, 12, 12),
+    "siglip2_vision_model": (768, 3072, 12, 12),
     "internvl_vision": (1024, 4096, 24, 16),
     "intern_vit_6b": (3200, 12800, 48, 25),
     "pixtral": (1024, 4096, 24, 16),

@@ -104,6 +104,7 @@ PIXTRAL = VitNames(
 NAMES = {
     "clip_vision_model": CLIP,
     "siglip_vision_model": CLIP,
+    "siglip2_vision_model": CLIP,
     "internvl_vision": INTERNVL,
     "intern_vit_6b": INTERN_VIT,
     "pixtral": PIXTRAL,

@@ -1,6 +1,6 @@
 """Endings of a plain vision transformer that make one row of a picture: CLIP's class token, SigLIP's attention.
 
-Thread: device. In: the layers' rows, of pictures of one size. Out: a row of each, as wide as the vectors of texts. The
+Thread: device. In: the layers' rows of pictures. Out: a row of each, as wide as the vectors of texts. The
 tower (SingleRowTower) costs what its patches cost, and no row of its rows is a token of a decoder.
 
     CLIP     projection(norm(class token))
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.encoders.tower import Features
+from engine.encoders.tower import Features, joined
 from engine.encoders.vit.config import VitConfig
 from engine.encoders.vit.parts import Run
 from engine.encoders.vit.tower import VitTower
@@ -30,9 +30,12 @@ from engine.weights.table import Wanted
 class SingleRowTower(VitTower):
     """Patches of a picture -> one row."""
 
+    def _num_rows(self, features: Features) -> int:
+        return 1
+
     def example(self, modality: Modality, rows: int) -> Features:
         """One blank picture: further ones are pictures of their own."""
-        return super().example(modality, 1)
+        return super().example(modality, max(1, self.config.learned_side**2))
 
 
 class ClassRow:
@@ -53,7 +56,7 @@ class AttendedRow:
 
     def __init__(self, config: VitConfig) -> None:
         size = config.hidden_size
-        self.patches, self.activation = config.side**2, config.activation
+        self.activation = config.activation
         self.post_norm = LayerNorm(size, config.eps)
         self.probe = Bare("probe", 1, 1, size)
         self.attention = QueryAttention(size, config.num_heads)
@@ -63,9 +66,11 @@ class AttendedRow:
         self.down = Linear(config.intermediate_size, size, bias=True)
 
     def __call__(self, x: Tensor, runs: Sequence[Run]) -> Tensor:
-        """x [pictures * patches, hidden] -> [pictures, hidden]."""
-        x = self.post_norm(x).view(-1, self.patches, x.shape[1])
-        y = self.out(self.attention(self.probe.value.view(1, -1), x))
+        """x [patches of all pictures, hidden] -> [pictures, hidden]."""
+        lengths = [tiles * height * width for tiles, height, width in runs]
+        parts = zip(self.post_norm(x).split(lengths), runs)
+        query = self.probe.value.view(1, -1)
+        y = self.out(joined([self.attention(query, part.view(run[0], -1, x.shape[1])) for part, run in parts]))
         self.down.add_to(y, pointwise(self.up(self.norm(y)), self.activation))
         return y
 

@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from engine.encoders.recent import Recent
 from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
@@ -37,11 +38,12 @@ class VitTower(PatchTower):
         super().__init__(config, dtype, device)
         size, names = config.hidden_size, NAMES[config.kind]
         kernel = (config.in_channels, config.patch_size, config.patch_size)
-        self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=config.patch_bias, fold=kernel)
+        fold = () if config.learned_side else kernel  # a product there, a convolution elsewhere
+        self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=config.patch_bias, fold=fold)
         once = (1,) * names.batch
         self.class_token = Bare(names.class_kind, *once, size) if config.class_token else None
-        places = (*once[:1], config.side**2 + config.class_token, size)
-        self.positions = Bare(names.position_kind, *places) if config.side else None
+        side = config.side or config.learned_side
+        self.positions = Bare(names.position_kind, *once[:1], side**2 + config.class_token, size) if side else None
         self._places = buckets(config.side).to(device) if config.bucketed else None
         self.pre_norm = vit_norm(config) if config.pre_norm else None
         self.layers = [VitLayer(config) for _ in range(config.num_layers)]
@@ -49,6 +51,7 @@ class VitTower(PatchTower):
         self.projector: Ending = ending or Projector(config)
         self.newline = Bare("image_newline", config.row_width) if config.projector.newline else None
         self._rotations: Recent[Grid, Rotations] = Recent(MAX_TABLE_ROWS)
+        self._stretched: Recent[Grid, Tensor] = Recent(MAX_TABLE_ROWS)
 
     def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each with `pixel_values` [patches, numbers] and the `grid` [2] of each tile.
@@ -58,13 +61,16 @@ class VitTower(PatchTower):
         grids = [self._grid(features) for features in items]
         runs = [(len(each["pixel_values"]) // (grid[0] * grid[1]), *grid) for each, grid in zip(items, grids)]
         patches = joined([features["pixel_values"].to(self.device, self.dtype) for features in items])
-        lengths = [len(features["pixel_values"]) // self.config.projector.shrink**2 for features in items]
+        lengths = [self._num_rows(features) for features in items]
         if len(set(grids)) == 1:  # tiles of one size, whosever they are
             runs = [(sum(tiles for tiles, _, _ in runs), *grids[0])]
         rows = yield from self._rows_of(patches, runs)
         if self.newline is None:
             return apart(rows, lengths)
         return [self._in_order(own, self.newline.value, features) for own, features in zip(rows.split(lengths), items)]
+
+    def _num_rows(self, features: Features) -> int:
+        return len(features["pixel_values"]) // self.config.projector.shrink**2
 
     def _in_order(self, rows: Tensor, newline: Tensor, features: Features) -> Tensor:
         """The rows of one item as the decoder reads them, new."""
@@ -101,7 +107,7 @@ class VitTower(PatchTower):
             x = self.pre_norm(x)
         extra = int(self.class_token is not None)
         bounds = bounds_of([height * width + extra for tiles, height, width in runs for _ in range(tiles)], x.device)
-        turn = None if self.config.side else self._turn(runs)
+        turn = self._turn(runs) if self.positions is None else None
         yield from layer_by_layer(self.layers, x, bounds, turn)
         if self.post_norm is not None:
             x = self.post_norm(x)
@@ -112,12 +118,26 @@ class VitTower(PatchTower):
         if self.positions is None:
             return x
         size = self.config.hidden_size
+        if self.config.learned_side:
+            return x + joined([self._places_of((height, width)) for tiles, height, width in runs for _ in range(tiles)])
         x = x.view(-1, self.config.side**2, size)
         if self.class_token is not None:
             token = self.class_token.value.view(1, 1, -1).expand(len(x), 1, -1)
             x = torch.cat([token, x], dim=1)
         places = self.positions.value.view(-1, size)
         return (x + (places if self._places is None else places[self._places])).view(-1, size)
+
+    def _places_of(self, grid: Grid) -> Tensor:
+        """The learned positions, stretched over a picture: [height * width, hidden]."""
+        known = self._stretched.get(grid)
+        if known is None:
+            assert self.positions is not None
+            side, size = self.config.learned_side, self.config.hidden_size
+            learned = self.positions.value.view(1, side, side, size).permute(0, 3, 1, 2).float()
+            spread = interpolate(learned, size=grid, mode="bilinear", align_corners=False, antialias=True)
+            known = spread[0].permute(1, 2, 0).reshape(-1, size).to(self.dtype)
+            self._stretched.put(grid, known, len(known))
+        return known
 
     def _turn(self, runs: Sequence[Run]) -> Rotations:
         """cos, sin [patches, head_dim / 2] of pictures of their own sizes."""
