@@ -8,6 +8,7 @@ addresses, paths and versions (SECURITY S10). Client values are shown escaped an
 from __future__ import annotations
 
 import http
+import json
 import re
 from typing import Any
 
@@ -89,8 +90,8 @@ class ApiError(Exception):
 
 
 def shown(value: Any) -> str:
-    """A client's value, fit to stand in a text: escaped, at most 200 characters."""
-    text = value if isinstance(value, str) else str(value)
+    """A client's value, fit to stand in a text: as JSON has it, escaped, at most 200 characters."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     cut = text[: SHOWN + 1]
     escaped = cut.encode("unicode_escape").decode("ascii")
     return escaped if len(escaped) <= SHOWN else escaped[: SHOWN - 1] + "…"

@@ -241,7 +241,7 @@ BAD = [
     ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "disable_parallel_tool_use: got 1; must be"),
     ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type: got sometimes"),
     ({"tools": [{"name": "f", "input_schema": 3}]}, "tools[0].input_schema: must be an object"),
-    ({"tools": [{"input_schema": {}}]}, "tools[0].name: got None; must be a string"),
+    ({"tools": [{"input_schema": {}}]}, "tools[0].name: got null; must be a string"),
     ({"cache_salt": "a/b"}, "cache_salt"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
 ]

@@ -212,7 +212,7 @@ BAD = [
     ({"tool_choice": "maybe"}, "tool_choice", "got maybe"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"tools": [{"name": "f"}]}, "tools[0].type", "must be a string"),
-    ({"tools": [{"type": "function"}]}, "tools[0].name", "got None; must be a string"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name", "got null; must be a string"),
     ({"tools": [{"type": "namespace", "name": " ", "tools": []}]}, "tools[0].name", "got  ; must be a string"),
     ({"background": True, "store": False}, "background", "needs store"),
 ]
