@@ -58,11 +58,12 @@ class TokenNames:
         most = len(entry.top_ids) if top < 0 else top
         pairs = zip(entry.top_ids[:most], entry.top_logprobs[:most])
         return {
-            **self._token(entry.token_id, entry.logprob),
-            "top_logprobs": [self._token(token_id, logprob) for token_id, logprob in pairs],
+            **self.token(entry.token_id, entry.logprob),
+            "top_logprobs": [self.token(token_id, logprob) for token_id, logprob in pairs],
         }
 
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+    def token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """One token: `token`, `logprob`, `bytes`."""
         data = self.tokenizer.token_bytes(token_id)
         return {"token": self.text(token_id), "logprob": finite(logprob), "bytes": list(data)}
 

@@ -30,16 +30,15 @@ from server.speech.choose import hearer_of
 from server.speech.heard import FORMATS, MEDIA_TYPES, Transcript, Word, body, joined
 from server.speech.hearer import Hearer, Said, Task
 from server.speech.languages import code_of, separator
-from server.speech.listening import Listening
+from server.speech.listening import Listening, logprobs_of
 from server.speech.stream import SpeechStream
 
 Kind = TypeVar("Kind", bound=SpeechForm)
-LISTS = ("timestamp_granularities",)
+LISTS = ("timestamp_granularities", "include")
 NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
            "repetition_penalty", "stream", "cache_salt", "priority")  # fmt: skip
 MAX_PROMPT_BYTES = 16384
 UNSERVED = {
-    "include": "leave it out; response_format=verbose_json has avg_logprob for each segment",
     "known_speaker_names": "no model here tells speakers apart; leave it out",
     "known_speaker_references": "no model here tells speakers apart; leave it out",
     "keywords": "leave it out, or write the words into prompt",
@@ -89,8 +88,11 @@ async def answer(
         await SpeechStream(listening, name, model, lambda: separator(hearer.language), fields).run(recording)
         return None
     said = await listening.run(recording)
+    logprobs = logprobs_of(exchange.state.tokenizer, said) if task.with_logprobs else None
     form = fields.response_format or "json"
     content = body(transcript(task, hearer, recording, said), form)
+    if logprobs is not None and isinstance(content, dict):
+        content["logprobs"] = logprobs
     if isinstance(content, str):
         return Response(content, media_type=MEDIA_TYPES[form])
     return Response(orjson.dumps(content), media_type="application/json")
@@ -158,10 +160,22 @@ def task_of(exchange: Exchange, fields: SpeechForm, header: str) -> Task:
         with_times=fields.response_format in ("srt", "vtt", "verbose_json"),
         with_segments="segment" in told,
         with_words="word" in told,
+        with_logprobs=wants_logprobs(fields),
         asked=asked_of(exchange, fields, common),
         salt=salt_of(common),
         priority=priority_of(common, state.config, header),
     )
+
+
+def wants_logprobs(fields: SpeechForm) -> bool:
+    """Whether each token's log-probability is told. Raises ApiError."""
+    asked: Sequence[str] = getattr(fields, "include", None) or ()
+    for word in asked:
+        if word != "logprobs":
+            raise invalid("include", f"include: got {shown(word)}; must be logprobs")
+    if asked and (fields.response_format or "json") != "json":
+        raise invalid("include", f"include: logprobs come with response_format json, not {fields.response_format}")
+    return bool(asked)
 
 
 def granularities_of(fields: SpeechForm, tells_words: bool) -> Sequence[str]:
@@ -189,7 +203,7 @@ def asked_of(exchange: Exchange, fields: SpeechForm, common: SamplingFields) -> 
         in_range("max_completion_tokens", most, 1, 2**31 - 1)
     if not fields.stream and (fields.stream_include_usage or fields.stream_continuous_usage_stats):
         raise invalid("stream_include_usage", "stream_include_usage: only with stream: true")
-    with_logprobs = 0 if fields.response_format == "verbose_json" else None
+    with_logprobs = 0 if fields.response_format == "verbose_json" or wants_logprobs(fields) else None
     return resolve(common, with_logprobs, most, state.defaults, state.config, state.vocabulary)
 
 

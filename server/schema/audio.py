@@ -33,6 +33,7 @@ class SpeechForm(msgspec.Struct, kw_only=True):
 class TranscriptionForm(SpeechForm, kw_only=True):
     language: str | None = None
     timestamp_granularities: list[str] | None = None
+    include: list[str] | None = None
 
 
 class TranslationForm(SpeechForm, kw_only=True):

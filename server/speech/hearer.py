@@ -46,6 +46,7 @@ class Task:
     with_times: bool  # the model writes times, where it can
     with_segments: bool  # the answer tells the times of segments
     with_words: bool  # and of words
+    with_logprobs: bool  # the answer tells each token's
     asked: Asked
     salt: str
     priority: int

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 from engine.errors import EngineError
 from engine.request import Delta, FinishReason
@@ -26,11 +27,20 @@ from server.answer_metrics import AnswerMetrics
 from server.errors import ApiError, from_engine
 from server.http.exchange import Exchange
 from server.job import Job
+from server.output.logprobs import TokenNames
 from server.output.text import TextStream
+from server.render.tokenizer import Tokenizer
 from server.speech.hearer import MAX_ID, Hearer, Said, Task
 from server.state import AppState
 
 ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
+
+
+def logprobs_of(tokenizer: Tokenizer, said: Iterable[Said]) -> list[dict[str, Any]]:
+    """Of each token of the text: `token`, `logprob`, `bytes`."""
+    names = TokenNames(tokenizer)
+    pairs = (pair for each in said for pair in zip(each.token_ids, each.logprobs))
+    return [names.token(entry.token_id, entry.logprob) for token, entry in pairs if not tokenizer.is_special(token)]
 
 
 def ignore_text(index: int, text: str) -> None:

@@ -29,7 +29,7 @@ from starlette.types import Receive
 
 from mm.errors import MediaError
 from mm.sources import decode_base64, parse_base64
-from server.errors import ApiError, from_media, from_validation, internal, invalid, not_here
+from server.errors import ApiError, from_media, from_validation, internal, invalid
 from server.http.exchange import Exchange, fault
 from server.job import scope_of
 from server.schema.audio import TranscriptionForm
@@ -47,7 +47,7 @@ from server.schema.realtime import (
 from server.speech.choose import hearer_of
 from server.speech.hearer import Task
 from server.speech.languages import separator
-from server.speech.listening import Listening
+from server.speech.listening import Listening, logprobs_of
 from server.speech.stream import InOrder
 from server.speech.turns import TurnFinder, Vad
 
@@ -57,6 +57,7 @@ IN_POOL = 32768  # characters of an event that are read in the pool
 MIN_TURN_S = 0.1  # of a turn that a client commits
 UNREAD_EVENTS = 256  # behind which a client that does not read is not heard either
 GOING_AWAY = 1001
+LOGPROBS = "item.input_audio_transcription.logprobs"  # of a session's `include`
 TaskOf = Callable[[TranscriptionForm], Task]
 
 
@@ -160,12 +161,14 @@ class RealtimeSession:
             self.tell("input_audio_buffer.cleared")
         else:
             given = event.session.input if hasattr(event.session, "input") else event.session.audio.input
-            if event.session.include:
-                raise not_here("session.include", "session.include: log-probabilities of transcripts are not told")
-            self._update(given)
+            self._update(given, event.session.include)
 
-    def _update(self, given: Input) -> None:
+    def _update(self, given: Input, include: list[str] | None) -> None:
         settings = self._settings
+        if include is not None:
+            if set(include) - {LOGPROBS}:
+                raise invalid("session.include", f"session.include: must be [], or {LOGPROBS}")
+            settings = replace(settings, form=form_with(settings.form, include=["logprobs"] if include else None))
         if given.format is not msgspec.UNSET and given.format.rate != settings.rate:
             rate = given.format.rate
             if not RATES[0] <= rate <= RATES[1] or self._origin or self._pcm:
@@ -174,8 +177,11 @@ class RealtimeSession:
             settings = replace(settings, rate=rate)
         if given.transcription is not msgspec.UNSET and given.transcription is not None:
             wanted = given.transcription
-            form = TranscriptionForm(
-                model=wanted.model or settings.form.model, language=wanted.language, prompt=wanted.prompt
+            form = form_with(
+                settings.form,
+                model=wanted.model or settings.form.model,
+                language=wanted.language,
+                prompt=wanted.prompt,
             )
             self._task_of(form)  # raises where a turn would
             settings = replace(settings, form=form)
@@ -292,10 +298,11 @@ class RealtimeSession:
         with state.places.hold(1, exchange.key_name):
             wav = wave(turn.pcm, settings.rate)
             async with state.media.recording(wav, hearer.cutting(), scope_of(exchange, task.salt)) as recording:
-                await listening.run(recording)
+                said = await listening.run(recording)
                 usage = {"type": "duration", "seconds": math.ceil(recording.seconds)}
         kind = "conversation.item.input_audio_transcription.completed"
-        self.tell(kind, item_id=turn.item_id, content_index=0, transcript=order.text, usage=usage)
+        more = {"logprobs": logprobs_of(state.tokenizer, said)} if task.with_logprobs else {}
+        self.tell(kind, item_id=turn.item_id, content_index=0, transcript=order.text, usage=usage, **more)
 
     def _teller(self, turn: Turn, order: InOrder) -> Callable[[int, str], None]:
         kind = "conversation.item.input_audio_transcription.delta"
@@ -330,7 +337,13 @@ class RealtimeSession:
             "noise_reduction": None,
         }
         name = f"sess_{self._exchange.request_id}"
-        return {"id": name, "object": "realtime.session", "type": "transcription", "audio": {"input": audio}}
+        include = [LOGPROBS] if form.include else []
+        told = {"object": "realtime.session", "type": "transcription", "include": include}
+        return {"id": name, **told, "audio": {"input": audio}}
+
+
+def form_with(form: TranscriptionForm, **changes: Any) -> TranscriptionForm:
+    return msgspec.structs.replace(form, **changes)
 
 
 def opened(text: str | bytes) -> tuple[Event, bytes]:

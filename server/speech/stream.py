@@ -22,7 +22,8 @@ from server.errors import ApiError
 from server.http.exchange import ClientGone
 from server.http.sse import DONE, EventStream
 from server.schema.audio import SpeechForm
-from server.speech.listening import Listening
+from server.speech.hearer import Said
+from server.speech.listening import Listening, logprobs_of
 
 
 class InOrder:
@@ -84,7 +85,7 @@ class SpeechStream:
         try:
             await asyncio.wait((listening, events.ended), return_when="FIRST_COMPLETED")
             if listening.done():
-                self._end(listening.exception())
+                self._end(listening.exception(), listening)
                 await events.ended
         finally:
             listening.cancel()
@@ -100,13 +101,15 @@ class SpeechStream:
         self._new += self.order.add(window, text)
         self.flush()
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None, listening: asyncio.Future[list[Said]]) -> None:
         if error is not None:
             if not isinstance(error, ApiError) or not self.events.opened:
                 raise error
             self._last = b"data: " + error.body() + b"\n\n" + DONE
         else:
             done: dict[str, Any] = {"type": "transcript.text.done", "text": self.order.text, "choices": []}
+            if self.listening.task.with_logprobs:
+                done["logprobs"] = logprobs_of(self.listening.exchange.state.tokenizer, listening.result())
             if self._with_usage:
                 done["usage"] = self._usage()
             self._last = self._event({"delta": {}, "finish_reason": "stop"}, "") + self._framed(done) + DONE

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 DIGITS = (Path(__file__).parents[2] / "examples" / "media" / "digits-118.wav").read_bytes()
 UNSERVED = {
-    "include": ["logprobs"],
     "known_speaker_names": ["Ann"],
     "known_speaker_references": ["data:audio/wav;base64,AAAA"],
     "keywords": ["stop"],
@@ -38,3 +37,26 @@ async def test_cutting_that_is_done_anyway_may_be_asked_for(client):
             model="omniloop", file=("a.wav", DIGITS), chunking_strategy="auto"
         )
         assert heard.text == "118"
+
+
+async def test_log_probabilities_of_a_transcript_are_those_of_its_tokens(client):
+    async with listening(client) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as api:
+        asked = {"model": "omniloop", "file": ("a.wav", DIGITS), "include": ["logprobs"]}
+        heard = await api.audio.transcriptions.create(**asked)
+        assert "".join(entry.token for entry in heard.logprobs) == heard.text == "118"
+        assert bytes(int(byte) for entry in heard.logprobs for byte in entry.bytes) == b"118"
+        assert all(-1 < entry.logprob <= 0 for entry in heard.logprobs)
+        stream = await api.audio.transcriptions.create(**asked, stream=True)
+        *_, done = [event async for event in stream]
+        assert done.type == "transcript.text.done"
+        assert [(each.token, each.logprob) for each in done.logprobs] == [
+            (each.token, each.logprob) for each in heard.logprobs
+        ]
+        plain = await api.audio.transcriptions.create(model="omniloop", file=("a.wav", DIGITS))
+        assert plain.logprobs is None
+        for wrong, text in (
+            ({"include": ["words"]}, "include: got words; must be logprobs"),
+            ({"response_format": "verbose_json"}, "include: logprobs come with response_format json"),
+        ):
+            with pytest.raises(BadRequestError, match=text):
+                await api.audio.transcriptions.create(**{**asked, **wrong})

@@ -176,8 +176,7 @@ WRONG = [
     (update(noise_reduction={"type": "near_field"}), None, OF_INPUT + "noise_reduction"),
     (update(turn_detection={"type": "semantic_vad"}), None, OF_INPUT + "turn_detection.type"),
     (update(turn_detection={"type": "server_vad", "threshold": 7}), None, OF_INPUT + "turn_detection.threshold"),
-    ({"type": "session.update", "session": {"include": ["item.input_audio_transcription.logprobs"]}},
-     "not_implemented", "session.include"),
+    ({"type": "session.update", "session": {"include": ["words"]}}, "invalid_parameter", "session.include"),
 ]  # fmt: skip
 
 
@@ -190,12 +189,22 @@ async def test_wrong_events_are_refused_and_end_nothing(client):
         told = (await socket.next("error"))["error"]
         assert code is None or told["code"] == code, (event, told)
         assert param is None or told["param"] == param, (event, told)
-        assert told["type"] == "invalid_request_error" or code == "not_implemented"
+        assert told["type"] == "invalid_request_error"
         assert "a value that is not allowed" not in told["message"], told
     socket.append(made_samples(DIGITS))
     socket.say("input_audio_buffer.commit")
     await socket.next("input_audio_buffer.committed")
-    assert (await socket.next(f"{TRANSCRIPTION}completed"))["transcript"] == "118"
+    told = await socket.next(f"{TRANSCRIPTION}completed")
+    assert told["transcript"] == "118"
+    assert "logprobs" not in told
+    name = "item.input_audio_transcription.logprobs"
+    socket.say("session.update", session={"include": [name]})
+    assert (await socket.next("session.updated"))["session"]["include"] == [name]
+    socket.append(made_samples(DIGITS))
+    socket.say("input_audio_buffer.commit")
+    await socket.next("input_audio_buffer.committed")
+    told = await socket.next(f"{TRANSCRIPTION}completed")
+    assert "".join(entry["token"] for entry in told["logprobs"]) == told["transcript"] == "118"
     await socket.leave()
 
 

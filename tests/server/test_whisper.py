@@ -197,3 +197,12 @@ async def test_prompts_without_sound_are_refused_in_plain_words(client):
     reply = await client.post("/v1/completions", {"prompt": "hello", "max_tokens": 4})
     assert (reply.status, reply.error["reason"]) == (400, "sound_required")
     assert "/v1/audio/transcriptions" in reply.error["message"]
+
+
+async def test_log_probabilities_are_told_of_the_tokens_of_the_text(client):
+    reply = await send(client, recording(), language="en", temperature=0.7, seed=3, **{"include[]": "logprobs"})
+    told = reply.json()
+    assert b"".join(bytes(each["bytes"]) for each in told["logprobs"]).decode(errors="replace").strip() == told["text"]
+    assert told["text"]
+    assert len({each["logprob"] for each in told["logprobs"]}) > 1
+    assert all(each["logprob"] < 0 for each in told["logprobs"])
