@@ -228,53 +228,64 @@ def build_model(
 
 
 def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, Form, str]:
-    """The architecture and how it is served: by a file of ours, or else through transformers."""
+    """The architecture, what its class makes and how it is served: by a file of ours, or else through transformers."""
     named = [str(name) for name in root.items("architectures", ())]
-    if implementation == "native" or (implementation == "auto" and any(map(_own, named))):
-        return *_architecture(root, text_only), "native"
-    if importlib.util.find_spec("transformers") is not None:
+    for name in named if implementation != "transformers" else ():
+        if (found := _own(name)) is not None:
+            return *found, "native"
+    through = implementation != "native" and importlib.util.find_spec("transformers") is not None
+    if implementation == "transformers" and not through:
+        raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
+    inside = _decoder_inside(root, implementation, through)
+    if through:
         from engine.models.transformers_backend.skeleton import known, seeing  # transformers, which takes seconds
 
         for name in named:
-            if name in known() or (name in seeing() and not text_only):
+            if name in known() or (name in seeing() and not (text_only and inside)):
                 return name, "generate", "transformers"
-        inside = root.values.get("text_config")
-        wanted = inside.get("model_type") if isinstance(inside, dict) else None
-        if text_only and wanted and (implementation != "auto" or wanted not in DECODERS):
-            for name, kind in known().items():
-                if kind == wanted:
-                    log.info("%s without its towers is served as %s", ", ".join(named), name)
-                    return name, "generate", "transformers"
-    elif implementation == "transformers":
-        raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
+    if inside and text_only:
+        log.info("%s without its towers is served as %s", ", ".join(named), inside[0])
+        return inside[0], "generate", inside[1]
     if implementation == "transformers":
         got = ", ".join(named) or "none"
         raise ConfigError(
             f"--model-impl transformers: {got} is among neither the decoders nor the models with towers of the "
             "installed transformers"
         )
-    return *_architecture(root, text_only), "native"
+    raise ConfigError(_unsupported(root, named, bool(inside)))
 
 
-def _architecture(root: Section, text_only: bool) -> tuple[str, Form]:
-    """The name in FAMILIES, and what the class makes; where nothing but text is wanted, of the decoder inside a model
-    that has no name there."""
-    named = root.items("architectures", ())
-    for name in named:
-        if (found := _own(str(name))) is not None:
-            return found
-    inside = root.values.get("text_config")
-    decoder = DECODERS.get(str(inside.get("model_type"))) if isinstance(inside, dict) else None
-    if decoder and text_only:
-        log.info("%s without its towers is served as %s", ", ".join(map(str, named)), decoder)
-        return decoder, "generate"
-    got = ", ".join(map(str, named)) or f"none (model_type {root.values.get('model_type')!r})"
-    alone = "; with --language-model-only its decoder is" if decoder else ""
-    near = nearest_families(str(named[0]), FAMILIES) if named else []
-    nearest = f"the nearest are {', '.join(near)}, and " if near else ""
-    raise ConfigError(
-        f"config.json: architecture {got} is not supported{alone}; {nearest}README lists all {len(FAMILIES)} that are"
+def _decoder_inside(root: Section, implementation: str, through: bool) -> tuple[str, str] | None:
+    """The decoder of a model that has no name here, and how it is served where nothing but text is wanted."""
+    section = root.values.get("text_config")
+    kind = section.get("model_type") if isinstance(section, dict) else None
+    if kind and implementation != "transformers" and kind in DECODERS:
+        return DECODERS[kind], "native"
+    if kind and through:
+        from engine.models.transformers_backend.skeleton import known
+
+        return next(((name, "transformers") for name, each in known().items() if each == kind), None)
+    return None
+
+
+def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
+    """Why a checkpoint is not served, and what can be done."""
+    if not named:
+        return (
+            f"config.json names no architecture (model_type {root.values.get('model_type')!r}); if its class is among "
+            f"the {len(FAMILIES)} that README lists, name it with --hf-overrides architectures=..."
+        )
+    code = "auto_map" in root.values
+    near = nearest_families(named[0], FAMILIES)
+    said = (
+        f"config.json: architecture {', '.join(named)} is not supported",
+        ": its classes are code in the checkpoint (auto_map), which is never run" if code else "",
+        "; with --language-model-only its decoder is served" if has_decoder else "",
+        "; a copy for transformers' own classes may be served" if code else "",
+        f"; the nearest are {', '.join(near)}, and" if near else ";",
+        f" README lists all {len(FAMILIES)} that are",
     )
+    return "".join(said)
 
 
 def _own(name: str) -> tuple[str, Form] | None:

@@ -309,16 +309,18 @@ def test_a_processor_that_numbers_pictures_is_refused(monkeypatch):
         processor_for(config.processor, config.folder, config.raw)
 
 
-@pytest.mark.parametrize("without", [("image",), MODALITIES])
+@pytest.mark.parametrize(
+    ("name", "without"), [("vipllava", ("image",)), ("vipllava", MODALITIES), ("paddleocr_vl", MODALITIES)]
+)
 @torch.inference_mode()
-def test_without_pictures_no_tower_is_built(without):
-    config = load_model_config(tiny.checkpoint("vipllava"), without=without)
+def test_without_pictures_no_tower_is_built(name, without):
+    config = load_model_config(tiny.checkpoint(name), without=without)
     assert config.modalities == ("text",)
     model = build_model(config, torch.float32)
     load_weights(model, config.folder)
-    assert weight_bytes(model) < weight_bytes(load("vipllava"))
-    harness, whole = Harness(model), Harness(load("vipllava"))
-    got, want = (each.prefill(prepare("vipllava", "text", each)) for each in (harness, whole))
+    assert weight_bytes(model) < weight_bytes(load(name))
+    harness, whole = Harness(model), Harness(load(name))
+    got, want = (each.prefill(prepare(name, "text", each)) for each in (harness, whole))
     assert (got - want).abs().max() <= 2e-4
 
 

@@ -1,0 +1,126 @@
+"""Models that see and have no file here: what `check` says of each, from its config.json alone.
+
+The fields that decide are those of the published files, sizes are small. Where they are from: names of classes and
+files of code from vllm-project/vllm (tests/models/registry.py, transformers_utils/configs) and the cards that it
+names; DeepSeek-VL2 from earl-juanico/rca (DeepSeek-VL2/deepseek_vl2/config.json, 7fb4cd9); the classes of transformers
+from its configurations.
+"""
+
+import json
+
+import pytest
+
+from server import cli
+
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "patch_size": 14, "image_size": 56}  # fmt: skip
+TEXT = {"vocab_size": 200, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
+KIMI = TEXT | {
+    "model_type": "deepseek_v3", "num_key_value_heads": 4, "moe_intermediate_size": 32, "n_shared_experts": 2,
+    "n_routed_experts": 8, "routed_scaling_factor": 2.446, "kv_lora_rank": 32, "q_lora_rank": None,
+    "qk_rope_head_dim": 16, "v_head_dim": 16, "qk_nope_head_dim": 16, "topk_method": "noaux_tc", "n_group": 1,
+    "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "norm_topk_prob": True,
+    "scoring_func": "sigmoid", "rms_norm_eps": 1e-5, "rope_theta": 800000.0,
+}  # fmt: skip
+CODE = "{} is not supported: its classes are code in the checkpoint (auto_map), which is never run; "
+COPY = "a copy for transformers' own classes may be served"
+WITHOUT = "with --language-model-only its decoder is served"
+NO_PROCESSOR = "its processor cannot be made by transformers"  # these folders hold no file of one
+
+FAMILIES = {
+    "Kimi-VL": (
+        {"architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl",
+         "auto_map": {"AutoConfig": "configuration_kimi_vl.KimiVLConfig"}, "media_placeholder_token_id": 163605,
+         "text_config": KIMI, "vision_config": TOWER | {"model_type": "moonvit", "merge_kernel_size": [2, 2]}},
+        CODE.format("KimiVLForConditionalGeneration") + f"{WITHOUT}; {COPY}",
+        "whose DeepseekV3ForCausalLM runs in our steps",
+    ),
+    "MiniCPM-V": (
+        {"architectures": ["MiniCPMV"], "model_type": "minicpmv", "query_num": 64, **TEXT,
+         "auto_map": {"AutoModel": "modeling_minicpmv.MiniCPMV"},
+         "vision_config": TOWER | {"model_type": "siglip_vision_model"}},
+        CODE.format("MiniCPMV") + COPY,
+        None,
+    ),
+    "DeepSeek-VL2": (
+        {"model_type": "deepseek_vl_v2", "tile_tag": "2D", "global_view_pos": "head",
+         "language_config": {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"},
+         "projector_config": {"model_type": "mlp_projector", "n_embed": 2560}},
+        "config.json names no architecture (model_type 'deepseek_vl_v2'); if its class is among",
+        None,
+    ),
+    "DeepSeek-OCR": (
+        {"architectures": ["DeepseekOCRForCausalLM"], "model_type": "deepseek_vl_v2",
+         "auto_map": {"AutoConfig": "modeling_deepseekocr.DeepseekOCRConfig"}, "tile_tag": "2D",
+         "projector_config": {"model_type": "mlp_projector", "projector_type": "linear"}},
+        CODE.format("DeepseekOCRForCausalLM") + COPY,
+        None,
+    ),
+    "Molmo": (
+        {"architectures": ["MolmoForCausalLM"], "model_type": "molmo",
+         "auto_map": {"AutoConfig": "config_molmo.MolmoConfig"}, **TEXT},
+        CODE.format("MolmoForCausalLM") + COPY,
+        None,
+    ),
+    "dots.ocr": (
+        {"architectures": ["DotsOCRForCausalLM"], "model_type": "dots_ocr",
+         "auto_map": {"AutoConfig": "configuration_dots.DotsOCRConfig"}, **TEXT, "image_token_id": 151665},
+        CODE.format("DotsOCRForCausalLM") + COPY,
+        None,
+    ),
+    "Ovis 2.5": (
+        {"architectures": ["Ovis2_5"], "model_type": "ovis2_5", "visual_vocab_size": 65536,
+         "auto_map": {"AutoConfig": "configuration_ovis2_5.Ovis2_5_Config"}, "llm_config": TEXT},
+        CODE.format("Ovis2_5") + COPY,
+        None,
+    ),
+    "Ovis 2": (
+        {"architectures": ["Ovis2ForConditionalGeneration"], "model_type": "ovis2", "image_token_id": 150,
+         "vision_config": TOWER, "text_config": TEXT | {"model_type": "qwen2"}},
+        f"than to put its rows into the prompt (visual_indicator_features), which is not served; {WITHOUT}",
+        "natively, as Qwen2ForCausalLM",
+    ),
+    "LFM2-VL": (
+        {"architectures": ["Lfm2VlForConditionalGeneration"], "model_type": "lfm2_vl", "image_token_id": 150,
+         "downsample_factor": 2, "vision_config": TOWER | {"model_type": "siglip2_vision_model"},
+         "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["conv", "conv", "full_attention"]}},
+        "Lfm2VlForConditionalGeneration: has conv: only attention over all or the last tokens is served",
+        None,
+    ),
+    "PaddleOCR-VL": (
+        {"architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": "paddleocr_vl", "image_token_id": 150,
+         "vision_config": TOWER, "text_config": TEXT},
+        NO_PROCESSOR,
+        "whose PaddleOCRVLForConditionalGeneration runs in our steps",
+    ),
+    "Aria": (
+        {"architectures": ["AriaForConditionalGeneration"], "model_type": "aria", "image_token_index": 9,
+         "projector_patch_to_query_dict": {"16": 8}, "vision_config": TOWER | {"model_type": "idefics3_vision"},
+         "text_config": TEXT | {"model_type": "aria_text", "moe_num_experts": 8, "moe_topk": 2}},
+        NO_PROCESSOR,
+        "whose AriaTextForCausalLM runs in our steps",
+    ),
+    "Idefics2": (
+        {"architectures": ["Idefics2ForConditionalGeneration"], "model_type": "idefics2", "image_token_id": 150,
+         "perceiver_config": {"resampler_n_latents": 8, "resampler_depth": 1, "resampler_n_heads": 4,
+                              "resampler_head_dim": 8, "num_key_value_heads": 2},
+         "vision_config": TOWER, "text_config": TEXT | {"model_type": "mistral"}},
+        NO_PROCESSOR,
+        "natively, as MistralForCausalLM",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_check_says_why_and_what_can_be_done(tmp_path, capsys, name):
+    config, refused, alone = FAMILIES[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = ["--load-format", "dummy", "--skip-tokenizer-init", "--kv-cache-memory-bytes", "1000000"]
+    assert cli.main(["check", str(tmp_path), *flags]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].startswith("refused: ")
+    assert refused in said[-1]
+    assert cli.main(["check", str(tmp_path), *flags, "--language-model-only"]) == (alone is None)
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].startswith("refused: ") if alone is None else alone in said[1]
