@@ -21,7 +21,7 @@ from server.schema.chat import ChatBody
 from server.schema.completion import CompletionBody
 from server.schema.generate import GenerateBody
 from server.schema.messages import CountBody, MessagesBody
-from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
+from server.schema.pooling import ClassifyBody, PoolingBody, RerankBody, ScoreBody, VectorsBody
 from server.schema.responses import ResponsesBody
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
@@ -86,7 +86,7 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation("Prometheus text", media="text/plain"),
     ("GET", "/openapi.json"): Operation("This description"),
     ("GET", "/docs"): Operation("This description, to read", media="text/html"),
-    ("POST", "/v1/embeddings"): work("Vectors of texts", EmbeddingBody),
+    ("POST", "/v1/embeddings"): work("Vectors of texts", VectorsBody),
     ("POST", "/pooling"): work("What a pooling model makes of texts, or of their tokens", PoolingBody),
     ("POST", "/classify"): work("Classes of texts", ClassifyBody),
     ("POST", "/score"): work("Scores of pairs", ScoreBody),

@@ -24,6 +24,7 @@ from engine.model_config import PoolingConfig
 from mm.splice import Spliced
 from server.errors import ApiError, invalid
 from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, messages_of, pair, text_part
+from server.pooling.roles import PROMPTS
 from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, frame_of, framed, shaped, too_long, where
 from server.render.messages import BARE_KEYS
 from server.state import AppState
@@ -34,7 +35,6 @@ QWEN3_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 BASE64 = re.compile("[A-Za-z0-9+/]{64,}={0,2}")  # as a picture begins
 INSTEAD = "a"  # is tokenized where an item holds media, and its tokens are not used
 LATER = np.zeros(1, np.int32)  # stands for the tokens of a pair with media
-PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}  # names of the checkpoint's prompts
 
 
 @dataclass(frozen=True, slots=True)

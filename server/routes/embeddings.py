@@ -15,6 +15,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.model_config import PoolingConfig
 from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
@@ -24,6 +25,7 @@ from server.pooling.conversations import Conversations, Parts, message, messages
 from server.pooling.pairs import INSTEAD, items
 from server.pooling.pictures import shown as shown_instead
 from server.pooling.pictures import text_or_picture
+from server.pooling.roles import prompt_named
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import (
     Cut,
@@ -39,7 +41,7 @@ from server.pooling.tokens import (
 from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, of_tokens, written
 from server.routes.endpoint import check_model, gateway_priority, one_of, pooling_route, response_id
 from server.sampling import priority_of, salt_of
-from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody
+from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody, VectorsBody
 from server.state import AppState
 
 Body = TypeVar("Body", bound=ClassifyBody)
@@ -49,7 +51,7 @@ TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 async def embeddings(request: Request) -> Response:
     """A vector for each input."""
-    return await vectors(request, EmbeddingBody, "embd-", "embedding")
+    return await vectors(request, VectorsBody, "embd-", "embedding")
 
 
 async def pooling(request: Request) -> Response:
@@ -63,6 +65,7 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
     body = await read_json(request, kind, state.config.limits.max_request_bytes)
     task = task_of(state, body)
     config = pooling_of(state)
+    body.prompt_name = role_of(body, config)
     form, dtype = format_of(body.encoding_format, body.embed_dtype, body.endianness)
     check_dimensions(config, body.dimensions, state.engine.limits.pooled_width)
 
@@ -85,6 +88,13 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
         return Response(as_json({**about, "data": data}), media_type="application/json")
 
     return await answered(request, body, prefix, per_token, answer)
+
+
+def role_of(body: EmbeddingBody, config: PoolingConfig) -> str | None:
+    """The name of the prompt, said or meant."""
+    asked = {"input_type": body.input_type, "task": body.task if isinstance(body, VectorsBody) else None}
+    meant = {param: prompt_named(param, word, config.prompts) for param, word in asked.items() if word is not None}
+    return next(filter(None, meant.values()), None) if body.prompt_name is None else body.prompt_name
 
 
 def task_of(state: AppState, body: EmbeddingBody) -> str:

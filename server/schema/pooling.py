@@ -40,9 +40,18 @@ class EmbeddingBody(ClassifyBody, kw_only=True):
     dimensions: int | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
+    input_type: str | None = None  # what the texts are for, where no prompt_name says it
+
+
+class VectorsBody(EmbeddingBody, kw_only=True):
+    """Of /v1/embeddings; `task` is Jina's word for `input_type`."""
+
+    task: str | None = None
 
 
 class PoolingBody(EmbeddingBody, kw_only=True):
+    """`task`: what is made of each input."""
+
     task: str | None = None
 
 

@@ -15,7 +15,15 @@ from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
 from server.schema.completion import CompletionBody
 from server.schema.generate import Features, GenerateBody, Place, TokenSampling
 from server.schema.messages import CountBody, MessagesBody
-from server.schema.pooling import ClassifyBody, EmbeddingBody, InputFields, PoolingBody, RerankBody, ScoreBody
+from server.schema.pooling import (
+    ClassifyBody,
+    EmbeddingBody,
+    InputFields,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+    VectorsBody,
+)
 from server.schema.responses import ReasoningOptions, ResponsesBody, TextOptions
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
@@ -168,10 +176,12 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         EMBEDDINGS + "test_prompts_of_the_checkpoint_stand_before_texts": "prompt_name",
     },
     EmbeddingBody: {
+        EMBEDDINGS + "test_prompts_of_the_checkpoint_stand_before_texts": "input_type",
         EMBEDDINGS + "test_base64_bytes_and_numbers_are_the_same": "encoding_format embed_dtype",
         EMBEDDINGS + "test_dimensions_are_cut_and_normalised_again": "dimensions",
         BAD_INPUTS: "endianness",
     },
+    VectorsBody: {EMBEDDINGS + "test_prompts_of_the_checkpoint_stand_before_texts": "task"},
     PoolingBody: {EMBEDDINGS + "test_tokens_one_by_one": "task"},
     ScoreBody: {
         "test_rerank.py::test_both_sides_go_by_four_names": "text_1 text_2 queries documents items data_1 data_2",

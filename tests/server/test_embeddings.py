@@ -173,6 +173,18 @@ async def test_prompts_of_the_checkpoint_stand_before_texts(pooling):
     plain = await pooling(kit.embedder("qwen3"))
     np.testing.assert_array_equal(named, await vectors(plain, "query: the cat"))
     np.testing.assert_array_equal(await vectors(client, "the cat"), await vectors(plain, "text: the cat"))
+    for meant in (
+        {"input_type": "search_query"},
+        {"task": "retrieval.query"},
+        {"input_type": "query", "task": "query"},
+    ):
+        np.testing.assert_array_equal(await vectors(client, "the cat", **meant), named)
+    plain = await vectors(client, "the cat")
+    for meant in ({"task": "text-matching"}, {"input_type": "classification"}):
+        np.testing.assert_array_equal(await vectors(client, "the cat", **meant), plain)
+    refused = await client.post("/v1/embeddings", {"input": "x", "input_type": "other"})
+    assert (refused.status, refused.error["param"]) == (400, "input_type")
+    assert "must be one of query, document" in refused.error["message"]
     refused = await client.post("/v1/embeddings", {"input": "x", "prompt_name": "other"})
     assert (refused.status, "query, document" in refused.error["message"]) == (400, True)
 
