@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import sys
 
 import pytest
 import torch
@@ -160,6 +161,12 @@ def test_what_paged_attention_does_not_compute_is_refused_in_a_line(tmp_path, ch
         load_model_config(tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_fails_when_transformers_imports_it_is_told_in_a_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)  # as a torchvision of another torch does
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM: cannot be imported .*must fit torch \d.*: import of"):
+        load_model_config(tiny.checkpoint("llama"), implementation="transformers")
 
 
 def test_a_module_that_reads_numbers_on_the_host_is_refused():

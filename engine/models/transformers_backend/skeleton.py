@@ -67,14 +67,7 @@ def config_of(architecture: str, values: Mapping[str, Any]) -> Any:
 
 def build(architecture: str, values: Mapping[str, Any]) -> Any:
     """The module of a checkpoint on the meta device. Raises ConfigError in a line that begins behind its name."""
-    import transformers
-    from transformers import initialization
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
-    ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.experts)
-    module_class = getattr(transformers, architecture)
+    transformers, initialization, module_class = _imported(architecture)
     if not module_class._supports_attention_backend:
         raise ConfigError(f"is in transformers {transformers.__version__} without its attention interface")
     with _refusing(), torch.device("meta"), initialization.no_init_weights():
@@ -88,6 +81,27 @@ def build(architecture: str, values: Mapping[str, Any]) -> Any:
         module.config._experts_implementation = experts.NAME
     _refuse_states(module, decoder_in(module))
     return module.train(mode=False).requires_grad_(False)
+
+
+def _imported(architecture: str) -> tuple[Any, Any, Any]:
+    """transformers, its `initialization`, and the class, which may choose our attention and experts."""
+    try:
+        import transformers
+        from transformers import initialization
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+        ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.experts)
+        return transformers, initialization, getattr(transformers, architecture)
+    except Exception as error:  # a package that was built for another torch fails in its own way
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        raise ConfigError(
+            f"cannot be imported from transformers, which uses what else is installed (a torchvision must fit torch "
+            f"{torch.__version__}): {_line(first)}"
+        ) from None
 
 
 def decoder_in(module: Any) -> Any:
@@ -182,5 +196,8 @@ def _refusing() -> Iterator[None]:
             "only layers whose course is fixed are served through transformers"
         ) from None
     except Exception as error:
-        said = re.sub(r"\s+", " ", str(error)).strip()[:200]
-        raise ConfigError(f"cannot be built by transformers from this config.json: {said}") from None
+        raise ConfigError(f"cannot be built by transformers from this config.json: {_line(error)}") from None
+
+
+def _line(error: BaseException) -> str:
+    return re.sub(r"\s+", " ", str(error)).strip()[:200]
