@@ -1,9 +1,8 @@
 """Models that see and have no file here: what `check` says of each, from its config.json alone.
 
-The fields that decide are those of the published files, sizes are small. Where they are from: names of classes and
-files of code from vllm-project/vllm (tests/models/registry.py, transformers_utils/configs) and the cards that it
-names; DeepSeek-VL2 from earl-juanico/rca (DeepSeek-VL2/deepseek_vl2/config.json, 7fb4cd9); the classes of transformers
-from its configurations.
+DeepSeek-VL2's fields are those of its file (earl-juanico/rca, DeepSeek-VL2/deepseek_vl2/config.json, 7fb4cd9). Of the
+others the names of classes and of files of code are those that vllm-project/vllm names (tests/models/registry.py,
+transformers_utils/configs), or transformers' own; sizes, and the keys of sections, are written for this test.
 """
 
 import json
