@@ -140,7 +140,8 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     CountBody: {
         "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
         "test_messages_prompt.py::test_system_text_goes_first_as_string_or_blocks": "messages system",
-        "test_messages_prompt.py::test_tools_are_shown_when_none_may_be_called": "tools tool_choice",
+        "test_messages_prompt.py::test_tools_are_shown_when_none_may_be_called": "tools",
+        "test_messages_prompt.py::test_a_choice_of_tools_is_checked_where_tokens_are_counted": "tool_choice",
         "test_messages_prompt.py::test_thinking_and_effort_reach_the_template": "thinking output_config",
         "test_messages_prompt.py::test_template_variables_of_the_request_win": "chat_template_kwargs",
         "test_messages.py::test_what_the_cache_gave_is_counted_apart": "cache_salt",

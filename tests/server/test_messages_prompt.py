@@ -156,6 +156,13 @@ async def test_tools_are_shown_when_none_may_be_called(shows):
     )
 
 
+async def test_a_choice_of_tools_is_checked_where_tokens_are_counted(client):
+    tools = [{"name": "weather", "input_schema": {}}]
+    body = {"messages": [HI], "tools": tools, "tool_choice": {"type": "tool", "name": "clock"}}
+    refused = await client.post("/v1/messages/count_tokens", body)
+    assert (refused.status, "tool_choice.name" in refused.json()["error"]["message"]) == (400, True)
+
+
 async def test_server_tools_are_left_out_with_a_warning(shows, caplog):
     server_tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 3}, {"type": "bash_20250124"}]
     got = await shows([HI], tools=server_tools, tool_choice={"type": "auto"})
