@@ -237,7 +237,9 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     )  # fmt: skip
     ending = "ForSequenceClassification" if labels else "Model"
     folder = home() / f"{kind}-{labels}-{len(more)}"
-    tiny.save(tiny._model(getattr(transformers, name + ending), config), folder)
+    with tiny.quiet():  # DeBERTa's file warns of torch.jit.script when it is imported
+        model = getattr(transformers, name + ending)
+    tiny.save(tiny._model(model, config), folder)
     return framed(folder, kind)
 
 

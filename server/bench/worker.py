@@ -40,7 +40,9 @@ def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asked(share, float(line), record))
     result = {"cpu_s": time.process_time() - begun_cpu, "answers": found}
-    print(orjson.dumps(result).decode(), flush=True)
+    # Under PYTHONUNBUFFERED print drops what one write to the socket has no room for.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as out:
+        out.write(orjson.dumps(result) + b"\n")
 
 
 async def asked(share: Share, start: float, record: Callable[[Answer], None]) -> None:
