@@ -4,14 +4,17 @@ Owner: loop; decoding, cutting and processing run in the pool. In: an uploaded f
 the model's processor makes of a window. The samples stay counted against the budget of decoded media as long as the
 recording is held (MediaLoader.recording).
 
-    loop   | slot         | reserve           |  window 0 ..  window 1 ..
-    pool           header            decode, cut   process        process
+    loop   | slot         | reserve                  |  window 0 ..  window 1 ..
+    pool           header            decode, digest, cut  process        process
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,8 +25,10 @@ from mm.errors import MediaError, too_large, unsupported
 from mm.item import MediaItem, Processed
 from mm.job import DIGEST_BYTES, Shared, in_pool
 from mm.permits import DecodePermit, MediaRequest
+from mm.report import MediaReport
 from mm.transform.quiet import Cutting, windows
 
+T = TypeVar("T")
 SPARE = 1.02  # headers round
 
 
@@ -49,10 +54,17 @@ class Recording:
         self._request = request
         self._digest = digest
 
+    @property
+    def report(self) -> MediaReport:
+        """What has been decoded and prepared so far."""
+        return self._request.report
+
     async def processed(self, index: int) -> Processed:
         """One window as the model takes it; the features are not kept here."""
         alarm = Alarm(self._shared.limits.decode_timeout("audio"))
-        return await in_pool(self._shared.pool, alarm, self._process, index)
+        processed, seconds = await in_pool(self._shared.pool, alarm, timed, self._process, index)
+        self.report.prepare_s += seconds
+        return processed
 
     def _process(self, index: int) -> Processed:
         start, end = self._cut[index]
@@ -68,13 +80,13 @@ async def record(shared: Shared, request: MediaRequest, data: bytes, cutting: Cu
     permit = await shared.permits.take(request)
     try:
         opened = _Opened(shared, data, limits.transcription_max_seconds)
-        promised = await in_pool(
-            shared.pool, Alarm(limits.audio_decode_timeout), opened.promised_seconds, permit=permit
-        )
+        promised = await opened.work(opened.promised_seconds, permit=permit)
         samples = await _decoded(shared, permit, opened, promised)
         permit.keep(samples.nbytes)
-        cut = await in_pool(shared.pool, Alarm(limits.audio_decode_timeout), windows, samples, SAMPLE_RATE, cutting)
-        return Recording(shared, request, opened.digest(request), samples, cut)
+        digest, cut = await opened.work(opened.digest_and_cut, request, samples, cutting)
+        request.report.items, request.report.encoded_bytes = 1, len(data)
+        request.report.decode_s = opened.seconds
+        return Recording(shared, request, digest, samples, cut)
     finally:
         permit.leave()
 
@@ -90,12 +102,18 @@ async def _decoded(shared: Shared, permit: DecodePermit, opened: _Opened, promis
         await permit.reserve(track.cost, limits.audio_decode_timeout)
         try:
             alarm = Alarm(limits.audio_decode_timeout)
-            return await in_pool(shared.pool, alarm, track.decode, alarm, permit=permit)
+            return await opened.work(track.decode, alarm, alarm=alarm, permit=permit)
         except MediaError as error:
             if error.reason != "media_too_large" or bound == bounds[-1]:
                 raise
             permit.give_back()
     raise AssertionError("the last bound returns or raises")
+
+
+def timed(work: Callable[..., T], *args: Any) -> tuple[T, float]:
+    """What work returns, and the seconds that it took (pool)."""
+    begun = time.perf_counter()
+    return work(*args), time.perf_counter() - begun
 
 
 class _Opened:
@@ -106,6 +124,7 @@ class _Opened:
         self._shared = shared
         self._data = data
         self._longest = longest
+        self.seconds = 0.0  # of work in the pool
         container = as_audio(sniff(data))
         if container is None or container not in limits.audio_formats:
             got = container or "of no known format"
@@ -114,17 +133,28 @@ class _Opened:
         if len(data) > limits.audio_max_bytes:
             raise too_large(f"the audio has {len(data)} bytes; at most {limits.audio_max_bytes} are allowed", 413)
 
+    async def work(
+        self, work: Callable[..., T], *args: Any, alarm: Alarm | None = None, permit: DecodePermit | None = None
+    ) -> T:
+        """What work in the pool returns; its time is counted."""
+        alarm = alarm or Alarm(self._shared.limits.audio_decode_timeout)
+        result, seconds = await in_pool(self._shared.pool, alarm, timed, work, *args, permit=permit)
+        self.seconds += seconds
+        return result
+
     def track(self, seconds: float) -> SoundFile:
         return SoundFile(self._data, self._container, self._shared.limits, seconds)
 
     def promised_seconds(self) -> float | None:
         return self.track(self._longest).promised_seconds()
 
-    def digest(self, request: MediaRequest) -> bytes:
-        """Names the content for this caller, with the processor's settings."""
+    def digest_and_cut(
+        self, request: MediaRequest, samples: np.ndarray, cutting: Cutting
+    ) -> tuple[bytes, list[tuple[int, int]]]:
+        """The content's name for this caller, with the processor's settings, and the windows."""
         settings = self._shared.processor.settings("audio", request.options)
         found = hashlib.sha256(self._shared.key)
         for piece in (b"recording", request.scope, settings, self._data):
             found.update(len(piece).to_bytes(8, "little"))
             found.update(piece)
-        return found.digest()
+        return found.digest(), windows(samples, SAMPLE_RATE, cutting)

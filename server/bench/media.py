@@ -45,8 +45,9 @@ async def measure(options: MediaBenchOptions, config: Config) -> dict[str, float
         await load.load(state)
         if state.media is None:
             raise ValueError(f"{config.model_names[0]} takes text only; name a model that sees or hears with --model")
+        reads = state.media.processor.modalities if state.media.processor is not None else frozenset()
         for kind, make in KINDS.items():
-            if kind in state.engine.model.modalities:
+            if kind in reads & {*state.engine.model.modalities}:
                 runs = [await one(state, options, make, number) for number in range(1 + options.runs)][1:]
                 found |= {f"{kind}_{name}": median(each[name] for each in runs) for name in runs[0]}
     finally:

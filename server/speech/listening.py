@@ -26,7 +26,7 @@ from mm.recording import Recording
 from server.answer_metrics import AnswerMetrics
 from server.errors import ApiError, from_engine
 from server.http.exchange import Exchange
-from server.job import Job
+from server.job import Job, note_media
 from server.output.logprobs import TokenNames
 from server.output.text import TextStream
 from server.render.tokenizer import Tokenizer
@@ -86,7 +86,7 @@ class Listening:
             for timer in timers:
                 timer.cancel()
             self.exchange.answer_open = None
-            self._describe()
+            self._describe(recording)
         return said
 
     def fail(self, error: ApiError) -> None:
@@ -205,9 +205,10 @@ class Listening:
     def _whole_is_late(self) -> None:
         self.fail(ApiError(504, "deadline", "the request took longer than --request-timeout"))
 
-    def _describe(self) -> None:
+    def _describe(self, recording: Recording) -> None:
         """Counts for metrics and the log line."""
         exchange, metrics = self.exchange, self._state.metrics
+        note_media(exchange, recording.report)
         metrics.observe("e2e_request_latency_seconds", time.monotonic() - exchange.arrival)
         metrics.observe("request_prompt_tokens", self.prompt_tokens)
         metrics.observe("request_generation_tokens", self.generated_tokens)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+from tests.bench.shapes_hearing import HEARING
+from tests.bench.shapes_seeing import GEMMA3_SEEING, OURS, SEEING
 
 QWEN3_CPU = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -144,55 +148,6 @@ GEMMA3_12B = {  # the decoder alone: five layers with a window of 1,024, then on
 }
 
 
-def seeing(text: dict, vision: dict, first: int) -> dict:
-    """A Qwen2.5-Omni thinker without audio: what a Qwen2.5-VL computes. Special tokens have the ids from `first` on."""
-    ids = {name: first + number for number, name in enumerate(SPECIAL)}
-    return {
-        "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"],
-        "model_type": "qwen2_5_omni_thinker",
-        "text_config": {**text, "rope_theta": 1000000.0, "hidden_act": "silu", "rms_norm_eps": 1e-6},
-        "vision_config": {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, **vision},
-        "image_token_index": ids["<|IMAGE|>"],
-        "video_token_index": ids["<|VIDEO|>"],
-        "audio_token_index": ids["<|AUDIO|>"],
-        "vision_start_token_id": ids["<|vision_bos|>"],
-        "vision_end_token_id": ids["<|vision_eos|>"],
-        "torch_dtype": "bfloat16",
-        "eos_token_id": ids["<|im_end|>"],
-        "special": ids,  # read by write_folder only
-    }
-
-
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|vision_bos|>", "<|vision_eos|>", "<|IMAGE|>", "<|VIDEO|>")
-QWEN25_VL_7B = seeing(
-    {
-        "hidden_size": 3584,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-        "vocab_size": 152064,
-        "max_position_embeddings": 32768,
-        "rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]},
-    },
-    {"depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420, "out_hidden_size": 3584},
-    151644,
-)
-TINY_VL = seeing(
-    {
-        "hidden_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 256,
-        "vocab_size": 2048,
-        "max_position_embeddings": 4096,
-        "rope_scaling": {"rope_type": "default", "mrope_section": [4, 6, 6]},
-    },
-    {"depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "out_hidden_size": 128}
-    | {"fullatt_block_indexes": [1]},
-    2000,
-)
 SHAPES = {
     "tiny": TINY,
     "8b": QWEN3_8B,
@@ -201,8 +156,9 @@ SHAPES = {
     "gpt-oss-20b": GPT_OSS_20B,
     "llama-8b": LLAMA31_8B,
     "gemma-12b": GEMMA3_12B,
-    "vl-7b": QWEN25_VL_7B,
-    "tiny-vl": TINY_VL,
+    "gemma-12b-vl": {**GEMMA3_SEEING, "text_config": GEMMA3_12B},
+    **SEEING,
+    **HEARING,
 }
 BGE_BASE = {
     "architectures": ["BertModel"],
@@ -251,15 +207,23 @@ POOLED = {  # asked by gpu_pooling
 }
 
 
-def few_layers(name: str) -> dict:
+def few_layers(name: str) -> dict[str, Any]:
     """A shape with layers of every kind, but as few as there can be: what kernels it takes, not how long."""
     config = SHAPES[name]
-    if "text_config" not in config:
-        count = config.get("sliding_window_pattern", 3)
-        kinds = {"layer_types": config["layer_types"][:count]} if "layer_types" in config else {}
-        return {**config, "num_hidden_layers": count, **kinds}
-    text, vision = config["text_config"], config["vision_config"]
-    return {**config, "text_config": {**text, "num_hidden_layers": 3}, "vision_config": {**vision, "depth": 8}}
+    parts = {part: fewer(config[part]) for part in ("text_config", "vision_config", "audio_config") if part in config}
+    return {**config, **parts} if parts else fewer(config)
+
+
+def fewer(part: dict[str, Any]) -> dict[str, Any]:
+    """A decoder or a tower of few layers."""
+    if "depth" in part:  # a tower whose layers of some numbers are of another kind
+        fed = {"deepstack_visual_indexes": [3, 5]} if "deepstack_visual_indexes" in part else {}
+        return {**part, "depth": 8, **fed}
+    if "encoder_layers" in part:
+        return {**part, "encoder_layers": 2}
+    count = part.get("sliding_window_pattern", 3)
+    kinds = {"layer_types": part["layer_types"][:count]} if "layer_types" in part else {}
+    return {**part, "num_hidden_layers": count, **kinds}
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -307,6 +271,8 @@ TEMPLATE = """\
 {{ message['role'] }}: {% if message['content'] is string %}{{ message['content'] }}{% else %}
 {%- for part in message['content'] -%}
 {%- if part['type'] in ('image', 'image_url') -%}<|vision_bos|><|IMAGE|><|vision_eos|>
+{%- elif part['type'] in ('video', 'video_url') -%}<|vision_bos|><|VIDEO|><|vision_eos|>
+{%- elif part['type'] in ('audio', 'input_audio', 'audio_url') -%}<|AUDIO|>
 {%- else -%}{{ part['text'] }}{%- endif -%}
 {%- endfor -%}
 {%- endif %}
@@ -347,12 +313,10 @@ def write_folder(folder: Path, config: dict, weights: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     special = config.get("special", {})
     vocab = config.get("text_config", config)["vocab_size"]
-    (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "special"}))
+    (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if key not in OURS}))
     (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer(vocab, special)))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    if special:
-        pixels = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 16384}
-        picture = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, **pixels}
-        (folder / "preprocessor_config.json").write_text(json.dumps(picture))
+    for name, settings in config.get("files", {}).items():
+        (folder / name).write_text(json.dumps(settings))
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import re
 import tracemalloc
 import zlib
@@ -61,6 +62,17 @@ async def test_json_is_the_text_and_the_seconds(client):
     reply = await send(client)
     assert reply.status == 200
     assert reply.json() == {"text": "118", "usage": {"type": "duration", "seconds": 2}}
+
+
+async def test_what_a_recording_took_is_in_the_log_and_the_metrics(client, caplog):
+    histograms = [client.state.metrics.histograms[f"mm_{part}_seconds"] for part in ("decode", "prepare", "encode")]
+    before = [each.buckets()[-1][1] for each in histograms]
+    with caplog.at_level(logging.INFO, "omniloop"):
+        assert (await send(client, long_recording(6)[0])).status == 200
+    (told,) = (record.fields for record in caplog.records if hasattr(record, "fields"))
+    assert (told["media"], told["media_cached"]) == (1, 0)
+    assert min(told["media_decode_ms"], told["media_prepare_ms"]) > 0
+    assert [each.buckets()[-1][1] > was for each, was in zip(histograms, before)] == [True] * 3
 
 
 async def test_every_form_holds_the_same_words(client):
