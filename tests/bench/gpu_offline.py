@@ -62,7 +62,9 @@ SIZES = {
     "gpt-oss-20b": Sizes(engine=LONG_STEPS),
     "llama-8b": Sizes(engine=LONG_STEPS),
     "gemma-12b": Sizes(),
-    **dict.fromkeys(("gemma-12b-vl", "vl-7b", "vl3-8b", "internvl3-8b", "pixtral-12b", "omni-7b"), Sizes((1, 32, 256))),
+    **dict.fromkeys(
+        ("gemma-12b-vl", "vl-7b", "vl3-8b", "internvl3-8b", "pixtral-12b", "omni-7b"), Sizes(contexts=(576,))
+    ),
 }
 
 
