@@ -1,7 +1,7 @@
 """Normalisation over the last axis: RMSNorm, LayerNorm.
 
 rms_norm:   y = x / sqrt(mean(x^2) + eps) * (weight + offset)          offset is 1 where checkpoints store weight - 1
-layer_norm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias     var is the biased one
+layer_norm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias     var is the biased one; x may be a sum of two
 Users: every decoder block (rms_norm), towers (both). Sums are float32 whatever the tensors are.
 """
 
@@ -22,11 +22,13 @@ def norm_kernel(
     x,  # [rows, width], rows x_stride apart
     weight,  # [width]
     bias,  # [width] when BIAS
+    residual,  # [rows, width], added to x first when ADD
     width,
     x_stride,
     eps,
     offset,
     BIAS: tl.constexpr,
+    ADD: tl.constexpr,
     CENTRE: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= width
     OVERLAP: tl.constexpr,
@@ -38,6 +40,8 @@ def norm_kernel(
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset
     grid_wait(OVERLAP)
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        wide += tl.load(residual + row * width + column, mask=inside, other=0.0).to(tl.float32)
     if CENTRE:
         wide = tl.where(inside, wide - tl.sum(wide, 0) / width, 0.0)
     scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, 0) / width + eps)
@@ -56,13 +60,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out: Te
     return _launch(cpu.RMS_NORM, x, weight, None, eps, offset, out)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
-    """x [..., H], weight [H], bias [H] or None -> [..., H]: `out` (contiguous) or new."""
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """x [..., H], weight [H], bias [H] or None -> [..., H]: `out` (contiguous) or new; of x + residual where given."""
     if not _runs_here(x):
         if x.is_cuda:
-            return launch_norm(x, weight, bias, eps, 0.0, centre=True, out=out)
-        return layer_norm_reference(x, weight, bias, eps, out)
-    return _launch(cpu.LAYER_NORM, x, weight, bias, eps, 0.0, out)
+            return launch_norm(x, weight, bias, eps, 0.0, centre=True, out=out, residual=residual)
+        return layer_norm_reference(x if residual is None else x + residual, weight, bias, eps, out)
+    return _launch(cpu.LAYER_NORM, x if residual is None else x + residual, weight, bias, eps, 0.0, out)
 
 
 def launch_norm(
@@ -73,16 +84,21 @@ def launch_norm(
     offset: float,
     centre: bool,
     out: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """The Triton kernel on x [..., H] with contiguous rows -> `out` or a new tensor, contiguous [..., H]."""
+    """The Triton kernel on x [..., H] with contiguous rows -> `out` or a new tensor, contiguous [..., H].
+
+    `residual`: like x, contiguous; added to it in float32.
+    """
     width = x.shape[-1]
     rows = x.view(-1, width) if x.is_contiguous() else x
     assert rows.dim() == 2 and rows.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
+    assert residual is None or (residual.shape == x.shape and residual.is_contiguous())
     out = _result(x, out)
     block = triton.next_power_of_2(width)
     norm_kernel[(rows.shape[0],)](
-        out, rows, weight, weight if bias is None else bias, width, rows.stride(0), eps, offset,
-        BIAS=bias is not None, CENTRE=centre, BLOCK=block,
+        out, rows, weight, weight if bias is None else bias, rows if residual is None else residual,
+        width, rows.stride(0), eps, offset, BIAS=bias is not None, ADD=residual is not None, CENTRE=centre, BLOCK=block,
         num_warps=min(16, max(1, block // 512)), **launch_options(),
     )  # fmt: skip
     return out

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
-from engine.layers.norm import Normed, RMSNorm
+from engine.layers.norm import LayerNorm, Normed, RMSNorm
 from engine.quant.base import UNQUANTISED, Arrange, Scheme
 from engine.weights.table import Shape, Wanted
 
@@ -57,6 +57,13 @@ class Linear:
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """residual += x W^T + b, in place, in the same pass."""
         self.weight.linear(x, residual, residual)
+
+    def normed_sum(self, norm: LayerNorm, residual: Tensor, x: Tensor) -> Tensor:
+        """norm(residual + x W^T + b), in as few passes as the weight's form has; residual may be overwritten."""
+        if self.weight.sums_in_two:
+            return norm(self.weight.linear(x), residual=residual)
+        self.add_to(residual, x)
+        return norm(residual)
 
     def of_normed(self, normed: Normed) -> Tensor:
         """The same of norm(residual)."""

@@ -71,8 +71,9 @@ class LayerNorm:
         self.has_bias = bias
         self.offset = offset
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps, out)
+    def __call__(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """Of x, or of x + residual."""
+        return layer_norm(x, self.weight, self.bias, self.eps, out, residual)
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         kinds = ("weight", "bias") if self.has_bias else ("weight",)

@@ -70,8 +70,8 @@ class EncoderLayer:
             x, attended = x.index_select(0, index), attended.index_select(0, index)
         x = self.after_attention(x, attended)
         inner = self.up(x)
-        self.down.add_to(x, inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation))
-        return self.mlp_norm(x)
+        inner = inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation)
+        return self.down.normed_sum(self.mlp_norm, x, inner)
 
     def normed(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, heads, head_dim] each, before they are rotated."""
@@ -83,8 +83,7 @@ class EncoderLayer:
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """x [T, hidden], which is overwritten, attended [T, heads * head_dim] -> what the MLP reads."""
-        self.o.add_to(x, attended)
-        return self.attention_norm(x)
+        return self.o.normed_sum(self.attention_norm, x, attended)
 
 
 class Encoder(Model):

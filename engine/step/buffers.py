@@ -38,7 +38,6 @@ from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.models.base import Model
 from engine.step.build import RowArrays, axis_positions
 from engine.step.executor import Sizes
-from engine.step.graphs import MIXED_LIMIT
 from engine.step.slots import SlotState
 
 RECORDS = 3
@@ -98,7 +97,7 @@ class StepBuffers:
         self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
         self._overlay: tuple[Tensor, Tensor] | None = None  # recorded steps read it
         if overlays:
-            most = min(tokens, MIXED_LIMIT)
+            most = sizes.most_graphed
             shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
             width = text.hidden_size * model.config.row_parts
             self._overlay = shown, torch.zeros(most, width, dtype=model.dtype, device=device)

@@ -344,6 +344,7 @@ class DeviceExecutor:
             logits = self.model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
             lines = self.grammars.fill(slots, self.upload.memory, self.sampler.allowed_of)
             if lines is not None:
+                step.plan_at = step.launched_at  # masks take any time: what follows is planned at once
                 self.upload.send(lines, [self.sampler.line(int(slots[place])) for place in lines.places])
             step.pending = self.sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots)
             buffers.send_tokens()

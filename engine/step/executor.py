@@ -17,6 +17,7 @@ from _fast.plan import StepPlan
 from engine.grammar.advance import GrammarRows
 from engine.request import Request, TokenLogprob
 from engine.step.encode import EncoderCache
+from engine.step.graphs import ENCODER_LIMIT, MIXED_LIMIT
 from engine.step.result import StepResult
 from engine.step.spread import Spread
 
@@ -41,6 +42,11 @@ class Sizes:
     def least_tokens(self) -> int:
         """Tokens that every step must have room for."""
         return self.max_model_len if self.whole_prompts else 1
+
+    @property
+    def most_graphed(self) -> int:
+        """Tokens of the longest steps that are recorded as graphs."""
+        return min(self.max_tokens, ENCODER_LIMIT if self.whole_prompts else MIXED_LIMIT)
 
     @property
     def max_blocks(self) -> int:

@@ -1,7 +1,7 @@
 """DevicePoolingExecutor: steps on an accelerator whose rows end with an array; PoolingStartup makes it ready.
 
-Owner: device thread, for everything here. A step of up to MIXED_LIMIT tokens is one graph: forward, pooler, and the
-kernels that write lines and marks into pinned memory. Longer ones are launched kernel by kernel, as are steps whose
+Owner: device thread, for everything here. A step of up to Sizes.most_graphed tokens is one graph: forward, pooler, and
+the kernels that write lines and marks into pinned memory. Longer ones are launched kernel by kernel, as are steps whose
 rows want the lines of their tokens. Nothing is fed from step to step, so two in flight need no care.
 
     host    plan n+1 |                                            plan n+2 |
@@ -39,7 +39,7 @@ from engine.step.build import RowArrays
 from engine.step.device_executor import DeviceStep, TokensHome
 from engine.step.encode import EncoderCache
 from engine.step.executor import Sizes, T
-from engine.step.graphs import MIXED_LIMIT, mixed_sizes, one_size_per_doubling
+from engine.step.graphs import mixed_sizes, one_size_per_doubling
 from engine.step.pooled_rows import TokenwiseRows, take_lines
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
@@ -231,7 +231,7 @@ class PoolingStartup(Startup):
     def _walk(self, products: Products) -> None:
         sizes = self._sizes
         with self._accelerator.algorithms.recording() as recorded:
-            for size in one_size_per_doubling(sorted({*mixed_sizes(sizes.max_tokens), sizes.max_tokens})):
+            for size in one_size_per_doubling(sorted({*mixed_sizes(sizes.most_graphed), sizes.max_tokens})):
                 self._executor.forward_into(GraphKind.MIXED, size)
         products.update(recorded)
         for tower in each(self._model.towers):
@@ -259,10 +259,10 @@ class PoolingStartup(Startup):
         capture, sizes = self._accelerator.capture, self._sizes
         self._launcher.set_graph(GraphKind.PREP, 0, 1, capture(self._buffers.prep))
         if not self._config.enforce_eager:
-            for size in reversed(mixed_sizes(sizes.max_tokens)):
+            for size in reversed(mixed_sizes(sizes.most_graphed)):
                 with self._model.abridged():
                     self._executor.forward_into(GraphKind.MIXED, size)
                 graph = capture(partial(self._executor.forward_into, GraphKind.MIXED, size), met=True)
                 self._launcher.set_graph(GraphKind.MIXED, 0, size, graph)
-        if self._config.enforce_eager or sizes.max_tokens > MIXED_LIMIT:
+        if self._config.enforce_eager or sizes.max_tokens > sizes.most_graphed:
             self._largest()  # leaves its room for steps without a graph

@@ -24,7 +24,6 @@ from engine.sampling.device import prompt_logprobs
 from engine.sampling.logprobs import CHUNK
 from engine.step.device_executor import DeviceExecutor
 from engine.step.graphs import (
-    MIXED_LIMIT,
     decode_sizes,
     long_sizes,
     mixed_sizes,
@@ -61,7 +60,7 @@ class Startup:
             compile_ahead(walk, threads, partial(torch.cuda.set_device, self._accelerator.device))
         timed = long_sizes(self._sizes.max_tokens)
         if not self._config.enforce_eager:
-            timed += mixed_sizes(self._sizes.max_tokens)
+            timed += mixed_sizes(self._sizes.most_graphed)
             timed += decode_sizes(self._sizes.max_rows, self._config.cudagraph_capture_sizes)
         self._accelerator.algorithms.autotune(
             products, lambda kind: sorted({rows for rows in timed if is_vendors(kind, rows)})
@@ -79,7 +78,7 @@ class Startup:
         decode = one_size_per_doubling(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes))
         for size in decode:
             self._executor.decode(size)
-        mixed = one_size_per_doubling([*mixed_sizes(sizes.max_tokens), sizes.max_tokens])
+        mixed = one_size_per_doubling([*mixed_sizes(sizes.most_graphed), sizes.max_tokens])
         text = self._model.config.text
         gated = partial(gated_way, width=text.intermediate_size, depth=text.hidden_size)
         with self._accelerator.algorithms.recording() as recorded:
@@ -179,7 +178,7 @@ class Startup:
         self._warm_up_rules()
         launcher.set_graph(GraphKind.PREP, 0, 1, capture(buffers.prep))
         if not self._config.enforce_eager:
-            for size in reversed(mixed_sizes(sizes.max_tokens)):
+            for size in reversed(mixed_sizes(sizes.most_graphed)):
                 launcher.set_graph(GraphKind.MIXED, 0, size, self._capture_forward(GraphKind.MIXED, size))
             for size in reversed(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes)):
                 launcher.set_graph(GraphKind.DECODE, 0, size, self._capture_forward(GraphKind.DECODE, size))
@@ -187,7 +186,7 @@ class Startup:
                 self._capture_step(size)
             for tower in each(self._model.towers):
                 tower.record(partial(self._accelerator.recorded, met=True))  # by the profile
-        if self._config.enforce_eager or sizes.max_tokens > MIXED_LIMIT:
+        if self._config.enforce_eager or sizes.max_tokens > sizes.most_graphed:
             self._largest()  # leaves its room for steps without a graph; what the profile took was given back
 
     def _capture_forward(self, kind: int, tokens: int) -> int:

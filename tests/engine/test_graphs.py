@@ -2,19 +2,29 @@
 
 import itertools
 
-from engine.step.graphs import MIXED_LIMIT, decode_sizes, mixed_sizes, one_size_per_doubling, sizes_for_other_kernels
+import pytest
+
+from engine.step.graphs import (
+    ENCODER_LIMIT,
+    MIXED_LIMIT,
+    decode_sizes,
+    mixed_sizes,
+    one_size_per_doubling,
+    sizes_for_other_kernels,
+)
 
 
-def test_mixed_sizes_are_tiles_and_waste_little():
-    sizes = mixed_sizes(8192)
-    assert sizes[-1] == MIXED_LIMIT
+@pytest.mark.parametrize("limit", [MIXED_LIMIT, ENCODER_LIMIT])
+def test_mixed_sizes_are_tiles_and_waste_little(limit):
+    sizes = mixed_sizes(limit)
+    assert sizes[-1] == limit == mixed_sizes(2 * ENCODER_LIMIT)[len(sizes) - 1]
     assert {256, 512, 1024, 1536} <= set(sizes)  # what fills a product's tiles is not padded further
     for smaller, larger in itertools.pairwise(sizes):
         assert larger - smaller <= max(16, 0.125 * smaller)
 
 
 def test_the_most_that_a_step_can_have_is_a_size():
-    for most in (1, 15, 16, 24, 300, 2000):
+    for most in (1, 15, 16, 24, 300, 2000, 9000):
         sizes = mixed_sizes(most)
         assert sizes == sorted(set(sizes))
         assert sizes[-1] == most

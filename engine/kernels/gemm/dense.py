@@ -38,6 +38,10 @@ class DenseWeight(Weight):
     def num_bytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
+    @property
+    def sums_in_two(self) -> bool:
+        return self.bias is not None
+
     def dense(self) -> Tensor:
         return self.weight
 

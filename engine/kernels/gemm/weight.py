@@ -30,6 +30,11 @@ class Weight(ABC):
     def num_bytes(self) -> int:
         """What the form takes in memory."""
 
+    @property
+    def sums_in_two(self) -> bool:
+        """Whether `linear` with a residual takes a pass more than without one."""
+        return False
+
     @abstractmethod
     def dense(self) -> Tensor:
         """W itself, [out_features, in_features], a copy where the form is another."""

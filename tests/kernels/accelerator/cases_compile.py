@@ -46,22 +46,27 @@ DENSE = {
     "scale": "fp32", "out_stride": "i32", "q_stride": "i32", "q_head": "i32", "k_stride": "i32", "k_head": "i32",
     "v_stride": "i32", "v_head": "i32",
 }  # fmt: skip
+NORM = {
+    "out": T, "x": T, "weight": "*fp32", "bias": "*fp32", "residual": T, "width": "i32", "x_stride": "i32",
+    "eps": "fp32", "offset": "fp32",
+}  # fmt: skip
 PARTS = {"sums": "*fp32", "stats": "*fp32", "arrived": "*i32", "parts": "*i32", "num_parts": "*i32"}
 KERNELS = {
     "rms_norm": (
         norm_kernel,
-        {"out": T, "x": T, "weight": "*fp32", "bias": "*fp32", "width": "i32", "x_stride": "i32",
-         "eps": "fp32", "offset": "fp32"},
-        {"BIAS": False, "CENTRE": False, "BLOCK": 4096, "OVERLAP": True},
+        NORM,
+        {"BIAS": False, "ADD": False, "CENTRE": False, "BLOCK": 4096, "OVERLAP": True},
         {"num_warps": 8},
     ),
-    "layer_norm": (
-        norm_kernel,
-        {"out": T, "x": T, "weight": "*fp32", "bias": "*fp32", "width": "i32", "x_stride": "i32",
-         "eps": "fp32", "offset": "fp32"},
-        {"BIAS": True, "CENTRE": True, "BLOCK": 2048, "OVERLAP": True},
-        {"num_warps": 4},
-    ),
+    **{
+        f"layer_norm{' of a sum' * add}": (
+            norm_kernel,
+            NORM,
+            {"BIAS": True, "ADD": add, "CENTRE": True, "BLOCK": 2048, "OVERLAP": True},
+            {"num_warps": 4},
+        )
+        for add in (False, True)
+    },
     **{
         f"point {act.name} gated {gated}": (
             point_kernel, {"out": T, "x": T, "width": "i32"},

@@ -56,6 +56,10 @@ def test_norms(rows, width, dtype):
     if width > 1:
         got = launch_norm(x, weight, bias, 1e-5, 0.0, centre=True)
         assert error(got, layer_norm_reference(x.double(), weight.double(), bias.double(), 1e-5)) < limit(dtype)
+        other = torch.randn(rows, width).to(dtype)
+        got = launch_norm(x, weight, bias, 1e-5, 0.0, centre=True, residual=other)
+        summed = x.double() + other.double()
+        assert error(got, layer_norm_reference(summed, weight.double(), bias.double(), 1e-5)) < limit(dtype)
 
 
 def test_norm_of_strided_rows():
