@@ -18,6 +18,7 @@ Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b]
 from __future__ import annotations
 
 import argparse
+import shlex
 import statistics
 import sys
 import tempfile
@@ -57,6 +58,7 @@ UNITS = {
     "failures": "",
     "steps in Python": "%",
 }
+AT_ONCE = ("output", "TTFT p50", "ITL p50", "ITL p99", "TPOT")  # told behind each case
 COMPARED = ("output", "TTFT p50", "TTFT p99", "TPOT")  # of a shared prefix, found or not
 
 
@@ -124,7 +126,7 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
     """Cases against one server, --runs times in turn: seconds until it was ready, what was found, what failed."""
     flags = TINY_FLAGS if shape.startswith("tiny") else ()
     beat_s = 0.001 if "loop" in args.load.split(",") else 0.005
-    flags += () if cached else ("--no-enable-prefix-caching",)
+    flags += (*shlex.split(args.flags), *(() if cached else ("--no-enable-prefix-caching",)))
     runs: Runs = {}
     failed = []
     with tempfile.TemporaryDirectory() as name:
@@ -136,6 +138,8 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
                 try:
                     found = measure(server, shape, case, args, Path(name))
                     runs.setdefault(case.name, []).append(found)
+                    told = (f"{name} {targets.number(found[name])}" for name in AT_ONCE if name in found)
+                    print(f"{shape}: {case.name}: {', '.join(told)}", flush=True)  # an end in the middle loses little
                 except Exception:
                     failed.append(case.name)
                     traceback.print_exc()
@@ -149,6 +153,8 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
 def run_shape(shape: str, args: argparse.Namespace) -> int:
     """All cases of a shape; how many failed."""
     asked = loads.cases_of(shape, args.load.split(","), args.streams, args.sharegpt)
+    if args.case:
+        asked = [case for case in asked if case.name in args.case.split(",")]
     ready_s, runs, failed = 0.0, Runs(), []
     for cached in sorted({case.cached for case in asked}):
         seconds, found, broken = run_server(shape, args, [case for case in asked if case.cached is cached], cached)
@@ -237,6 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=1, help=runs)
     parser.add_argument("--sharegpt", type=Path, help="a file in ShareGPT's form, for lengths of real conversations")
     parser.add_argument("--weights", default="", choices=("", *FORMS), help="quantised random weights")
+    parser.add_argument("--case", default="", help="names of cases, all others are left out")
+    parser.add_argument("--flags", default="", help="more flags of the server, in one word")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
     status = 0
