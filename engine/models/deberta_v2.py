@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.checkpoint.pooling import Form, labels_of
 from engine.checkpoint.section import Section
@@ -65,9 +66,11 @@ class Away:
         away = log_buckets(away, span.size, span.longest) if span.bucketed else away
         self.buckets = (away + span.size).clamp(0, 2 * span.size - 1).int().to(device)
 
-    def __call__(self) -> Tensor:
-        """[2 * size, hidden]."""
-        return self.norm(self.rows.table)
+    def normed(self) -> Tensor:
+        """[2 * size, hidden] float32."""
+        norm, table = self.norm, self.rows.table.float()
+        bias = None if norm.bias is None else norm.bias.float()
+        return functional.layer_norm(table, table.shape[1:], norm.weight.float(), bias, norm.eps)
 
 
 class DebertaLayer(EncoderLayer):
@@ -80,8 +83,10 @@ class DebertaLayer(EncoderLayer):
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor, bias: Tensor | None) -> Tensor:
         if self._of_distances is None:
-            rows = self._away()
-            made = self.qkv(rows).view(len(rows), 3, self.heads, self.head_dim)
+            # By torch: the first step may be one that launches no kernel of ours (kernels/compile_ahead).
+            weight, bias = self.qkv.weight.dense().float(), self.qkv.weight.dense_bias()
+            made = functional.linear(self._away.normed(), weight, None if bias is None else bias.float())
+            made = made.to(queries.dtype).view(len(made), 3, self.heads, self.head_dim)
             self._of_distances = made[:, 1].contiguous(), made[:, 0].contiguous()
         return disentangled_attention(
             queries, keys, values, *self._of_distances, self._away.buckets, bounds, self.scale

@@ -1,6 +1,7 @@
 """Inputs that are pooled, on the engine: on a CPU and on the device's path, in chunks, cached, under pressure."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 import engine.kernels.gemm.pack
 import engine.runtime
-from engine import Engine, FinishReason, Request, SamplingParams
+from engine import Engine, FinishReason, Request, SamplingParams, layers
 from engine.errors import InvalidLogitsError, RequestError
 from engine.kernels.gemm.pack import Placement, pack_unchanged
 from engine.request import PoolingParams
@@ -168,3 +169,20 @@ async def test_requests_of_the_other_kind_are_refused():
     async with running(tiny.checkpoint("qwen3")) as served:
         with pytest.raises(RequestError, match="this engine generates"):
             served.submit(request(INPUTS[:1]))
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "deberta"])
+async def test_a_step_whose_kernels_do_not_run_leaves_nothing_behind(kind, monkeypatch):
+    """As the first steps of an accelerator's start are, whose kernels are only compiled."""
+    folder, settings = kit.encoder(kind), {"max_num_seqs": 8, "num_gpu_blocks_override": 0}
+    async with running(folder, **settings) as served:
+        wanted = await arrays(served, INPUTS[:5])
+    with contextlib.ExitStack() as start:
+        patch = start.enter_context(monkeypatch.context())
+        patch.setattr(layers.norm, "layer_norm", lambda x, *_: torch.ones_like(x))
+        patch.setattr(layers.linear.Linear, "__call__", lambda self, x: x.new_ones(len(x), sum(self.out_features)))
+        async with running(folder, **settings) as served:
+            await arrays(served, INPUTS[:5])
+            start.close()
+            for one, other in zip(await arrays(served, INPUTS[:5]), wanted):
+                np.testing.assert_array_equal(one, other)
