@@ -32,6 +32,7 @@ from engine.kernels.rotate import qkv_rope_store
 from server.bench.timing import CALLS, rates, spread_of
 from tests.bench.gpu_codes import code_cases
 from tests.bench.gpu_moe import moe_cases
+from tests.bench.gpu_one_row import one_row_cases
 from tests.bench.gpu_sampling import sampling_cases
 
 HEADS, KV_HEADS, DIM, HIDDEN, INNER = 32, 8, 128, 4096, 12288  # Qwen3-8B
@@ -201,6 +202,7 @@ def every_group() -> dict[str, list[Callable[[], list[dict]]]]:
         "sampling": [lambda rows=rows: sampling_cases(time_of, (rows,)) for rows in (1, 32, 256)],
         "codes": code_cases(time_of, step),
         "moe": moe_cases(time_of),
+        "one_row": one_row_cases(time_of),
     }  # fmt: skip
 
 

@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.kernels.activation import Activation, glu
+from engine.kernels.activation import Activation, activate_reference, glu
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind
 from engine.kernels.gemm.float8 import float8_product
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
+from engine.kernels.gemm.float8_row import launch_float8_row_product
 from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.groups import groups_product, packed, tile_of
 from engine.kernels.gemm.long_products import LongProducts
+from engine.kernels.gemm.one_row import launch_one_row_product
+from engine.kernels.gemm.one_row import takes as one_row_takes
 from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats, quantise_floats_reference
 from engine.kernels.gemm.quantise_rows import quantise_rows, quantise_rows_reference
 from engine.kernels.gemm.scaled import ScaledProducts
@@ -199,3 +202,38 @@ def test_fp8_meets_fp8(width, depth, how, invariant):
     out.zero_()
     graph.replay()
     assert torch.equal(out, weight.linear(x, None, residual))
+
+
+@pytest.mark.parametrize(("width", "depth", "group"), [(6144, 4096, 128), (1000, 1536, 32), (4096, 12288, 128)])
+def test_one_row_meets_four_bits(width, depth, group):
+    """A sum whose norm comes next, and a gated product of what that norm reads."""
+    down, up = (
+        on_device(codes_of(Kind.INT4, rows, depth, group, zeros)) for rows, zeros in ((depth, 0), (2 * width, 1))
+    )
+    up = replace(up, scale=up.scale / 64)
+    x, stream = torch.randn(2, 1, depth, device="cuda", dtype=torch.bfloat16).unbind()
+    gain, weight = torch.rand(depth, device="cuda") + 0.5, pack_groups(down, None, LongProducts(), False)
+    assert one_row_takes(x, weight.weight)
+    after = weight.add_then_norm(added := stream.clone(), x, gain, 1e-6)
+    assert after is not None
+    want = x.double() @ down.dense().T + stream
+    assert float((added.double() - want).norm() / want.norm()) < LIMIT
+    normed = torch.nn.functional.rms_norm(added.double(), (depth,), gain.double(), 1e-6)
+    want = activate_reference(normed @ up.dense().T, Activation.SILU)
+    got = pack_groups(up, None, LongProducts(), False).of_normed(added, gain, 1e-6, after, Activation.SILU)
+    assert float((got.double() - want).norm() / want.norm()) < 2 * LIMIT  # the rows are rounded behind the gain
+    alone = torch.empty_like(added)
+    launch_one_row_product(x, weight.weight, None, stream, alone)
+    assert torch.equal(alone, added)
+
+
+@pytest.mark.parametrize("group", [128, 4096])
+def test_one_row_of_fp8_meets_fp8(group):
+    codes = on_device(codes_of(Kind.E4M3, 1040, 4096, group, False))
+    weight = packed(Codes(Kind.E4M3, codes.values, codes.scale.float(), group), words=False)
+    x, groups = torch.randint(0, 0x60, (1, 4096), device="cuda", dtype=torch.uint8), 4096 // group
+    scales, got = torch.rand(groups, 1, device="cuda") + 0.5, torch.empty(1, 1040, device="cuda", dtype=torch.bfloat16)
+    launch_float8_row_product(x, scales, weight, None, None, got)
+    wide = x.view(torch.float8_e4m3fn).double() * scales.double().T.repeat_interleave(group, 1)
+    want = wide @ weight.dense().T
+    assert float((got.double() - want).norm() / want.norm()) < LIMIT

@@ -2,7 +2,8 @@
 
 Inputs become codes in one kernel, with the norm or the gated activation in front where there is one; then codes meet
 codes, at every number of rows: a prefix that is computed again has the same bits. The library or gemm/float8
-multiplies, as was found at the start (gemm/scaled). Users: quantised layers on devices whose units multiply e4m3.
+multiplies, as was found at the start (gemm/scaled), and one row gemm/float8_row. Users: quantised layers on devices
+whose units multiply e4m3.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import BLOCK, float8_product, tile_of
+from engine.kernels.gemm.float8_row import float8_row_product
+from engine.kernels.gemm.float8_row import takes as takes_row
 from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.quantise_floats import quantise_floats
 from engine.kernels.gemm.scaled import ScaledProducts, blocks_of, library_product, suits
@@ -75,7 +78,9 @@ class Float8Weight(Weight):
     def _multiply(self, codes: Tensor, scales: Tensor, added: Tensor | None, y: Tensor) -> None:
         rows, width, depth = len(codes), len(self.weight.codes), self.weight.depth
         self.products.record(self.weight)
-        if not self.invariant and suits(self.weight) and self.products.is_librarys(rows, width, depth):
+        if not self.invariant and takes_row(codes, self.weight):
+            float8_row_product(codes, scales, self.weight, self.bias, added, y)
+        elif not self.invariant and suits(self.weight) and self.products.is_librarys(rows, width, depth):
             library_product(codes, scales, self.weight, self.narrow, added, y)
         else:
             stages = 3 if target().loads_past_registers else 2

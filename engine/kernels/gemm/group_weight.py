@@ -1,8 +1,9 @@
 """GroupWeight: the quantised weight of an accelerator, four or eight bits in memory.
 
 Inputs are kept and codes widened to their dtype; where the checkpoint quantises inputs to int8, integers meet integers.
-How inputs are treated depends on the checkpoint alone, never on the number of rows. Many rows are multiplied by the
-widened weight, where that took less time at the start (gemm/long_products). Users: quantised layers on an accelerator.
+How inputs are treated depends on the checkpoint alone, never on the number of rows. One row by codes of four bits takes
+no matrix units (gemm/one_row). Many rows are multiplied by the widened weight, where that took less time at the start
+(gemm/long_products). Users: quantised layers on an accelerator.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.codes import Codes, Inputs
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.groups import Packed, groups_product, packed, tile_for
 from engine.kernels.gemm.long_products import LongProducts
+from engine.kernels.gemm.one_row import empty_after, one_row_product, takes
 from engine.kernels.gemm.quantise_rows import quantise_rows
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
@@ -53,7 +56,9 @@ class GroupWeight(Weight):
         added = None
         if residual is not None:
             added = y if residual is out else residual.view(-1, width)
-        if self._widens(len(rows), None):
+        if self._is_one_row(rows):
+            one_row_product(rows, self.weight, self.bias, added, y)
+        elif self._widens(len(rows), None):
             self.long.widened(self.weight, self.bias, x.dtype).linear(rows, y, added)
         else:
             self._by_tiles(rows, added, y)
@@ -61,13 +66,37 @@ class GroupWeight(Weight):
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         rows = self._ordered(x)
-        if self._widens(len(rows), activation):
+        if self._is_one_row(rows):
+            y = rows.new_empty(1, len(self.weight.codes) // 2)
+            one_row_product(rows, self.weight, self.bias, None, y, activation)
+        elif self._widens(len(rows), activation):
             y = self.long.widened(self.weight, self.bias, x.dtype).gated(rows, activation)
         else:
             both = x.new_empty(len(rows), len(self.weight.codes))
             self._by_tiles(rows, None, both)
             y = glu(both, activation)
         return y.view(*x.shape[:-1], y.shape[1])
+
+    def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
+        """One row comes back prescaled."""
+        rows = self._ordered(x)
+        after = empty_after(residual, self.weight, gain, eps) if self._is_one_row(rows) else None
+        if after is None:
+            return Weight.add_then_norm(self, residual, x, gain, eps)
+        one_row_product(rows, self.weight, self.bias, residual, residual, after=after)
+        return after
+
+    def of_normed(
+        self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None
+    ) -> Tensor:
+        if prescaled is None or self.order is not None or not self._is_one_row(prescaled.rows):
+            return Weight.of_normed(self, residual, gain, eps, prescaled, activation)
+        y = residual.new_empty(1, len(self.weight.codes) // (1 if activation is None else 2))
+        one_row_product(prescaled.rows, self.weight, self.bias, None, y, activation, before=prescaled)
+        return y
+
+    def _is_one_row(self, rows: Tensor) -> bool:
+        return not self.invariant and takes(rows, self.weight)
 
     def _ordered(self, x: Tensor) -> Tensor:
         """x [..., K] as rows [M, K], in the codes' order of columns."""

@@ -7,7 +7,9 @@ from engine.kernels.activation import Activation
 from engine.kernels.gemm.code_sums import scales_sums
 from engine.kernels.gemm.float8 import float8_kernel
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
+from engine.kernels.gemm.float8_row import float8_row_kernel
 from engine.kernels.gemm.groups import KINDS, codes_kernel, tile_of
+from engine.kernels.gemm.one_row import one_row_kernel
 from engine.kernels.gemm.quantise_floats import quantise_floats_kernel
 from engine.kernels.gemm.quantise_rows import quantise_rows_kernel
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4
@@ -35,7 +37,16 @@ FLOATS = {
     "out": "*u8", "scales": "*fp32", "x": T, "gain": T, "given": "*fp32", "rows": "i32", "width": "i32",
     "x_stride": "i32", "eps": "fp32",
 }  # fmt: skip
-
+ADDS = ("residual", "gained", "counted", "gain")
+ONE_ROW = {
+    "out": T, "gained": T, "counted": "*fp32", "x": "*i32", "words": "*i32", "scales": T, "zeros": "*i8",
+    "row_scales": "*fp32", "bias": "*fp32", "residual": T, "gain": "*fp32", "squares": "*fp32", "width": "i32",
+    "depth": "i32", "line": "i32", "groups": "i32", "blocks": "i32", "parts": "i32", "eps": "fp32",
+}  # fmt: skip
+FLOAT8_ROW = {
+    "out": T, "x": "*i32", "x_scales": "*fp32", "words": "*i32", "scales": "*fp32", "bias": "*fp32", "residual": T,
+    "width": "i32", "line": "i32", "groups": "i32",
+}  # fmt: skip
 
 OF = {number: kind for kind, number in KINDS.items()}
 
@@ -88,7 +99,28 @@ def rows_to_floats(group, normed=False, static=False, act=-1):
     return quantise_floats_kernel, FLOATS, constants, {"num_warps": 8}
 
 
+def one_row(group, gated=False, zeros=False, once=True):
+    """As a layer's products: after a norm, gated or not, or adding to the stream and preparing the next norm."""
+    adds = not gated
+    left = {"row_scales", "bias", *(() if zeros else ("zeros",)), *(("squares",) if adds else ADDS)}
+    constants = {
+        "GROUP": group, "GATED": gated, "ACT": 0, "PARTS": 512, "ONCE": once, "BLOCK_N": 4 if gated else 8,
+        "WORDS": 512, "OVERLAP": True, **dict.fromkeys(sorted(left)),
+    }  # fmt: skip
+    return one_row_kernel, ONE_ROW, constants, {"num_warps": 4, "num_stages": 1}
+
+
+def float8_row(blocked):
+    constants = {"BLOCKED": blocked, "BLOCK_N": 8, "WORDS": 512, "OVERLAP": True}
+    return float8_row_kernel, FLOAT8_ROW, constants, {"num_warps": 4, "num_stages": 1}
+
+
 KERNELS = {
+    "one row, 128": one_row(128),
+    "one row, 32, gated, zeros": one_row(32, gated=True, zeros=True),
+    "one row, 128, in turns": one_row(128, once=False),
+    "one row of fp8": float8_row(False),
+    "one row of fp8, blocks": float8_row(True),
     "int4 128": product(INT4, 16, 128, apart=True),
     "int4 32 zeros": product(INT4, 64, 32, zeros=True),
     "int4 32 float zeros": float_zeros(*product(INT4, 16, 32, zeros=True)),

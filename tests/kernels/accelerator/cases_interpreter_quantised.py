@@ -9,8 +9,11 @@ import triton  # noqa: F401  (before any kernel file, so that they take it; TRIT
 from engine.kernels.activation import Activation, launch_point
 from engine.kernels.gemm.code_sums import block_k_of
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, decoded
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import float8_product_reference, launch_float8_product
+from engine.kernels.gemm.float8_row import launch_float8_row_product
 from engine.kernels.gemm.groups import KINDS, Tile, groups_product_reference, launch_groups_product, packed
+from engine.kernels.gemm.one_row import Cut, launch_one_row_product, one_row_product_reference
 from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats_reference
 from engine.kernels.gemm.quantise_rows import launch_quantise_rows, quantise_rows_reference
 from engine.kernels.gemm.widen_weight import launch_widen_weight, widen_weight_reference
@@ -163,3 +166,58 @@ def test_fp8_meets_fp8(blocked, rows, native):
         launch_float8_product(x, x_scales, weight, bias, residual, got, tile, native)
         float8_product_reference(x, x_scales, weight, bias, residual, want, tile)
         assert float((got.double() - want).norm() / want.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("activation", [None, Activation.SILU])
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize(
+    ("width", "depth", "group"), [(70, 96, 32), (65, 320, 128), (64, 200, 200), (20, 500, 64), (33, 1100, 128)]
+)
+def test_one_row_meets_four_bits(width, depth, group, blocks, activation):
+    """With a norm before the product and one behind it; rows longer than a turn are read in several."""
+    sides, zeros = (1 if activation is None else 2), group in (64, 128)
+    codes = codes_of(Kind.INT4, sides * width, depth, group, zeros)
+    codes = replace(codes, scale=codes.scale / 64)  # sums have an exponential
+    weight, bias, x = packed(codes), torch.randn(sides * width), torch.randn(1, depth).bfloat16()
+    cut = Cut(4, 64, 1, blocks if depth <= 512 else 1)
+    residual = torch.randn(1, width) if activation is None else None
+    before = Unscaled(x, depth * torch.rand(3, 1), torch.ones(depth), 1e-5) if blocks > 1 else None
+    gain, parts = torch.rand(width), -(-width // (4 * cut.blocks))
+    wide, narrow = (
+        Unscaled(torch.empty(1, width, dtype=dtype), torch.full((parts, 1), 9e9, dtype=dtype), gain.to(dtype), 1e-5)
+        for dtype in (torch.float64, torch.float32)
+    )
+    got, want = torch.empty(1, width), torch.empty(1, width, dtype=torch.float64)
+    launch_one_row_product(x, weight, bias, residual, got, activation, before, narrow, cut)
+    one_row_product_reference(x.double(), weight, bias, residual, want, activation, before, wide)
+    sums = narrow.squares.sum(0), wide.squares.sum(0)
+    for one, other in ((got, want), (narrow.rows, wide.rows), sums):
+        assert float((one.double() - other).norm() / other.norm()) < 1e-6
+
+
+def test_one_row_may_be_large_or_small():
+    """A code meets x times a power of two, on the way to which nothing overflows."""
+    weight = packed(codes_of(Kind.INT4, 20, 256, 128))
+    for size in (2.0**-40, 2.0**40):
+        x = (size * torch.randn(1, 256)).bfloat16()
+        got, want = torch.empty(1, 20), torch.empty(1, 20, dtype=torch.float64)
+        launch_one_row_product(x, weight, None, None, got, cut=Cut(4, 32, 1))
+        one_row_product_reference(x.double(), weight, None, None, want)
+        assert float((got.double() - want).norm() / want.norm()) < 1e-6
+
+
+@pytest.mark.parametrize(("width", "depth", "blocks"), [(70, 96, False), (33, 656, True), (20, 4112, False)])
+def test_one_row_of_fp8_meets_fp8(width, depth, blocks):
+    codes = codes_of(Kind.E4M3, width, depth, 128 if blocks else depth)
+    codes.values[:, ::2] |= 0x80
+    weight, groups = packed(codes, words=False), -(-depth // 128) if blocks else 1
+    x, scales = torch.randint(0, 0x7F, (1, depth)).to(torch.uint8), torch.rand(groups, 1) + 0.5
+    x[0, ::3] |= 0x80
+    bias, residual = torch.randn(width), torch.randn(1, width)
+    got, want = torch.empty(1, width), torch.empty(1, width, dtype=torch.float64)
+    launch_float8_row_product(x, scales, weight, bias, residual, got, Cut(4, 128, 1))
+    float8_product_reference(x, scales, weight, bias, residual, want, Tile(16, 64, 128, 128, 1, 4))
+    assert float((got.double() - want).norm() / want.norm()) < 1e-6
+    x[0, 5] = 0x7F  # a NaN
+    launch_float8_row_product(x, scales, weight, bias, residual, got, Cut(4, 128, 1))
+    assert got.isnan().all()
