@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mm.decode.alarm import Alarm
-from mm.decode.audio import SAMPLE_RATE, SoundFile, downmix_weights
+from mm.decode.audio import SAMPLE_RATE, SoundFile, downmix_weights, open_container
 from mm.decode.magic import sniff
 from mm.errors import MediaError
 from mm.limits import MediaLimits
@@ -200,3 +200,13 @@ def test_a_tripped_alarm_ends_decoding() -> None:
     with pytest.raises(MediaError) as caught:
         SoundFile(data, "wav", LIMITS).decode(alarm)
     assert caught.value.reason == "media_too_complex"
+
+
+def test_a_long_wav_is_read_in_large_packets() -> None:
+    """Each takes the GIL several times."""
+    data = made.sound(made.tone(100.0))
+    with open_container(data, "wav", LIMITS) as container:
+        packets = list(container.demux(audio=0))
+    assert len(packets) < 10
+    assert sum(packet.size for packet in packets) == 2 * 100 * SAMPLE_RATE
+    assert len(decode(data, seconds=101.0)) == 100 * SAMPLE_RATE
