@@ -1,8 +1,9 @@
 """Alarm: how the loop stops work that runs in a pool thread.
 
-Owner: the loop makes and trips it; one pool thread begins and reads it. A thread cannot be interrupted, so decoders
-ask between frames, chunks and packets. In: a time limit, which starts with the work and not while it waits for a
-thread. Out: MediaError from `check` once the time is over or nobody waits any more.
+Owner: the loop makes and trips it; one pool thread begins it, and that thread and the decoders that it starts read it.
+A thread cannot be interrupted, so decoders ask between frames, chunks and packets. In: a time limit, which starts with
+the work and not while it waits for a thread. Out: MediaError from `check` once the time is over or nobody waits any
+more.
 """
 
 from __future__ import annotations

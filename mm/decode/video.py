@@ -10,6 +10,9 @@ hold a chosen frame are fed to the decoder.
 Where packets are skipped behind a group's last chosen frame, the decoder is drained instead of being fed until that
 frame comes out: a decoder of n threads would decode n frames more.
 
+Where cores and memory are free, groups that need nothing of the groups before them are decoded side by side (`split`),
+by decoders of fewer threads each; where such a decoder fails, the film is decoded again as a whole.
+
 Of H.264, frames that are neither chosen nor predicted from are fed but not decoded, which saves a third of the work
 where three B-frames follow each other.
 
@@ -30,6 +33,8 @@ import numpy as np
 from mm.decode.alarm import Alarm
 from mm.decode.audio import SAMPLE_RATE, codec_library, decode_track, open_container, raise_unless_damage
 from mm.decode.frames import FilmPlan
+from mm.decode.groups import Part, find_groups, find_parts
+from mm.decode.split import Split, differs
 from mm.decode.whole import check_whole, cut_short
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.item import MediaOptions
@@ -43,6 +48,7 @@ _DECODER_FRAMES = 20  # frames of full size that a decoder holds at most, beside
 _FEW_THREADS, _MOST_THREADS = 4, 12
 _SPARE_CORES = 4  # that a film of many threads leaves to the loop, the device's thread and others' media
 _PIXELS_PER_THREAD = 1 << 17  # of a frame, beyond few threads: smaller parts wait for each other
+_SPLIT_PIXELS = 1 << 27  # of all packets fed, from which on further decoders are worth opening: 64 frames of 1080p
 
 Planner = Callable[[int, float, int, int], FilmPlan]  # (frames, fps, height, width)
 
@@ -73,10 +79,12 @@ class FilmFile:
         try:
             self._stream = _video_stream(self._container, limits)
             context = self._stream.codec_context
+            self._threads = num_threads(os.cpu_count() or 1, context.height * context.width)
             # Threads that decode several frames at a time lose good ones beside a damaged one.
             context.thread_type = "SLICE" if self._recovers else "AUTO"
-            context.options = _codec_options(file_format, options)
-            self._threads = context.thread_count = num_threads(os.cpu_count() or 1, context.height * context.width)
+            context.thread_count = self._threads
+            self._codec_options = _codec_options(file_format, options)
+            context.options = self._codec_options
             # Recovery takes the next readable frame, whichever it is; other codecs do not mark such frames reliably.
             self._skips = context.codec.canonical_name == "h264" and not self._recovers
             self._packets = _scan(self._container, self._stream, limits, alarm)
@@ -91,15 +99,33 @@ class FilmFile:
                 raise too_large(
                     f"the film keeps {self.plan.pixels} pixels; at most {limits.video_max_total_pixels} are kept"
                 )
+            self._wanted = [self._times[index] for index in self.plan.indices]
+            self._parts = self._find_parts()
         except BaseException:
             self.close()
             raise
 
     @property
     def cost(self) -> int:
-        """Bytes held at most: packets, frames inside the decoder, one frame as RGB, the kept frames."""
-        frames = _DECODER_FRAMES + self._threads
-        return len(self._data) + self._frame_pixels * (3 * frames // 2 + 6) + self.plan.pixels * 3
+        """Bytes held at most by one decoder: packets, frames inside it, one frame as RGB, the kept frames."""
+        return len(self._data) + self._decoder_bytes(self._threads) + self.plan.pixels * 3
+
+    @property
+    def split_cost(self) -> int:
+        """Bytes held at most by `num_decoders` decoders: each opens the film for itself."""
+        num_decoders = self.num_decoders
+        decoders = num_decoders * self._decoder_bytes(self._threads_each(num_decoders))
+        return len(self._data) + decoders + self.plan.pixels * 3
+
+    @property
+    def num_decoders(self) -> int:
+        """How many decoders share this film where their memory is free; 1: the film has no parts, or no room."""
+        if not self._parts:
+            return 1
+        sizes = [part.num_packets for part in self._parts]
+        useful = -(-sum(sizes) // max(sizes))  # more would wait for the largest part
+        room = self._limits.request_decoded_bytes // 8 * 7 - len(self._data) - self.plan.pixels * 3
+        return max(1, min(useful, self._threads, room // self._decoder_bytes(2)))
 
     @property
     def sound_cost(self) -> int:
@@ -110,35 +136,81 @@ class FilmFile:
         self._packets = []
         self._container.close()
 
-    def decode(self, alarm: Alarm) -> np.ndarray:
+    def decode(self, alarm: Alarm, num_decoders: int = 1) -> np.ndarray:
         """Decode the chosen frames; uint8 [frames, height, width, 3], upright: a turned film swaps the plan's sides."""
-        wanted = [self._times[index] for index in self.plan.indices]
-        kept = np.empty((0, 0, 0, 3), dtype=np.uint8)
-        shown: list[int] = []  # time of the frame that is kept for each wanted time
         try:
-            for frame in self._frames(wanted, alarm):
-                done = len(shown)
-                assert frame.pts is not None, "_frames compares it"
-                if self._recovers and done and done + 1 < len(wanted) and frame.pts >= wanted[done + 1]:
-                    kept[done] = kept[done - 1]  # nothing is readable in this frame's interval
-                    shown.append(shown[-1])
-                    continue
-                pixels = self._scaled(frame)
-                if done == 0:
-                    kept = np.empty((len(wanted), *pixels.shape), dtype=np.uint8)
-                kept[done] = pixels
-                shown.append(frame.pts)
-            if not shown:
-                raise invalid("the film holds no frame that can be decoded")
-            kept[len(shown) :] = kept[len(shown) - 1]  # the last packets of a damaged film may yield nothing
-            if self._recovers:
-                self._note_replaced(wanted, shown)
+            kept = self._decode_parts(num_decoders, alarm) if num_decoders > 1 else None
+            return self._decode_whole(alarm) if kept is None else kept
         except Exception as error:
             raise_unless_damage(error)
             raise invalid("the film is damaged or cut short") from None
         finally:
             self.close()
+
+    def _decode_whole(self, alarm: Alarm) -> np.ndarray:
+        """The chosen frames by one decoder, with what stands in for frames that do not come."""
+        wanted = self._wanted
+        kept = np.empty((0, 0, 0, 3), dtype=np.uint8)
+        shown: list[int] = []  # time of the frame that is kept for each wanted time
+        for frame in self._frames(self._stream.codec_context, wanted, alarm.check):
+            done = len(shown)
+            assert frame.pts is not None, "_frames compares it"
+            if self._recovers and done and done + 1 < len(wanted) and frame.pts >= wanted[done + 1]:
+                kept[done] = kept[done - 1]  # nothing is readable in this frame's interval
+                shown.append(shown[-1])
+                continue
+            pixels = self._scaled(frame)
+            if done == 0:
+                kept = np.empty((len(wanted), *pixels.shape), dtype=np.uint8)
+            kept[done] = pixels
+            shown.append(frame.pts)
+        if not shown:
+            raise invalid("the film holds no frame that can be decoded")
+        kept[len(shown) :] = kept[len(shown) - 1]  # the last packets of a damaged film may yield nothing
+        if self._recovers:
+            self._note_replaced(wanted, shown)
         return kept
+
+    def _decode_parts(self, num_decoders: int, alarm: Alarm) -> np.ndarray | None:
+        """The chosen frames by several decoders; None where one of them meets damage."""
+        split = Split(self._parts, alarm)
+
+        def work() -> int:
+            count = 0
+            container = open_container(self._data, self._demuxer, self._limits)
+            try:
+                context = _video_stream(container, self._limits).codec_context
+                context.thread_type, context.thread_count = "AUTO", self._threads_each(num_decoders)
+                # What a decoder would conceal with frames of the part before, it refuses.
+                context.options = {**self._codec_options, "err_detect": "explode"}
+                for part in split:
+                    wanted = self._wanted[part.first : part.last]
+                    for place, frame in enumerate(self._frames(context, wanted, split.check), part.first):
+                        if frame.pts != self._wanted[place] or frame.is_corrupt:
+                            raise differs()
+                        split.keep(place, self._scaled(frame))
+                        count += 1
+                    context.flush_buffers()
+            finally:
+                container.close()
+            return count
+
+        return split.run(num_decoders, work)
+
+    def _find_parts(self) -> list[Part]:
+        """Parts for several decoders; none where one decoder does as well."""
+        context = self._stream.codec_context
+        if self._recovers or self._threads == 1:
+            return []
+        parts = find_parts(self._packets, self._wanted, context.codec.canonical_name, context.extradata)
+        return parts if sum(part.num_packets for part in parts) * self._frame_pixels >= _SPLIT_PIXELS else []
+
+    def _threads_each(self, num_decoders: int) -> int:
+        return max(1, round(self._threads / num_decoders))
+
+    def _decoder_bytes(self, threads: int) -> int:
+        """Frames that a decoder holds at most, and one frame as RGB."""
+        return self._frame_pixels * (3 * (_DECODER_FRAMES + threads) // 2 + 6)
 
     def _note_replaced(self, wanted: list[int], shown: list[int]) -> None:
         shown = shown + shown[-1:] * (len(wanted) - len(shown))
@@ -163,27 +235,30 @@ class FilmFile:
         counted = gaps / length
         return named if named > 0 and abs(named - counted) <= 0.05 * counted + 1 / length else counted
 
-    def _frames(self, wanted: list[int], alarm: Alarm) -> Iterator[av.VideoFrame]:
+    def _frames(
+        self, context: av.VideoCodecContext, wanted: list[int], check: Callable[[], None]
+    ) -> Iterator[av.VideoFrame]:
         """Yield, for each wanted time, the first decoded frame that is not earlier."""
-        context, end = self._stream.codec_context, len(self._packets)
-        groups, needed = self._groups(wanted), set(wanted)
+        end = len(self._packets)
+        groups, needed = find_groups(self._packets, wanted, context.thread_count), set(wanted)
         fed = target = 0  # packets before `fed` are in the decoder, or were skipped
         drains = True
         while target < len(wanted):
-            start, following, stop = next(group for group in groups if group[1] > target)
-            stop = stop if drains else end
+            group = next(group for group in groups if group.following > target)
+            start, following = group.start, group.following
+            stop = group.stop if drains and group.drains else end
             if start > fed:
                 context.flush_buffers()
                 fed = start
             # Feed until this group's last wanted frame is out; a later group may be worth a jump.
             while target < following and fed <= end:
-                alarm.check()
+                check()
                 drained = fed >= stop
                 time, packet = (0, None) if drained else self._packets[fed]
                 if self._skips:
                     context.skip_frame = "DEFAULT" if time in needed else "NONREF"
                 fed += 1
-                for frame in self._decoded(packet):
+                for frame in self._decoded(context, packet):
                     while target < len(wanted) and frame.pts is not None and frame.pts >= wanted[target]:
                         yield frame
                         target += 1
@@ -193,27 +268,8 @@ class FilmFile:
             if target < following:
                 return
 
-    def _groups(self, wanted: list[int]) -> list[tuple[int, int, int]]:
-        """Of each group: its key packet, the place of the first wanted time behind it, and the packet before which the
-        decoder is drained."""
-        keys = sorted((time, index) for index, (time, packet) in enumerate(self._packets) if packet.is_keyframe)
-        key_times, end = [time for time, _ in keys], len(self._packets)
-        places = {time: index for index, (time, _) in enumerate(self._packets)}
-        found: list[tuple[int, int, int]] = []
-        last = len(wanted)
-        following_start = 2 * end  # of the group behind this one: nothing has to be fed behind the last
-        while last:
-            at = bisect.bisect_right(key_times, wanted[last - 1]) - 1
-            first = bisect.bisect_left(wanted, key_times[at]) if at >= 0 else 0
-            start = keys[at][1] if at >= 0 else 0
-            stop = max(places[time] for time in wanted[first:last]) + 1
-            found.append((start, last, stop if following_start - stop > self._threads else end))
-            following_start, last = start, first
-        return found[::-1]
-
-    def _decoded(self, packet: av.Packet | None) -> list[av.VideoFrame]:
+    def _decoded(self, context: av.VideoCodecContext, packet: av.Packet | None) -> list[av.VideoFrame]:
         """Frames that come out when a packet goes in; with recovery, no damaged ones."""
-        context = self._stream.codec_context
         if not self._recovers:
             return context.decode(packet)
         try:

@@ -141,7 +141,7 @@ def film(args: argparse.Namespace) -> dict[str, float]:
     for _ in range(args.runs):
         begun = time.perf_counter()
         opened = FilmFile(data, "mp4", MediaLimits(), plan, Alarm(300.0))
-        frames = opened.decode(Alarm(300.0))
+        frames = opened.decode(Alarm(300.0), opened.num_decoders)
         opened.close()
         times.append(time.perf_counter() - begun)
         assert frames.shape == (min(KEPT, round(args.film_seconds * RATE)), height, width, 3), frames.shape

@@ -308,9 +308,9 @@ def test_frames_that_nothing_is_predicted_from_are_decoded_only_when_wanted(opti
     came = 0
     real = FilmFile._decoded
 
-    def counted(film: FilmFile, packet: object) -> list:
+    def counted(film: FilmFile, context: object, packet: object) -> list:
         nonlocal came
-        frames = real(film, packet)
+        frames = real(film, context, packet)
         came += len(frames)
         return frames
 
@@ -342,9 +342,9 @@ def test_few_packets_are_fed_behind_a_groups_last_chosen_frame(monkeypatch: pyte
     whole = frames_of(data, list(range(150)))
     fed, lost, real = [], set[int](), FilmFile._decoded
 
-    def counted(film: FilmFile, packet: Any) -> list[Any]:
+    def counted(film: FilmFile, context: Any, packet: Any) -> list[Any]:
         fed.append(packet is not None)
-        return [frame for frame in real(film, packet) if frame.pts not in lost]
+        return [frame for frame in real(film, context, packet) if frame.pts not in lost]
 
     monkeypatch.setattr(FilmFile, "_decoded", counted)
     for chosen in ([10, 60, 110], [0, 5, 9, 120], [49, 50, 51, 149]):

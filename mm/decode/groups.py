@@ -1,0 +1,94 @@
+"""Groups of pictures: which packets of a film hold its wanted frames, and which groups can be decoded by themselves.
+
+Pure functions, pool. In: packets with their times, in decoding order, and the wanted times, ascending. Out: groups, and
+parts: groups that follow each other and need no frame of the groups before them.
+
+    packets  K p p p p K p p p p I p p p p      K: key frame that begins anew, I: key frame of an open group
+    wanted   ^     ^     ^     ^     ^
+    groups   |-------| |---------|-----|        a part: the first group; the others are the second part
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import av
+
+Packets = Sequence[tuple[int, "av.Packet"]]  # with the time of each
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Packets from a key frame to a group's last wanted frame."""
+
+    start: int  # number of the key packet
+    following: int  # place of the first wanted time behind the group
+    stop: int  # number of the packet behind the last wanted frame's packet
+    drains: bool  # so many packets are skipped behind `stop` that the decoder is drained there
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Places of wanted times that a decoder can serve without what comes before, and how many packets it is fed."""
+
+    first: int
+    last: int  # exclusive
+    num_packets: int
+
+
+def find_groups(packets: Packets, wanted: Sequence[int], num_threads: int) -> list[Group]:
+    """The groups that hold wanted frames; a decoder of `num_threads` gives a frame out so many packets late."""
+    keys = sorted((time, index) for index, (time, packet) in enumerate(packets) if packet.is_keyframe)
+    key_times = [time for time, _ in keys]
+    places = {time: index for index, (time, _) in enumerate(packets)}
+    found: list[Group] = []
+    last = len(wanted)
+    following_start = 2 * len(packets)  # of the group behind this one: nothing has to be fed behind the last
+    while last:
+        at = bisect.bisect_right(key_times, wanted[last - 1]) - 1
+        first = bisect.bisect_left(wanted, key_times[at]) if at >= 0 else 0
+        start = keys[at][1] if at >= 0 else 0
+        stop = max(places[time] for time in wanted[first:last]) + 1
+        found.append(Group(start, last, stop, following_start - stop > num_threads))
+        following_start, last = start, first
+    return found[::-1]
+
+
+def find_parts(packets: Packets, wanted: Sequence[int], codec: str, extradata: bytes | None) -> list[Part]:
+    """The wanted times cut before each group that begins anew."""
+    found: list[Part] = []
+    first = fed = following = 0
+    for group in find_groups(packets, wanted, 1):
+        if following and begins_anew(memoryview(packets[group.start][1]), codec, extradata or b""):
+            found.append(Part(first, following, fed))
+            first, fed = following, 0
+        fed += group.stop - group.start
+        following = group.following
+    return [*found, Part(first, following, fed)]
+
+
+def begins_anew(packet: memoryview, codec: str, extradata: bytes) -> bool:
+    """Whether no frame shown from this key frame on is predicted from a frame before it.
+
+    Of H.264 an IDR picture, for others that containers call key frames may be followed by references over them; of
+    HEVC an IRAP picture; of VP9 a key frame. Other codecs, and packets without lengths, are not looked into.
+    """
+    if codec == "h264" and extradata[:1] == b"\x01" and len(extradata) > 4:
+        return any(head & 31 == 5 for head in _heads(packet, (extradata[4] & 3) + 1))
+    if codec == "hevc" and extradata[:1] == b"\x01" and len(extradata) > 21:
+        return any(16 <= head >> 1 & 63 <= 21 for head in _heads(packet, (extradata[21] & 3) + 1))
+    if codec == "vp9" and len(packet):  # 2 bits marker, 2 profile, 1 shown again, 1 not a key frame
+        return packet[0] & 0x30 != 0x30 and packet[0] & 0x0C == 0
+    return False
+
+
+def _heads(packet: memoryview, length_size: int) -> Iterator[int]:
+    """First byte of each NAL unit; lengths stand before them."""
+    at = 0
+    while at + length_size < len(packet):
+        yield packet[at + length_size]
+        at += length_size + int.from_bytes(packet[at : at + length_size], "big")
