@@ -256,13 +256,22 @@ class Job:
             alarm, opened = Alarm(self._timeout), unpacked.opened
             if opened is None:
                 opened = await self._in_pool(alarm, self._open, unpacked, alarm, permit=permit)
-            await permit.reserve(self._cost(opened), self._timeout)
+            opened = await self._reserve(permit, opened)
             alarm = Alarm(self._timeout)
             processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, permit=permit)
             permit.keep(processed.nbytes)
             return processed
         finally:
             permit.leave()
+
+    async def _reserve(self, permit: DecodePermit, opened: Opened) -> Opened:
+        """The memory that an item needs, or that of its faster way where half of all stays free for others."""
+        cost, faster = self._cost(opened), opened.faster
+        leaving = self._shared.limits.decoded_budget_bytes // 2
+        if faster is not None and permit.reserve_now(max(cost, faster.cost), leaving):
+            return faster
+        await permit.reserve(cost, self._timeout)
+        return opened
 
     def _open(self, unpacked: Unpacked, alarm: Alarm) -> Opened:
         """Read the header only (pool)."""

@@ -7,7 +7,8 @@ has one opener per modality; a new modality adds its opener there. Codec librari
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.request import Modality
 from mm.decode.alarm import Alarm
@@ -36,6 +37,7 @@ class Opened:
     cost: int
     size: int
     decode: Callable[[Alarm], MediaItem]
+    faster: Opened | None = None  # the same with more memory, which is given back before the item is processed
 
 
 def open_image(encoded: Encoded, alarm: Alarm) -> Opened:
@@ -79,16 +81,20 @@ def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
     film = FilmFile(encoded.data, encoded.container, limits, planner, alarm, options)
     heard = options.use_audio_in_video and "audio" in processor.modalities and not film.plan.silent
 
-    def decode(alarm: Alarm) -> MediaItem:
+    def decode(alarm: Alarm, num_decoders: int = 1) -> MediaItem:
         sound = film.sound(alarm) if heard else None
-        frames = film.decode(alarm)
+        frames = film.decode(alarm, num_decoders)
         plan = film.plan
         return MediaItem(
             "video", frames, plan.seconds_per_frame, plan.seconds, sound=sound, replaced=tuple(film.replaced)
         )
 
-    cost = film.cost + (film.sound_cost if heard else 0)
-    return Opened(cost, film.plan.pixels * 3, decode)
+    size, sound_cost = film.plan.pixels * 3, film.sound_cost if heard else 0
+    plain = Opened(film.cost + sound_cost, size, decode)
+    if film.num_decoders == 1:
+        return plain
+    split = Opened(film.split_cost + sound_cost, size, partial(decode, num_decoders=film.num_decoders))
+    return replace(plain, faster=split)
 
 
 Opener = Callable[[Encoded, Alarm], Opened]

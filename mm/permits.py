@@ -129,14 +129,16 @@ class DecodePermit:
             raise busy("too much media is being decoded; try again shortly") from None
         self._reserved = size
 
-    def reserve_now(self, size: int) -> bool:
-        """Whether so many bytes are free for this request, with nobody waiting for them; then they are reserved."""
-        if not self._request.admit_now(size):
+    def reserve_now(self, size: int, leaving: int = 0) -> bool:
+        """Whether so many bytes are free for this request, with nobody waiting for them; then they are reserved.
+
+        `leaving`: bytes that stay free for other items.
+        """
+        budget = self._permits.budget
+        if budget.is_awaited or budget.used + size + leaving > budget.total or not self._request.admit_now(size):
             return False
-        self._admitted = size
-        if self._permits.budget.is_awaited or not self._permits.budget.take(size):
-            return False
-        self._reserved = size
+        budget.take(size)
+        self._admitted = self._reserved = size
         return True
 
     def keep(self, size: int) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 import mm.job as jobs
 import mm.load as loading
+from mm.decode import video
+from mm.decode.alarm import Alarm
 from mm.decode.image import ImageFile
 from mm.errors import MediaError
 from mm.item import MediaOptions, MediaRef
@@ -89,6 +91,26 @@ async def test_items_come_back_in_order() -> None:
         assert image.num_tokens == int(image.features["grid_thw"].prod()) // 4
         assert image.features["pixel_values"].dtype == np.float32
         assert image.features["grid_thw"].dtype == np.int64
+
+
+@pytest.mark.parametrize(("budget", "num_decoders"), [(64 << 20, 3), (6 << 20, 1)])
+async def test_films_take_memory_of_more_decoders_where_it_is_free(
+    monkeypatch: pytest.MonkeyPatch, budget: int, num_decoders: int
+) -> None:
+    """Half of all memory stays free for others."""
+    monkeypatch.setattr(video, "_SPLIT_PIXELS", 0)
+    monkeypatch.setattr(video, "num_threads", lambda *_: 4)
+    used, real = [], video.FilmFile.decode
+
+    def decode(film: video.FilmFile, alarm: Alarm, number: int = 1) -> np.ndarray:
+        used.append(number)
+        return real(film, alarm, number)
+
+    monkeypatch.setattr(video.FilmFile, "decode", decode)
+    film = made.data_url(made.film(made.ramp(30), 10, options={"g": "10"}), "video/mp4")
+    async with loader(decoded_budget_bytes=budget) as media:
+        await media.load([MediaRef("video", film)])
+    assert used == [num_decoders]
 
 
 async def test_pictures_stay_as_they_were_decoded_where_a_device_scales_them() -> None:
