@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import av
 
 Packets = Sequence[tuple[int, "av.Packet"]]  # with the time of each
+Keys = Sequence[tuple[int, int]]  # time and number of each key packet, by time
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,16 @@ class Part:
     num_packets: int
 
 
-def find_groups(packets: Packets, wanted: Sequence[int], num_threads: int) -> list[Group]:
+def find_keys(packets: Packets, codec: str, extradata: bytes | None) -> Keys:
+    """Key frames with which a decoder may start."""
+    keys = ((time, index) for index, (time, packet) in enumerate(packets) if packet.is_keyframe)
+    return sorted(
+        (time, index) for time, index in keys if not heals(memoryview(packets[index][1]), codec, extradata or b"")
+    )
+
+
+def find_groups(packets: Packets, keys: Keys, wanted: Sequence[int], num_threads: int) -> list[Group]:
     """The groups that hold wanted frames; a decoder of `num_threads` gives a frame out so many packets late."""
-    keys = sorted((time, index) for index, (time, packet) in enumerate(packets) if packet.is_keyframe)
     key_times = [time for time, _ in keys]
     places = {time: index for index, (time, _) in enumerate(packets)}
     found: list[Group] = []
@@ -58,11 +66,11 @@ def find_groups(packets: Packets, wanted: Sequence[int], num_threads: int) -> li
     return found[::-1]
 
 
-def find_parts(packets: Packets, wanted: Sequence[int], codec: str, extradata: bytes | None) -> list[Part]:
+def find_parts(packets: Packets, keys: Keys, wanted: Sequence[int], codec: str, extradata: bytes | None) -> list[Part]:
     """The wanted times cut before each group that begins anew."""
     found: list[Part] = []
     first = fed = following = 0
-    for group in find_groups(packets, wanted, 1):
+    for group in find_groups(packets, keys, wanted, 1):
         if following and begins_anew(memoryview(packets[group.start][1]), codec, extradata or b""):
             found.append(Part(first, following, fed))
             first, fed = following, 0
@@ -78,17 +86,45 @@ def begins_anew(packet: memoryview, codec: str, extradata: bytes) -> bool:
     HEVC an IRAP picture; of VP9 a key frame. Other codecs, and packets without lengths, are not looked into.
     """
     if codec == "h264" and extradata[:1] == b"\x01" and len(extradata) > 4:
-        return any(head & 31 == 5 for head in _heads(packet, (extradata[4] & 3) + 1))
+        return any(unit[0] & 31 == 5 for unit in _units(packet, (extradata[4] & 3) + 1))
     if codec == "hevc" and extradata[:1] == b"\x01" and len(extradata) > 21:
-        return any(16 <= head >> 1 & 63 <= 21 for head in _heads(packet, (extradata[21] & 3) + 1))
+        return any(16 <= unit[0] >> 1 & 63 <= 21 for unit in _units(packet, (extradata[21] & 3) + 1))
     if codec == "vp9" and len(packet):  # 2 bits marker, 2 profile, 1 shown again, 1 not a key frame
         return packet[0] & 0x30 != 0x30 and packet[0] & 0x0C == 0
     return False
 
 
-def _heads(packet: memoryview, length_size: int) -> Iterator[int]:
-    """First byte of each NAL unit; lengths stand before them."""
+def heals(packet: memoryview, codec: str, extradata: bytes) -> bool:
+    """Whether a picture of H.264 starts a gradual refresh: frames are right some frames later, though containers call
+    the picture a key frame."""
+    if codec != "h264" or extradata[:1] != b"\x01" or len(extradata) < 5:
+        return False
+    return any(unit[0] & 31 == 6 and _is_gradual(unit) for unit in _units(packet, (extradata[4] & 3) + 1))
+
+
+def _is_gradual(unit: memoryview) -> bool:
+    """Whether a SEI unit holds a recovery point (payload type 6) some frames away; the code of 0 frames is a 1."""
+    data = bytes(unit[1:]).replace(b"\0\0\3", b"\0\0")
+    at = 0
+    while at + 2 < len(data):
+        numbers = []  # type and size; each 255 is added to what follows
+        for _ in range(2):
+            number = 0
+            while at < len(data) and data[at] == 255:
+                number, at = number + 255, at + 1
+            numbers.append(number + (data[at] if at < len(data) else 0))
+            at += 1
+        if numbers[0] == 6:
+            return at < len(data) and data[at] < 128
+        at += numbers[1]
+    return False
+
+
+def _units(packet: memoryview, length_size: int) -> Iterator[memoryview]:
+    """NAL units, none of them empty; lengths stand before them."""
     at = 0
     while at + length_size < len(packet):
-        yield packet[at + length_size]
-        at += length_size + int.from_bytes(packet[at : at + length_size], "big")
+        start = at + length_size
+        at = start + int.from_bytes(packet[at:start], "big")
+        if at > start:
+            yield packet[start:at]

@@ -33,7 +33,7 @@ import numpy as np
 from mm.decode.alarm import Alarm
 from mm.decode.audio import SAMPLE_RATE, codec_library, decode_track, open_container, raise_unless_damage
 from mm.decode.frames import FilmPlan
-from mm.decode.groups import Part, find_groups, find_parts
+from mm.decode.groups import Part, find_groups, find_keys, find_parts
 from mm.decode.split import Split, differs
 from mm.decode.whole import check_whole, cut_short
 from mm.errors import MediaError, invalid, too_large, unsupported
@@ -100,6 +100,7 @@ class FilmFile:
                     f"the film keeps {self.plan.pixels} pixels; at most {limits.video_max_total_pixels} are kept"
                 )
             self._wanted = [self._times[index] for index in self.plan.indices]
+            self._keys = find_keys(self._packets, context.codec.canonical_name, context.extradata)
             self._parts = self._find_parts()
         except BaseException:
             self.close()
@@ -202,7 +203,8 @@ class FilmFile:
         context = self._stream.codec_context
         if self._recovers or self._threads == 1:
             return []
-        parts = find_parts(self._packets, self._wanted, context.codec.canonical_name, context.extradata)
+        codec = context.codec.canonical_name
+        parts = find_parts(self._packets, self._keys, self._wanted, codec, context.extradata)
         return parts if sum(part.num_packets for part in parts) * self._frame_pixels >= _SPLIT_PIXELS else []
 
     def _threads_each(self, num_decoders: int) -> int:
@@ -240,7 +242,7 @@ class FilmFile:
     ) -> Iterator[av.VideoFrame]:
         """Yield, for each wanted time, the first decoded frame that is not earlier."""
         end = len(self._packets)
-        groups, needed = find_groups(self._packets, wanted, context.thread_count), set(wanted)
+        groups, needed = find_groups(self._packets, self._keys, wanted, context.thread_count), set(wanted)
         fed = target = 0  # packets before `fed` are in the decoder, or were skipped
         drains = True
         while target < len(wanted):

@@ -10,7 +10,7 @@ import pytest
 from mm.decode import video
 from mm.decode.alarm import Alarm
 from mm.decode.frames import FilmPlan
-from mm.decode.groups import begins_anew
+from mm.decode.groups import begins_anew, heals
 from mm.decode.magic import sniff
 from mm.decode.split import Split
 from mm.decode.video import FilmFile
@@ -139,3 +139,26 @@ def test_packets_are_read_within_their_bounds() -> None:
         assert not begins_anew(memoryview(packet), "h264", avcc)
     assert not begins_anew(memoryview(b"\0\0\0\1\x65\0"), "h264", b"\0\0\0\1\x67")
     assert not begins_anew(memoryview(b""), "vp9", b"")
+
+
+def test_pictures_that_begin_a_gradual_refresh_are_no_start(wholes: list[bool]) -> None:
+    options = {"g": "12", "bf": "0", "x264-params": "intra-refresh=1"}
+    data = made.film(moving(60), options=options)
+    every = opened(data, np.arange(60)).decode(Alarm(30))
+    for chosen in ([30, 50], [14], [59]):
+        film = opened(data, chosen)
+        assert film.num_decoders == 1
+        np.testing.assert_array_equal(film.decode(Alarm(30)), every[chosen])
+
+
+def test_recovery_points_are_found_behind_other_messages() -> None:
+    avcc, other = b"\x01\x64\x00\x28\xff", b"\x05\xff\x02" + b"\x11" * 257
+
+    def packet(messages: bytes) -> memoryview:
+        return memoryview((len(messages) + 1).to_bytes(4, "big") + b"\x06" + messages + b"\0\0\0\2\x41\0")
+
+    for before in (b"", other):
+        assert heals(packet(before + b"\x06\x01\x44\x80"), "h264", avcc)
+        assert not heals(packet(before + b"\x06\x01\xc4\x80"), "h264", avcc)
+    for cut in (b"", b"\xff", b"\x06", b"\x06\x01", b"\xff\xff\xff", b"\x05\xff\xff"):
+        assert not heals(packet(cut), "h264", avcc)
