@@ -31,9 +31,11 @@ SAMPLE_RATE = 16000
 _DEMUXERS = {"wav": "wav", "mp3": "mp3", "flac": "flac", "ogg": "ogg", "m4a": "mov", "webm": "matroska"}
 _CODECS = {"mp3", "flac", "vorbis", "opus", "aac", "alac", "adpcm_ms", "adpcm_ima_wav"}  # and every pcm_*
 _MAX_STREAMS = 64
-# Bytes of a packet of a WAV file, of which FFmpeg reads 4,096 otherwise: each packet takes the GIL several times, and
-# waits for it beside threads that run Python. Ten minutes took 5.6 s beside one, and 0.2 alone.
-_PACKET = 1 << 20
+# Each packet and each frame takes the GIL several times, and waits for it beside threads that run Python: ten minutes
+# of WAV in FFmpeg's packets of 2,048 bytes took 5.6 s beside such a thread and 0.2 alone. What FFmpeg reads to see
+# whether a WAV file is another format grows with its packets, unless it is bounded.
+_WAV = {"max_size": str(1 << 16), "probesize": str(1 << 14)}
+_TOGETHER = 1 << 16  # samples of a channel that are mixed and resampled together
 # Of float files, whose full scale is 1: some hold 32-bit integers as they are. Squares of sums of what is louder
 # overflow float32 in the resampler or the mel filters, and a model would compute with no numbers.
 _LOUDEST = 2.0**31
@@ -69,7 +71,7 @@ def open_container(data: bytes, demuxer: str, limits: MediaLimits) -> av.contain
         "protocol_whitelist": "none",
         "max_streams": str(_MAX_STREAMS),
         "max_pixels": str(limits.video_max_frame_pixels),
-        **({"max_size": str(_PACKET)} if demuxer == "wav" else {}),
+        **(_WAV if demuxer == "wav" else {}),
     }
     try:
         return av.open(
@@ -188,10 +190,14 @@ def _packed(
                 if packer is None:
                     shape = (frame.sample_rate, frame.layout.nb_channels)
                     _check_shape(*shape, limits)  # HE-AAC headers name half the rate: the first frame counts
-                    packer = codec_library().AudioResampler(format="flt", layout=frame.layout, rate=frame.sample_rate)
+                    packer = codec_library().AudioResampler(
+                        format="flt", layout=frame.layout, rate=frame.sample_rate, frame_size=_TOGETHER
+                    )
                 elif shape != (frame.sample_rate, frame.layout.nb_channels):
                     raise unsupported("the sound changes its sample rate or channels on the way")
                 yield from packer.resample(frame)
+        if packer is not None:
+            yield from packer.resample(None)
     except Exception as error:
         raise_unless_damage(error)
         raise invalid("the sound is damaged or cut short") from None

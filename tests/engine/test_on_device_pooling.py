@@ -25,7 +25,7 @@ BODIES = {
     "deberta": lambda: kit.damped(kit.encoder("deberta"), 0.7),
     "distilbert": lambda: kit.encoder("distilbert"),
     "embedding gemma": lambda: kit.seeing_all("gemma3"),
-    "xlm_roberta": lambda: kit.damped(kit.encoder("xlm_roberta", 3), 0.7),  # 0.99894 undamped, of three classes
+    "xlm_roberta": lambda: kit.encoder("xlm_roberta", 3),
 }
 DECODERS = ("decoder", "mean", "embedding gemma")
 
@@ -38,7 +38,8 @@ async def test_arrays_are_those_of_the_host(name, per_token):
         wanted = await arrays(served, INPUTS, per_token)
     half = [] if name in DECODERS else [{"dtype": "float16"}, {"dtype": "float16", "deterministic": True}]
     for settings in ({}, {"dtype": "float32"}, {"enforce_eager": True}, {"max_num_batched_tokens": 4096}, *half):
-        least = {"float32": 1 - 1e-5, "float16": 0.9999}.get(settings.get("dtype"), 0.999)
+        # Scores of three classes are sums that nearly cancel: bfloat16 leaves them 0.9989.
+        least = {"float32": 1 - 1e-5, "float16": 0.9999}.get(settings.get("dtype"), 0.998 if "xlm" in name else 0.999)
         async with running(folder, device="cuda", **rows, **{"max_num_batched_tokens": 256, **settings}) as served:
             for one, other in zip(await arrays(served, INPUTS, per_token), wanted):
                 lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)

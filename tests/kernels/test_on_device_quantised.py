@@ -204,21 +204,21 @@ def test_fp8_meets_fp8(width, depth, how, invariant):
     assert torch.equal(out, weight.linear(x, None, residual))
 
 
-@pytest.mark.parametrize(("width", "depth", "group"), [(6144, 4096, 128), (1000, 1536, 32), (4096, 12288, 128)])
-def test_one_row_meets_four_bits(width, depth, group):
+@pytest.mark.parametrize(("hidden", "inner", "group"), [(4096, 4096, 128), (1536, 1000, 32), (4096, 12288, 128)])
+def test_one_row_meets_four_bits(hidden, inner, group):
     """A sum whose norm comes next, and a gated product of what that norm reads."""
-    down, up = (
-        on_device(codes_of(Kind.INT4, rows, depth, group, zeros)) for rows, zeros in ((depth, 0), (2 * width, 1))
-    )
+    down = on_device(codes_of(Kind.INT4, hidden, inner, group))
+    up = on_device(codes_of(Kind.INT4, 2 * inner, hidden, group, zeros=True))
     up = replace(up, scale=up.scale / 64)
-    x, stream = torch.randn(2, 1, depth, device="cuda", dtype=torch.bfloat16).unbind()
-    gain, weight = torch.rand(depth, device="cuda") + 0.5, pack_groups(down, None, LongProducts(), False)
+    x = torch.randn(1, inner, device="cuda", dtype=torch.bfloat16)
+    stream = torch.randn(1, hidden, device="cuda", dtype=torch.bfloat16)
+    gain, weight = torch.rand(hidden, device="cuda") + 0.5, pack_groups(down, None, LongProducts(), False)
     assert one_row_takes(x, weight.weight)
     after = weight.add_then_norm(added := stream.clone(), x, gain, 1e-6)
     assert after is not None
     want = x.double() @ down.dense().T + stream
     assert float((added.double() - want).norm() / want.norm()) < LIMIT
-    normed = torch.nn.functional.rms_norm(added.double(), (depth,), gain.double(), 1e-6)
+    normed = torch.nn.functional.rms_norm(added.double(), (hidden,), gain.double(), 1e-6)
     want = activate_reference(normed @ up.dense().T, Activation.SILU)
     got = pack_groups(up, None, LongProducts(), False).of_normed(added, gain, 1e-6, after, Activation.SILU)
     assert float((got.double() - want).norm() / want.norm()) < 2 * LIMIT  # the rows are rounded behind the gain

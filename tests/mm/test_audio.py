@@ -207,6 +207,6 @@ def test_a_long_wav_is_read_in_large_packets() -> None:
     data = made.sound(made.tone(100.0))
     with open_container(data, "wav", LIMITS) as container:
         packets = list(container.demux(audio=0))
-    assert len(packets) < 10
+    assert len(packets) < 60
     assert sum(packet.size for packet in packets) == 2 * 100 * SAMPLE_RATE
     assert len(decode(data, seconds=101.0)) == 100 * SAMPLE_RATE

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.float8 import BLOCK, Tile, float8_product_reference
 from engine.kernels.gemm.groups import Packed
-from engine.kernels.gemm.one_row import Cut, as_float, by_groups, fetch_rows
+from engine.kernels.gemm.one_row import Cut, as_float, by_groups
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -62,9 +62,6 @@ def float8_row_kernel(
     n_in = n < width
     word_at = words + n.to(tl.int64)[:, None] * line + word[None, :]
     tile = tl.load(word_at, mask=n_in[:, None] & (word < line)[None, :], other=0)
-    if OVERLAP:
-        start = tl.program_id(0) * BLOCK_N
-        fetch_rows(words, start, tl.minimum(width - start, BLOCK_N), line, WORDS // 4)
     grid_wait(OVERLAP)
     total = tl.zeros([BLOCK_N, WORDS // PER], tl.float32)
     for first in range(0, line, WORDS):

@@ -24,7 +24,6 @@ from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled, padded
 from engine.kernels.gemm.groups import Packed
-from engine.kernels.gemm.split_k import fetch
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -46,14 +45,6 @@ class Cut(NamedTuple):
 @triton.jit
 def as_float(bits):
     return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def fetch_rows(words, first, rows, line, LANES: tl.constexpr):
-    """Asks for `rows` rows of `line` words, from row `first` on, while the kernel before still runs."""
-    lane, count = tl.arange(0, LANES), tl.cdiv(rows * line, 32)  # lines of 128 bytes
-    for number in range(0, count, LANES):
-        fetch(words + first.to(tl.int64) * line + (number + lane) * 32, number + lane < count)
 
 
 @triton.jit
@@ -181,12 +172,6 @@ def one_row_kernel(
         mask=(piece < width)[:, None] & (word < line)[None, :],
         other=0,
     )
-    if OVERLAP:
-        first = start + BLOCK_N if ONCE else start  # of the rows that were not asked for yet
-        count = tl.minimum(width - first, BLOCK_N)
-        fetch_rows(words, first, count, line, WORDS // 4)
-        if GATED:
-            fetch_rows(words, first + width, count, line, WORDS // 4)
     grid_wait(OVERLAP)
     scale = 1.0
     if squares is not None:
