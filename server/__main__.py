@@ -1,5 +1,6 @@
 """`python -m server`: see cli.py for the command line and process.py for what starts in which order."""
 
+import os
 import sys
 
 from server import signals
@@ -9,6 +10,9 @@ signals.hold()  # before the imports below, which take a while
 
 def start() -> int:
     """The process's exit status. A checkout whose extensions are not built has no `_fast.*` to import."""
+    # Before numpy is imported. Its products are small, and the pool makes several at once: OpenBLAS's threads would
+    # spin beside each other. With them a window of speech took more than twice the CPU on two cores.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from server.cli import main
 

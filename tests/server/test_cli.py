@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -318,3 +321,14 @@ def test_the_page_for_people_who_come_from_vllm_names_flags_that_exist():
     assert {*re.findall(r"--([a-z-]+)", same)} <= {*all_flags()}
     theirs = set(re.findall(r"^\| `--([a-z-]+)", text.split("| vLLM | here |")[1], re.MULTILINE))
     assert theirs <= {*all_flags(), *FOREIGN, *(f"no-{name}" for name in all_flags())}
+
+
+@pytest.mark.parametrize("asked", [None, "3"])
+def test_products_of_numpy_have_one_thread_unless_the_operator_says_more(asked):
+    """The server's threads make several at once; OpenBLAS reads the variable when numpy is imported."""
+    run = "import atexit, os, sys, server.__main__ as m"
+    run += "; atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS'])); assert 'numpy' not in sys.modules; sys.argv[1:] = ['--version']; m.start()"
+    settings = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    settings |= {"OPENBLAS_NUM_THREADS": asked} if asked else {}
+    done = subprocess.run([sys.executable, "-c", run], env=settings, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == (asked or "1")
