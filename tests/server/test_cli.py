@@ -327,7 +327,8 @@ def test_the_page_for_people_who_come_from_vllm_names_flags_that_exist():
 def test_products_of_numpy_have_one_thread_unless_the_operator_says_more(asked):
     """The server's threads make several at once; OpenBLAS reads the variable when numpy is imported."""
     run = "import atexit, os, sys, server.__main__ as m"
-    run += "; atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS'])); assert 'numpy' not in sys.modules; sys.argv[1:] = ['--version']; m.start()"
+    run += "; atexit.register(lambda: print(os.environ['OPENBLAS_NUM_THREADS']))"
+    run += "; assert 'numpy' not in sys.modules; sys.argv[1:] = ['--version']; m.start()"
     settings = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     settings |= {"OPENBLAS_NUM_THREADS": asked} if asked else {}
     done = subprocess.run([sys.executable, "-c", run], env=settings, capture_output=True, text=True, check=True)
