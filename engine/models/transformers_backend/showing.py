@@ -21,10 +21,11 @@ from engine.request import Modality
 
 # Of a class: what our steps give, and what only chooses the form of an answer.
 KNOWN = frozenset(
-    ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "past_key_values", "use_cache", "cache_position",
-     "pixel_values", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts", "image_sizes", "image_sizes_videos",
-     "mm_encoder_outputs", "mm_token_type_ids", "rope_deltas", "labels", "logits_to_keep", "kwargs", "return_dict",
-     "output_attentions", "output_hidden_states", "vision_feature_layer", "vision_feature_select_strategy")
+    ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache", "use_cache",
+     "cache_position", "pixel_values", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts", "image_sizes",
+     "image_sizes_videos", "mm_encoder_outputs", "mm_token_type_ids", "rope_deltas", "labels", "logits_to_keep",
+     "kwargs", "return_dict", "output_attentions", "output_hidden_states", "vision_feature_layer",
+     "vision_feature_select_strategy")
 )  # fmt: skip
 OF_DECODERS = KNOWN - {"pixel_values", "pixel_values_videos", "image_sizes", "mm_token_type_ids"}
 NUM_ROWS = 4
