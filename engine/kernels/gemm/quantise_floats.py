@@ -87,8 +87,10 @@ def quantise_floats_kernel(
         bits = scale.to(tl.uint32, bitcast=True)
         scale = (((bits + 0x7FFFFF) >> 23) << 23).to(tl.float32, bitcast=True)
     tl.store(scales + number * rows + row, scale, mask=number * RUN < width)
-    scaled = tl.minimum(tl.maximum(tl.fdiv(runs, tl.broadcast_to(scale[:, None], runs.shape)), -448.0), 448.0)
-    tl.store(out + row * width + column, tl.reshape(e4m3_codes(scaled, NATIVE), [BLOCK]), mask=inside)
+    exact = tl.fdiv(runs, tl.broadcast_to(scale[:, None], runs.shape))
+    codes = e4m3_codes(tl.minimum(tl.maximum(exact, -448.0), 448.0), NATIVE)
+    codes = tl.where(exact == exact, codes, 0x7F)  # NaN stays NaN, so that its request ends
+    tl.store(out + row * width + column, tl.reshape(codes, [BLOCK]), mask=inside)
 
 
 def quantise_floats(

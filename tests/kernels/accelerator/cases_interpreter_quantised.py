@@ -168,6 +168,16 @@ def test_fp8_meets_fp8(blocked, rows, native):
         assert float((got.double() - want).norm() / want.norm()) < 1e-6
 
 
+@pytest.mark.parametrize("how", FLOATS)
+def test_nan_stays_nan_in_fp8(how):
+    x = torch.randn(2, 300)
+    x[0, 7] = float("nan")
+    codes, _ = launch_quantise_floats(x, FLOATS[how], None, 0.0)
+    wanted, _ = quantise_floats_reference(x, FLOATS[how], None, 0.0)
+    assert codes[0, 7] == wanted[0, 7] == 0x7F
+    assert torch.equal(codes[1], wanted[1])
+
+
 @pytest.mark.parametrize("activation", [None, Activation.SILU])
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize(
