@@ -121,6 +121,7 @@ async def test_sigterm_while_starting_ends_it(after):
     raise AssertionError("it went on as if nobody had asked, or was ready before the signal each time")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_loop_runs_is_not_lost(number):
     """At moments of the imports, where Python's own answer would be an exception that may vanish."""
