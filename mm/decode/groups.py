@@ -11,7 +11,7 @@ parts: groups that follow each other and need no frame of the groups before them
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Packets = Sequence[tuple[int, "av.Packet"]]  # with the time of each
 Keys = Sequence[tuple[int, int]]  # time and number of each key packet, by time
+
+_UNITS, _SEI_BYTES = 64, 1024  # looked at in a packet, and in a unit of messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,15 @@ class Part:
     num_packets: int
 
 
-def find_keys(packets: Packets, codec: str, extradata: bytes | None) -> Keys:
+def find_keys(packets: Packets, codec: str, extradata: bytes | None, check: Callable[[], None]) -> Keys:
     """Key frames with which a decoder may start."""
-    keys = ((time, index) for index, (time, packet) in enumerate(packets) if packet.is_keyframe)
-    return sorted(
-        (time, index) for time, index in keys if not heals(memoryview(packets[index][1]), codec, extradata or b"")
-    )
+    found = []
+    for index, (time, packet) in enumerate(packets):
+        if packet.is_keyframe:
+            check()
+            if not heals(memoryview(packet), codec, extradata or b""):
+                found.append((time, index))
+    return sorted(found)
 
 
 def find_groups(packets: Packets, keys: Keys, wanted: Sequence[int], num_threads: int) -> list[Group]:
@@ -104,7 +109,7 @@ def heals(packet: memoryview, codec: str, extradata: bytes) -> bool:
 
 def _is_gradual(unit: memoryview) -> bool:
     """Whether a SEI unit holds a recovery point (payload type 6) some frames away; the code of 0 frames is a 1."""
-    data = bytes(unit[1:]).replace(b"\0\0\3", b"\0\0")
+    data = bytes(unit[1:_SEI_BYTES]).replace(b"\0\0\3", b"\0\0")
     at = 0
     while at + 2 < len(data):
         numbers = []  # type and size; each 255 is added to what follows
@@ -121,9 +126,11 @@ def _is_gradual(unit: memoryview) -> bool:
 
 
 def _units(packet: memoryview, length_size: int) -> Iterator[memoryview]:
-    """NAL units, none of them empty; lengths stand before them."""
+    """The first NAL units, none of them empty; lengths stand before them."""
     at = 0
-    while at + length_size < len(packet):
+    for _ in range(_UNITS):
+        if at + length_size >= len(packet):
+            return
         start = at + length_size
         at = start + int.from_bytes(packet[at:start], "big")
         if at > start:

@@ -100,7 +100,7 @@ class FilmFile:
                     f"the film keeps {self.plan.pixels} pixels; at most {limits.video_max_total_pixels} are kept"
                 )
             self._wanted = [self._times[index] for index in self.plan.indices]
-            self._keys = find_keys(self._packets, context.codec.canonical_name, context.extradata)
+            self._keys = find_keys(self._packets, context.codec.canonical_name, context.extradata, alarm.check)
             self._parts = self._find_parts()
         except BaseException:
             self.close()

@@ -162,3 +162,9 @@ def test_recovery_points_are_found_behind_other_messages() -> None:
         assert not heals(packet(before + b"\x06\x01\xc4\x80"), "h264", avcc)
     for cut in (b"", b"\xff", b"\x06", b"\x06\x01", b"\xff\xff\xff", b"\x05\xff\xff"):
         assert not heals(packet(cut), "h264", avcc)
+
+
+def test_a_packet_of_countless_units_is_read_in_part() -> None:
+    avcc, before = b"\x01\x64\x00\x28\xff", b"\0\0\0\1\x09"
+    assert begins_anew(memoryview(before * 63 + b"\0\0\0\1\x65"), "h264", avcc)
+    assert not begins_anew(memoryview(before * 64 + b"\0\0\0\1\x65"), "h264", avcc)
