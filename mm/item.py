@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.request import Modality
+from mm.decode.frames import FilmPlan
 from mm.transform.image import Scale
 
 
@@ -119,6 +120,7 @@ class MediaItem:
     data: np.ndarray
     seconds_per_frame: float = 0.0  # video: time between kept frames
     seconds: np.ndarray | None = None  # video: when each kept frame is shown, where the plan says it
+    plan: FilmPlan | None = None  # video: which frames were kept
     sound: np.ndarray | None = None  # video: its sound track, as audio
     replaced: Replaced = ()  # video: unreadable frames
     scale: Scale | None = None  # image: what its tower's device brings it to

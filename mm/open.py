@@ -85,9 +85,8 @@ def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
         sound = film.sound(alarm) if heard else None
         frames = film.decode(alarm, num_decoders)
         plan = film.plan
-        return MediaItem(
-            "video", frames, plan.seconds_per_frame, plan.seconds, sound=sound, replaced=tuple(film.replaced)
-        )
+        replaced = tuple(film.replaced)
+        return MediaItem("video", frames, plan.seconds_per_frame, plan.seconds, plan, sound=sound, replaced=replaced)
 
     size, sound_cost = film.plan.pixels * 3, film.sound_cost if heard else 0
     plain = Opened(film.cost + sound_cost, size, decode)

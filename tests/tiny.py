@@ -422,10 +422,11 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 @functools.cache
 def checkpoint(name: str) -> Path:
     """The folder of a checkpoint, made on first use. Read only."""
+    from tests.tiny_films import CHECKPOINTS as FILMS
     from tests.tiny_seeing import CHECKPOINTS as SEEING
     from tests.tiny_through import CHECKPOINTS as THROUGH
 
-    names = ("tiny.py", "tiny_seeing.py", "tiny_through.py")
+    names = ("tiny.py", "tiny_seeing.py", "tiny_through.py", "tiny_films.py")
     sources = b"".join((Path(__file__).parent / name).read_bytes() for name in names)
     digest = hashlib.sha256(sources + importlib.metadata.version("transformers").encode())
     root = Path(tempfile.gettempdir()) / f"omniloop-tiny-{os.getuid()}-{digest.hexdigest()[:12]}"
@@ -433,7 +434,7 @@ def checkpoint(name: str) -> Path:
     folder = root / name
     if not folder.is_dir():
         draft = Path(tempfile.mkdtemp(dir=root))
-        save({**CHECKPOINTS, **THROUGH_TRANSFORMERS, **SEEING, **THROUGH}[name](), draft)
+        save({**CHECKPOINTS, **THROUGH_TRANSFORMERS, **SEEING, **THROUGH, **FILMS}[name](), draft)
         try:
             draft.rename(folder)
         except OSError:  # another process was faster
@@ -451,10 +452,12 @@ def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str =
     eos = [IDS["<|im_end|>"], IDS["<|endoftext|>"]]
     _write(folder / "generation_config.json", {"eos_token_id": eos, "pad_token_id": eos[1], "do_sample": False})
     write_tokenizer(folder)
-    from tests import tiny_seeing, tiny_through
+    from tests import tiny_films, tiny_seeing, tiny_through
 
-    if model.config.model_type in tiny_through.PROCESSORS:
-        tiny_through.write_processors(model.config.model_type, folder)
+    kind = getattr(model, "processors", model.config.model_type)
+    processors = {**tiny_through.PROCESSORS, **tiny_films.PROCESSORS}
+    if kind in processors:
+        tiny_through.write_processors(kind, folder, processors[kind])
     elif getattr(model.config, "audio_config", None) or model.config.model_type == "qwen2_5_vl":
         _write_processors(folder)
     elif hasattr(model.config, "vision_config"):

@@ -117,7 +117,7 @@ PROCESSORS = {
 }  # fmt: skip
 
 
-def write_processors(kind: str, folder: Path) -> None:
+def write_processors(kind: str, folder: Path, made: Callable[[Any], Any]) -> None:
     """The processor's files, as transformers saves them beside the tokenizer's."""
     from transformers import AutoTokenizer
 
@@ -126,5 +126,5 @@ def write_processors(kind: str, folder: Path) -> None:
     if kind == "lighton_ocr":
         settings["extra_special_tokens"] |= {"image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_eos|>"}
     tiny._write(path, settings)
-    PROCESSORS[kind](AutoTokenizer.from_pretrained(folder)).save_pretrained(folder)
+    made(AutoTokenizer.from_pretrained(folder)).save_pretrained(folder)
     tiny._write(path, settings)

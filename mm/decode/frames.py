@@ -50,6 +50,8 @@ class FilmPlan:
     seconds_per_frame: float
     seconds: np.ndarray | None = None  # float64 [frames]: when each is shown, for families that say it in words
     silent: bool = False  # the film's sound track is not read
+    total: int = 0  # frames of the whole film, for processors that are told of it
+    fps: float = 0.0  # of the whole film, likewise
 
     @property
     def pixels(self) -> int:

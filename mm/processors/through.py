@@ -8,6 +8,7 @@ other items of a prompt is refused at start.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,11 +27,13 @@ from mm.transform.image import Scale
 TOKENS = "token_ids"  # the feature that holds an item's tokens
 OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 RATE = 16_000  # samples a second of decoded sounds
-BLANK: dict[Modality, tuple[tuple[int, ...], ...]] = {  # items that show at start what the processor writes
+TYPES: dict[Modality, int] = {"image": 1, "video": 2, "audio": 3}  # of tokens, as transformers numbers them
+Shapes = tuple[tuple[int, ...], ...]
+BLANK: dict[Modality, Shapes] = {  # items that show at start what the processor writes
     "image": ((384, 512, 3), (512, 320, 3)),
     "audio": ((RATE * 3,), (RATE,)),
 }
-NAMES: dict[Modality, str] = {"image": "picture", "audio": "sound"}
+NAMES: dict[Modality, str] = {"image": "picture", "video": "film", "audio": "sound"}
 
 
 class Through:
@@ -39,6 +42,7 @@ class Through:
     modalities: frozenset[Modality] = frozenset(("image", "audio"))
     writes_texts: ClassVar[bool] = False
     picture_bytes: int = 0
+    blank: ClassVar[dict[Modality, Shapes]] = BLANK
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         from transformers import AutoConfig, AutoProcessor
@@ -51,7 +55,7 @@ class Through:
         self.marks: dict[Modality, str] = {}  # what templates write where an item stands
         self.mark_ids: dict[Modality, int] = {}
         self.row_ids: dict[Modality, int] = {}  # the tokens that stand for rows
-        for kind in BLANK:
+        for kind in self.blank:
             if (token := getattr(self.config, f"{kind}_token_id", None)) is not None:
                 self._name(kind, int(token))
         self.modalities = frozenset(self.marks)
@@ -90,12 +94,12 @@ class Through:
     def plan_film(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
-        raise unsupported("films are not read by models that run through transformers")
+        raise unsupported("this model does not read films")
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         kind = item.modality
         try:
-            features = self._made(kind, self.marks[kind], [item.data])
+            features = self._made(kind, self.marks[kind], [item])
         except Exception as error:  # what a processor refuses: sizes, shapes
             raise MediaError(
                 400, "media_unsupported", f"this model's processor refuses the {NAMES[kind]}: {_line(error)}"
@@ -114,21 +118,31 @@ class Through:
         import torch
 
         ids = torch.from_numpy(token_ids.astype(np.int64))[None]
-        grids = np.concatenate([part.features["image_grid_thw"] for place in placed for part in place.processed.parts])
-        kinds = (ids == self.row_ids["image"]).int()
-        found, delta = self._axes.get_rope_index(
-            ids, mm_token_type_ids=kinds, image_grid_thw=torch.from_numpy(grids), attention_mask=torch.ones_like(ids)
-        )
-        return found[:, 0].numpy().astype(np.int32), int(delta.reshape(-1)[0])
+        kinds = sum((ids == token).int() * TYPES[kind] for kind, token in self.row_ids.items())
+        parts = [part.features for place in placed for part in place.processed.parts]
+        told: dict[str, Any] = {}
+        for name in inspect.signature(self._axes.get_rope_index).parameters:
+            if of_items := [features[name] for features in parts if name in features]:
+                told[name] = torch.from_numpy(np.concatenate(of_items))
+        found, _ = self._axes.get_rope_index(ids, mm_token_type_ids=kinds, attention_mask=torch.ones_like(ids), **told)
+        # The answer counts on from the last token, even where a film's seconds have gone further.
+        return found[:, 0].numpy().astype(np.int32), int(found[:, 0, -1].max()) + 1 - length
 
-    def _made(self, kind: Modality, text: str, items: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """What the processor makes of items in a text."""
+    def shown(self, kind: Modality, items: Sequence[MediaItem]) -> dict[str, Any]:
+        """Items as the processor takes them."""
         from PIL import Image
 
         if kind == "image":
-            shown: dict[str, Any] = {"images": [Image.fromarray(picture) for picture in items]}
-        else:
-            shown = {"audio": [np.array(sound) for sound in items], "sampling_rate": RATE}
+            return {"images": [Image.fromarray(item.data) for item in items]}
+        return {"audio": [np.array(item.data) for item in items], "sampling_rate": RATE}
+
+    def blank_item(self, kind: Modality, shape: tuple[int, ...]) -> MediaItem:
+        """An item of this shape in which nothing is to be seen or heard."""
+        return MediaItem(kind, np.zeros(shape, np.float32 if kind == "audio" else np.uint8))
+
+    def _made(self, kind: Modality, text: str, items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
+        """What the processor makes of items in a text."""
+        shown = self.shown(kind, items)
         made = self.processor(text=[text], add_special_tokens=False, return_tensors="pt", **shown)
         found = {name: value.numpy() for name, value in made.items() if name not in OF_TEXT and hasattr(value, "numpy")}
         return {**found, TOKENS: made["input_ids"][0].numpy()}
@@ -139,7 +153,7 @@ class Through:
         Some processors take a single sound in a text: sounds that stand alone are written alike.
         """
         mark, row, name = self.marks[kind], self.row_ids[kind], NAMES[kind]
-        first, second = (np.zeros(shape, np.uint8 if kind == "image" else np.float32) for shape in BLANK[kind])
+        first, second = (self.blank_item(kind, shape) for shape in self.blank[kind])
         try:
             alone = [self._made(kind, mark, [item]) for item in (first, second)]
         except Exception as error:
@@ -149,8 +163,8 @@ class Through:
         try:
             rest = self._made(kind, f"a{mark}b{mark}c", [first, second])[TOKENS]
         except Exception as error:
-            if kind == "image":
-                raise ValueError(f"its processor fails with two blank pictures: {_line(error)}") from None
+            if kind != "audio":
+                raise ValueError(f"its processor fails with two blank {name}s: {_line(error)}") from None
             rest = np.concatenate([each[TOKENS] for each in alone])
         for each in alone:
             ids = each[TOKENS]

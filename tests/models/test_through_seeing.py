@@ -259,7 +259,7 @@ REFUSED = {
     "Mllama": ("mllama", {}, "gives its decoder cross_attention_mask, cross_attention_states"),
     "Granite4Vision": ("granite4_vision", GRANITE, "deepstack"),
     "Ovis2": ("ovis2", {"text_config": TEXT}, r"more with a picture than .* \(visual_indicator_features\)"),
-    "Molmo2": ("molmo2", {}, "reads image_num_crops, "),
+    "Molmo2": ("molmo2", {}, "reads image_num_crops of a prompt"),
     "Florence2": ("florence2", {}, "without its attention interface"),
     "Kosmos2": ("kosmos-2", {}, "gives its decoder .*image_embeds"),
 }

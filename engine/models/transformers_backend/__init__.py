@@ -5,8 +5,8 @@
     experts.py     what transformers calls as its experts function: our grouped product on accelerators
     weights.py     the names that checkpoints have -> the module's parameters
     model.py       the Model of text decoders
-    showing.py     what a class does with a picture or a sound: the classes that do more than our steps are refused
-    class_tower.py a class's tower: rows of pictures and sounds, of several requests in a run
+    showing.py     what a class does with an item: the classes that do more than our steps are refused
+    class_tower.py a class's tower: rows of pictures, films and sounds, of several requests in a run
     seeing.py      the Model of classes that see or hear: rows of items among the embeddings
 
 transformers is imported here and nowhere else in the engine, when a checkpoint needs it.

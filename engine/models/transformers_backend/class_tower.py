@@ -1,6 +1,6 @@
 """ClassTower: a class's own tower and projector, as the engine asks for rows of an item.
 
-Thread: device. In: the arrays that the checkpoint's own processor made of a picture or a sound (mm/processors/through).
+Thread: device. In: the arrays that the checkpoint's own processor made of an item (mm/processors/through).
 Out: rows. Items whose arrays differ in nothing but their number of lines may share a run. Whether a class keeps the
 items of a run apart is tried, with noise, before the first run that is shared: on accelerators that is at the start.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ log = logging.getLogger("omniloop.engine")
 TOKENS = "token_ids"  # the feature that holds an item's tokens
 RATE = 16_000  # samples a second
 SIDES = (2048, 1024, 512, 256, 128, 64)  # of blank pictures, in pixels
+FILMS = ((16, 448), (8, 448), (8, 224), (4, 112), (2, 56))  # frames, and their sides
 SAMPLES = tuple(RATE * tenths // 10 for tenths in (600, 300, 100, 50, 20, 10, 5, 2))  # of silence
 NEAR = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest number, by rounding alone
 
@@ -68,7 +69,7 @@ class ClassTower:
         return [found[number] for number in range(len(items))]
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """What the checkpoint's processor makes of a blank picture, or of silence."""
+        """What the checkpoint's processor makes of a blank picture or film, or of silence."""
         return blank(self._config.folder, modality, self._token, rows)
 
     def picture_bytes(self, rows: int) -> int:
@@ -128,20 +129,28 @@ class ClassTower:
 
 @cache
 def blank(folder: str, kind: Modality, token: int, rows: int) -> Features:
-    """The features of the largest blank picture or silence that takes at most `rows` rows, or of the smallest."""
-    from PIL import Image
+    """The features of the largest blank item that takes at most `rows` rows, or of the smallest."""
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     made: Any = {}
-    for size in SIDES if kind == "image" else SAMPLES:
-        shown: dict[str, Any]
-        if kind == "image":
-            shown = {"images": [Image.new("RGB", (size, size))]}
-        else:
-            shown = {"audio": [np.zeros(size, "f4")], "sampling_rate": RATE}
+    for shown in _blanks(kind):
         mark = getattr(processor, f"{kind}_token")
         made = processor(text=[mark], add_special_tokens=False, return_tensors="pt", **shown)
         if int((made["input_ids"] == token).sum()) <= rows:
             break
     return {name: value for name, value in made.items() if isinstance(value, Tensor)} | {TOKENS: made["input_ids"][0]}
+
+
+def _blanks(kind: Modality) -> Iterator[dict[str, Any]]:
+    """Blank items as processors take them, the largest first."""
+    from PIL import Image
+
+    if kind == "image":
+        yield from ({"images": [Image.new("RGB", (side, side))]} for side in SIDES)
+    elif kind == "audio":
+        yield from ({"audio": [np.zeros(size, "f4")], "sampling_rate": RATE} for size in SAMPLES)
+    for frames, side in FILMS if kind == "video" else ():
+        told = {"total_num_frames": frames, "fps": 1.0, "duration": float(frames), "frames_indices": [*range(frames)]}
+        film = np.zeros((frames, side, side, 3), np.uint8)
+        yield {"videos": [film], "video_metadata": [told], "do_sample_frames": False}

@@ -1,16 +1,17 @@
 """Models that see or hear and have no file here: transformers' towers and projectors before its decoder.
 
-Thread: device. The decoder runs in our steps. In: of a picture or a sound, the arrays that the checkpoint's own
-processor made of it (mm/processors/through). The class's `get_image_features` or `get_audio_features` turns them into
-rows, and forward puts rows in the place of the placeholders' embeddings. A class that does more than that with an item
-is refused (showing.py).
+Thread: device. The decoder runs in our steps. In: of a picture, a film or a sound, the arrays that the checkpoint's
+own processor made of it (mm/processors/through, watching). The class's `get_image_features`, `get_video_features` or
+`get_audio_features` turns them into rows, and forward puts rows in the place of the placeholders' embeddings. A class
+that does more than that with an item is refused (showing.py).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +28,7 @@ from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.class_tower import ClassTower
 from engine.models.transformers_backend.model import FAMILY as DECODER
 from engine.models.transformers_backend.model import TransformersModel, built, text_of
-from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, refuse_uses
+from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, served_kinds
 from engine.request import Modality
 
 
@@ -75,24 +76,38 @@ class SeeingModel(TransformersModel):
 
 def read_seeing(body: Section, outer: Section) -> TextConfig:
     """The decoder, of a class whose pictures and sounds are no more than rows of embeddings."""
-    named = [name for name in outer.items("architectures", ()) if name in skeleton.seeing()]
     try:
-        module = built(named[0], outer.values, outer)
-        refuse_arguments(module)
-        if not any(isinstance(outer.values.get(f"{name}_config"), dict) for name in TOWERS):
-            raise ConfigError(f"describes its towers under none of {', '.join(f'{name}_config' for name in TOWERS)}")
-        text = text_of(module)
-        refuse_uses(module)
+        return _read(outer)[0]
     except ConfigError as error:
         alone = "; with --language-model-only its decoder is served"
         raise ConfigError(f"{error}{alone if body.values.get('model_type') in DECODERS else ''}") from None
-    return text
 
 
-def tower(kind: Modality, section: Section) -> TowerOfClass:
+def _read(outer: Section) -> tuple[TextConfig, tuple[Modality, ...]]:
+    """The decoder of a class, and what its towers read."""
+    return _read_values(_named(outer), json.dumps(outer.values, sort_keys=True))
+
+
+@lru_cache(maxsize=8)
+def _read_values(architecture: str, written: str) -> tuple[TextConfig, tuple[Modality, ...]]:
+    values = json.loads(written)
+    module = built(architecture, values, Section(values, "config.json"))
+    refuse_arguments(module)
+    if not any(isinstance(values.get(f"{name}_config"), dict) for name in TOWERS):
+        raise ConfigError(f"describes its towers under none of {', '.join(f'{name}_config' for name in TOWERS)}")
+    return text_of(module), served_kinds(module)
+
+
+def tower(reads: tuple[Modality, ...], section: Section) -> TowerOfClass:
     """The tower's rows are as wide as the decoder: transformers' projector sees to it."""
     assert section.outer is not None, "a tower's section lies in another one"
-    return TowerOfClass(_config(section.outer).get_text_config(decoder=True).hidden_size, (kind,))
+    kinds = tuple(kind for kind in _read(section.outer)[1] if kind in reads)
+    return TowerOfClass(_config(section.outer).get_text_config(decoder=True).hidden_size, kinds)
+
+
+def processor(outer: Section) -> str:
+    """The checkpoint's own, which is asked for films where the class takes them."""
+    return "watching:Watching" if "video" in _read(outer)[1] else "through:Through"
 
 
 def media_token_ids(outer: Section) -> dict[str, int]:
@@ -104,13 +119,18 @@ def media_token_ids(outer: Section) -> dict[str, int]:
 
 # By the object of config.json that describes the tower.
 TOWERS: dict[str, Callable[[Section], TowerOfClass]] = {
-    "vision": partial(tower, "image"), "audio": partial(tower, "audio"), "encoder": partial(tower, "audio"),
-}  # fmt: skip
+    "vision": partial(tower, ("image", "video")),
+    "audio": partial(tower, ("audio",)),
+    "encoder": partial(tower, ("audio",)),
+}
+
+
+def _named(outer: Section) -> str:
+    return next(name for name in outer.items("architectures", ()) if name in skeleton.seeing())
 
 
 def _config(outer: Section) -> Any:
-    named = [name for name in outer.items("architectures", ()) if name in skeleton.seeing()]
-    return skeleton.config_of(named[0], outer.values)
+    return skeleton.config_of(_named(outer), outer.values)
 
 
 FAMILY = Family(
@@ -119,6 +139,6 @@ FAMILY = Family(
     text=read_seeing,
     towers=TOWERS,
     keys=DECODER.keys,
-    processor="through:Through",
+    processor=processor,
     media_token_ids=media_token_ids,
 )

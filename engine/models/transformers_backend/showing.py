@@ -1,4 +1,4 @@
-"""What a class of transformers does with a picture or a sound, found out before weights are read.
+"""What a class of transformers does with a picture, a film or a sound, found out before weights are read.
 
 Thread: the one that reads the configuration. The class's forward runs on a CPU, without its layers: a stand-in for the
 decoder keeps what it is given, and a stand-in for the tower's output gives rows of random numbers. Our steps serve a
@@ -8,6 +8,7 @@ class whose decoder is given the embeddings with those rows in the places of the
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +20,8 @@ from engine.errors import ConfigError
 from engine.models.transformers_backend import skeleton
 from engine.request import Modality
 
+log = logging.getLogger("omniloop.engine")
+
 # Of a class: what our steps give, and what only chooses the form of an answer.
 KNOWN = frozenset(
     ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache", "use_cache",
@@ -29,7 +32,7 @@ KNOWN = frozenset(
 )  # fmt: skip
 OF_DECODERS = KNOWN - {"pixel_values", "pixel_values_videos", "image_sizes", "mm_token_type_ids"}
 NUM_ROWS = 4
-ITEMS: dict[Modality, str] = {"image": "picture", "audio": "sound"}  # what is read; films are not
+ITEMS: dict[Modality, str] = {"image": "picture", "video": "film", "audio": "sound"}
 
 
 class GivenToDecoder(Exception):
@@ -86,6 +89,8 @@ def encoders(base: Any) -> dict[Modality, Callable[..., Any]]:
     found: dict[Modality, Callable[..., Any]] = {}
     if hasattr(base, "get_image_features") and "mm_encoder_outputs" in arguments(base.forward):
         found["image"] = base.get_image_features
+        if hasattr(base, "get_video_features") and getattr(base.config, "video_token_id", None) is not None:
+            found["video"] = base.get_video_features
     hears = getattr(base.config, "audio_token_id", None) is not None
     if hears and hasattr(base, "get_audio_features") and skeleton.axes_of(base) == 1:
         found["audio"] = base.get_audio_features
@@ -112,16 +117,27 @@ def refuse_arguments(module: Any) -> None:
         raise ConfigError(f"reads {_listed(more)} of a prompt, which is not served through transformers")
 
 
-def refuse_uses(module: Any) -> None:
-    """The same by what its decoder is given of a prompt with an item; the module cannot be used afterwards."""
+def served_kinds(module: Any) -> tuple[Modality, ...]:
+    """What its towers read here, or the same refusal, by what its decoder is given of a prompt with an item.
+
+    A class that does more with a film than our steps do is served without films. The module cannot be used afterwards.
+    """
     base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
     stand_in = StandIn(decoder)
     for name, child in base.named_children():
         if child is decoder:
             setattr(base, name, stand_in)
     base.get_input_embeddings = stand_in.get_input_embeddings
+    kinds: list[Modality] = []
     for kind, encode in encoders(base).items():
-        _refuse_uses_of(kind, encode, base, module.config, stand_in)
+        try:
+            _refuse_uses_of(kind, encode, base, module.config, stand_in)
+            kinds.append(kind)
+        except ConfigError as error:
+            if kind != "video":
+                raise
+            log.info("films are not read: the class %s", error)
+    return tuple(kinds)
 
 
 def _refuse_uses_of(kind: Modality, encode: Callable[..., Any], base: Any, config: Any, stand_in: StandIn) -> None:
@@ -152,16 +168,16 @@ def _given(
     positions = positions.expand(axes, 1, -1) if axes > 1 else positions
     settings: dict[str, Any] = {"position_ids": positions}
     if "mm_token_type_ids" in arguments(base.forward):
-        settings["mm_token_type_ids"] = (token_ids == token_ids[0, 2]).int()
+        settings["mm_token_type_ids"] = (token_ids == token_ids[0, 2]).int() * (2 if kind == "video" else 1)
     if kind == "audio":  # classes that hear take what their tower reads alone
         settings.update({name: torch.zeros(1, 1, 1) for name in arguments(encode) - {"kwargs"}})
     said = ""
     for form in ((item,), item[None], item):
         rows = Rows(form)
-        if kind == "image":
-            settings["mm_encoder_outputs"] = {"image": rows}
-        else:
+        if kind == "audio":
             base.get_audio_features = partial(_made, rows)
+        else:
+            settings["mm_encoder_outputs"] = {kind: rows}
         try:
             base(input_ids=token_ids, use_cache=False, **settings)
         except GivenToDecoder as found:
