@@ -57,6 +57,23 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
         image_token_id=MARKS["image_token_id"],
     ),
     "paddleocr_vl": paddleocr_vl,
+    "aria": lambda: _made(
+        "Aria", vision_config={**TILE, "model_type": "idefics3_vision", "image_size": 980, "patch_size": 70},
+        text_config={
+            **TEXT, "model_type": "aria_text", "intermediate_size": 56, "moe_num_experts": 5, "moe_topk": 2,
+            "head_dim": 24,
+        },
+        projector_patch_to_query_dict={196: 6}, image_token_index=MARKS["image_token_id"],
+    ),
+    "idefics2": lambda: _made(
+        "Idefics2", vision_config={**TILE, "model_type": "idefics2_vision", "image_size": 112, "patch_size": 14},
+        text_config={**TEXT, "model_type": "mistral", "sliding_window": None},
+        perceiver_config={
+            "hidden_size": 96, "resampler_n_latents": 5, "resampler_depth": 2, "resampler_n_heads": 4,
+            "resampler_head_dim": 24, "num_key_value_heads": 2,
+        },
+        image_token_id=MARKS["image_token_id"],
+    ),
     "moss_transcribe_diarize": lambda: _made(
         "MossTranscribeDiarize", audio_config={**SOUND, "max_source_positions": 100, "num_mel_bins": 16},
         text_config={**TEXT, "model_type": "qwen3", "head_dim": 24}, audio_token_id=tiny.IDS["<|AUDIO|>"],
@@ -102,6 +119,20 @@ def _lighton_ocr(tokenizer: Any) -> Any:
     return LightOnOcrProcessor(image, tokenizer, patch_size=14, spatial_merge_size=2)
 
 
+def _aria(tokenizer: Any) -> Any:
+    from transformers import AriaImageProcessorPil, AriaProcessor
+
+    return AriaProcessor(AriaImageProcessorPil(), tokenizer, size_conversion={980: 6})
+
+
+def _idefics2(tokenizer: Any) -> Any:
+    """A picture between tokens, of which two pictures side by side share one."""
+    from transformers import Idefics2ImageProcessorPil, Idefics2Processor
+
+    image = Idefics2ImageProcessorPil(size={"shortest_edge": 56, "longest_edge": 112}, do_image_splitting=False)
+    return Idefics2Processor(image, tokenizer, image_seq_len=5)
+
+
 def _paddleocr_vl(tokenizer: Any) -> Any:
     from transformers import PaddleOCRVLImageProcessorPil, PaddleOCRVLProcessor
 
@@ -113,7 +144,7 @@ def _paddleocr_vl(tokenizer: Any) -> Any:
 
 PROCESSORS = {
     "aya_vision": _aya_vision, "vipllava": _vipllava, "lighton_ocr": _lighton_ocr, "paddleocr_vl": _paddleocr_vl,
-    "moss_transcribe_diarize": _moss_transcribe_diarize,
+    "moss_transcribe_diarize": _moss_transcribe_diarize, "aria": _aria, "idefics2": _idefics2,
 }  # fmt: skip
 
 
@@ -125,6 +156,8 @@ def write_processors(kind: str, folder: Path, made: Callable[[Any], Any]) -> Non
     settings = json.loads(path.read_text())
     if kind == "lighton_ocr":
         settings["extra_special_tokens"] |= {"image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_eos|>"}
+    if kind == "idefics2":
+        settings["extra_special_tokens"] |= {"image_boundary_token": "<|vision_pad|>"}
     tiny._write(path, settings)
     made(AutoTokenizer.from_pretrained(folder)).save_pretrained(folder)
     tiny._write(path, settings)

@@ -148,10 +148,7 @@ class Through:
         return {**found, TOKENS: made["input_ids"][0].numpy()}
 
     def _check(self, kind: Modality) -> int:
-        """Bytes of a blank item's features; ValueError where two items are not written as each is alone.
-
-        Some processors take a single sound in a text: sounds that stand alone are written alike.
-        """
+        """Bytes of a blank item's features; ValueError where items change what is written beside them."""
         mark, row, name = self.marks[kind], self.row_ids[kind], NAMES[kind]
         first, second = (self.blank_item(kind, shape) for shape in self.blank[kind])
         try:
@@ -160,23 +157,17 @@ class Through:
             raise ValueError(f"its processor fails with a blank {name}: {_line(error)}") from None
         if any(not np.any(each[TOKENS] == row) for each in alone):
             raise ValueError(f"its processor writes no token {row} where a {name} stands")
+        text, items = f"a{mark}b{mark}{mark}c", [first, second, first]
+        written = self.processor.tokenizer.encode(text, add_special_tokens=False)
+        ids = iter([alone[0][TOKENS], alone[1][TOKENS], alone[0][TOKENS]])
+        want = np.concatenate([next(ids) if token == self.mark_ids[kind] else [token] for token in written])
         try:
-            rest = self._made(kind, f"a{mark}b{mark}c", [first, second])[TOKENS]
+            beside = self._made(kind, text, items)[TOKENS]
         except Exception as error:
             if kind != "audio":
-                raise ValueError(f"its processor fails with two blank {name}s: {_line(error)}") from None
-            rest = np.concatenate([each[TOKENS] for each in alone])
-        for each in alone:
-            ids = each[TOKENS]
-            starts = [
-                start
-                for start in range(len(rest) - len(ids) + 1)
-                if np.array_equal(rest[start : start + len(ids)], ids)
-            ]
-            if not starts:
-                break
-            rest = rest[starts[0] + len(ids) :]
-        if not starts or np.any(rest == row):
+                raise ValueError(f"its processor fails with three blank {name}s: {_line(error)}") from None
+            beside = want  # some take a single sound in a text: each that stands alone is written so
+        if not np.array_equal(want, beside):
             raise ValueError(f"its processor writes {name}s of one prompt otherwise than each of them alone")
         return max(sum(array.nbytes for array in each.values()) for each in alone)
 

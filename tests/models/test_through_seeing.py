@@ -32,7 +32,8 @@ from tests.tiny_seeing import SQUARE
 from tests.tiny_through import CHECKPOINTS
 
 HEARS = "moss_transcribe_diarize"
-NAMES = tuple(name for name in CHECKPOINTS if name != HEARS)
+JOINS = "idefics2"  # pictures side by side, and pictures and texts, by what its processor writes between them
+NAMES = tuple(name for name in CHECKPOINTS if name not in (HEARS, JOINS))
 TOKENS, CHUNK = 12, 11
 PROMPTS = {
     "text": (),
@@ -297,6 +298,15 @@ def test_a_processor_that_writes_no_place_is_refused(tmp_path, capsys, words, sa
     path.write_text(json.dumps({**json.loads(path.read_text()), **words}))
     assert cli.main(["check", str(folder)]) == 1
     assert said in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_processor_that_joins_pictures_is_refused(capsys):
+    assert cli.main(["check", str(tiny.checkpoint(JOINS))]) == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == (
+        "refused: Idefics2ForConditionalGeneration: its processor writes pictures of one prompt otherwise than each of "
+        "them alone"
+    )
 
 
 def test_a_processor_that_numbers_pictures_is_refused(monkeypatch):
