@@ -234,13 +234,14 @@ def tile_of(rows: int | None, width: int, depth: int, kind: Kind, group: int, si
     """The tile for so many rows (None: any, in --deterministic) of `size` bytes per value.
 
     Measured on an H100 with the products of Qwen3-8B: codes of four bits want tall tiles and many programs, codes of
-    eight bits more loads in flight; `stages` is what the device can have of these.
+    eight bits more loads in flight; `stages` is what the device can have of these. 65 to 512 rows by four bits take
+    64 tokens a tile: two such programs share a unit, and one multiplies while the other widens.
     """
     block_k, four = block_k_of(KINDS[kind], group, size), codes_per_word(KINDS[kind]) == 4
     if rows is None or size > 2:
         parts = max(1, min(-(-UNITS // triton.cdiv(width, 64)), depth // 512))
         return Tile(64, 64, block_k, parts_of(depth, parts, block_k), stages, 4)
-    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 else 128
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 or four else 128
     if four or block_m == 128:
         tiles = triton.cdiv(rows, block_m) * triton.cdiv(width, 128)
         parts = round((384 if block_m == 16 else 256 if block_m == 32 else 192) / tiles)

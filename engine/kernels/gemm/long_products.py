@@ -31,10 +31,9 @@ from engine.kernels.tune import few_rows
 log = logging.getLogger(__name__)
 
 TILES, WHOLE = TORCHS, b"whole"  # the rivals' names in `quickest`
-# Rows that are timed, up to the first that gains. gemm/groups cuts 129 to 256 rows into two tiles, which take as long
-# for all of these. Of an H100's step of 256 rows by an 8B in 4 bits, 23.8 ms, products by tiles take about 16; in
-# bfloat16 they take about 7, and widening at the copy rate 6.
-SIZES = (192, 256, 320, 512, 768, 1024, 1536, 2048, 4096)
+# Rows that are timed, up to the first that gains. An H100 takes for gate|up of an 8B in 4 bits, at 256 and 384 rows,
+# 161 and 245 us by tiles; in bfloat16 94 and 109, and 124 to widen it.
+SIZES = (192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096)
 LEAST_ROWS = SIZES[0]
 MOST_BYTES = 1 << 30  # of a widened weight
 LAUNCHES = 3  # of a widened product: widening, product, activation

@@ -8,28 +8,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.groups import KINDS, Packed
 from engine.kernels.gemm.widen import values_of
-from engine.kernels.target import tl, triton
+from engine.kernels.target import target, tl, triton
 
-BLOCK_N, BLOCK_K = 16, 256  # of a program
+ELEMENTS = 4096  # of a program
+
+
+def block_k_of(group: int) -> int:
+    """Columns of a program: those of one group, whose scale each row then reads once, where there is such a block."""
+    return max((size for size in (64, 128, 256) if group % size == 0), default=256)
 
 
 @triton.jit
-def store_scaled(
-    out, values, columns, n, scales, zeros, row_scales, n_in, depth, groups,
-    GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, ROW_SCALES: tl.constexpr,
-):  # fmt: skip
-    """values [n, columns], scaled, to their places in out [N, depth]."""
-    inside = n_in[:, None] & (columns < depth)[None, :]
-    at = (n * groups)[:, None] + (columns // GROUP)[None, :]
+def scaled(values, n, group, scales, zeros, inside, groups, SCALES: tl.constexpr, ZEROS: tl.constexpr):
+    """values [n, columns] less the zeros and times the scales of `group`, [1] or [columns]."""
+    at = (n * groups)[:, None] + group[None, :]
     if ZEROS:
         values -= tl.load(zeros + at, mask=inside, other=0).to(tl.float32)
     if SCALES:
         values *= tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
-    if ROW_SCALES:
-        values *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
-    tl.store(out + (n * depth)[:, None] + columns[None, :], values.to(out.dtype.element_ty), mask=inside)
+    return values
 
 
 @triton.jit
@@ -48,6 +48,7 @@ def widen_weight_kernel(
     SCALES: tl.constexpr,
     ZEROS: tl.constexpr,
     ROW_SCALES: tl.constexpr,
+    PAIRS: tl.constexpr,  # units make two values of two words at a time
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -61,10 +62,16 @@ def widen_weight_kernel(
     tile = tl.load(words + (n * line)[:, None] + word[None, :], mask=n_in[:, None] & (word < line)[None, :], other=0)
     for place in tl.static_range(PER):
         columns = first + j // APART * 64 + j % APART + place * APART
-        store_scaled(
-            out, values_of(tile, tl.float32, KIND, place, False), columns, n, scales, zeros, row_scales, n_in, depth,
-            groups, GROUP, SCALES, ZEROS, ROW_SCALES,
-        )  # fmt: skip
+        inside = n_in[:, None] & (columns < depth)[None, :]
+        values = values_of(tile, tl.float32, KIND, place, PAIRS).to(tl.float32)
+        if GROUP % BLOCK_K == 0:
+            group = first // GROUP + tl.arange(0, 1)
+            values = scaled(values, n, group, scales, zeros, n_in[:, None], groups, SCALES, ZEROS)
+        else:
+            values = scaled(values, n, columns // GROUP, scales, zeros, inside, groups, SCALES, ZEROS)
+        if ROW_SCALES:
+            values *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
+        tl.store(out + (n * depth)[:, None] + columns[None, :], values.to(out.dtype.element_ty), mask=inside)
 
 
 def widen_weight(weight: Packed, dtype: torch.dtype) -> Tensor:
@@ -76,12 +83,16 @@ def launch_widen_weight(weight: Packed, dtype: torch.dtype) -> Tensor:
     """The kernel. It never overlaps with the product behind it, which may read its weight early (kernels/pdl)."""
     (width, line), depth = weight.codes.shape, weight.depth
     out = torch.empty(width, depth, dtype=dtype, device=weight.codes.device)
-    widen_weight_kernel[(triton.cdiv(width, BLOCK_N), triton.cdiv(depth, BLOCK_K))](
+    block_k = block_k_of(weight.group)
+    block_n = ELEMENTS // block_k
+    # Pairs are bfloat16: exact, but NF4's, which are numbers of a table.
+    pairs = weight.codes.is_cuda and target().runs_ptx and weight.kind is not Kind.NF4
+    widen_weight_kernel[(triton.cdiv(width, block_n), triton.cdiv(depth, block_k))](
         out, weight.codes, out if weight.scales is None else weight.scales,
         out if weight.zeros is None else weight.zeros, out if weight.row_scales is None else weight.row_scales,
         width, depth, line, -(-depth // weight.group), KIND=KINDS[weight.kind], GROUP=weight.group,
         SCALES=weight.scales is not None, ZEROS=weight.zeros is not None, ROW_SCALES=weight.row_scales is not None,
-        BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
+        PAIRS=pairs, BLOCK_N=block_n, BLOCK_K=block_k,
     )  # fmt: skip
     return out
 

@@ -13,7 +13,7 @@ from engine.kernels.gemm.one_row import one_row_kernel
 from engine.kernels.gemm.quantise_floats import quantise_floats_kernel
 from engine.kernels.gemm.quantise_rows import quantise_rows_kernel
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4
-from engine.kernels.gemm.widen_weight import BLOCK_K, BLOCK_N, widen_weight_kernel
+from engine.kernels.gemm.widen_weight import ELEMENTS, block_k_of, widen_weight_kernel
 from tests.kernels.accelerator.targets import OVERLAPPING, cases, compiles
 
 T = "*bf16"
@@ -69,8 +69,8 @@ def float_zeros(kernel, signature, constants, options):
 
 def whole(kind, group, scales=True, zeros=False):
     constants = {
-        "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "BLOCK_N": BLOCK_N,
-        "BLOCK_K": BLOCK_K,
+        "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "PAIRS": kind != NF4,
+        "BLOCK_N": ELEMENTS // block_k_of(group), "BLOCK_K": block_k_of(group),
     }  # fmt: skip
     return widen_weight_kernel, WHOLE, constants, {}
 
