@@ -22,7 +22,8 @@ Ahead = Literal["", "items", "prompt"]
 def joints_of(request: Request, ahead: Ahead) -> np.ndarray | None:
     """int32 [m, 2]: start and end of each joint, ascending; None: there is none."""
     if ahead == "prompt":
-        return np.array([[0, len(request.prompt_token_ids)]], np.int32)
+        starts = np.array([0, len(request.prompt_token_ids)]) if request.pooling is None else request.pooling.starts
+        return np.stack((starts[:-1], starts[1:]), 1).astype(np.int32)
     shown = [item for item in request.media if item.modality in ("image", "video")]
     if ahead == "items" and shown:
         spans = sorted((start, start + length) for item in shown for start, length in item.spans)

@@ -134,15 +134,18 @@ def _check_joints(request: Request, limits: Limits) -> None:
     joints = joints_of(request, limits.ahead)
     if joints is None:
         return
-    longest, rows = int((joints[:, 1] - joints[:, 0]).max()), sum(item.num_tokens for item in request.media)
+    longest = int((joints[:, 1] - joints[:, 0]).max())
     if longest > limits.max_joint:
         raise RequestError(
             f"{longest} tokens that see each other ({'one picture' if limits.ahead == 'items' else 'the prompt'}) are "
             f"computed in one step, which has room for {limits.max_joint} of them here; send fewer, or raise "
             "--max-num-batched-tokens and --max-prefill-chunk"
         )
-    if limits.ahead == "prompt" and rows > limits.encoder_capacity:
-        raise RequestError(f"the media have {rows} rows; at most {limits.encoder_capacity} fit into a prompt here")
+    if limits.ahead == "prompt" and request.media:
+        inside = np.searchsorted(joints[:, 0], [item.spans[0][0] for item in request.media], "right") - 1
+        rows = int(np.bincount(inside, [item.num_tokens for item in request.media]).max())
+        if rows > limits.encoder_capacity:
+            raise RequestError(f"the media have {rows} rows; at most {limits.encoder_capacity} fit into a prompt here")
 
 
 def _check_sampling(params: SamplingParams, limits: Limits) -> None:

@@ -224,10 +224,17 @@ class PoolingConfig:
     step_tag: int | None = None  # of tokens, the results of these alone are answered
     markers: Mapping[str, int] = field(default_factory=dict)  # by "query" and "document": a token before such a text
     skipped: tuple[int, ...] = ()  # tokens of documents whose vectors take no part
+    page: str = ""  # a picture's whole input with its placeholder: pictures are documents, alone in their inputs
+    endings: Mapping[str, str] = field(default_factory=dict)  # with `page`: texts behind a text, by the prompt's name
     two_towers: bool = False  # an input is a text or a picture, and tokens have no results
     text_len: int = 0  # tokens to which texts are filled up with `pad_token`; 0: they are as long as they are
     pad_token: int = 0
     end_token: int | None = None  # ends a text wherever it stands
+
+    @property
+    def one_each(self) -> bool:
+        """Whether an input is one text or one picture, and no conversation."""
+        return self.two_towers or bool(self.page)
 
     @property
     def whole(self) -> bool:

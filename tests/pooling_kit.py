@@ -198,13 +198,13 @@ def oracle(folder: Path) -> Any:
         return SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
 
 
-def close(found: np.ndarray, wanted: np.ndarray) -> None:
-    """POOLING section 6: cosine >= 1 - 1e-6 and no number off by more than 1e-5."""
+def close(found: np.ndarray, wanted: np.ndarray, off: float = 1e-5) -> None:
+    """POOLING section 6: cosine >= 1 - 1e-6 and no number off by more than `off`."""
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     assert found.shape == wanted.shape
     lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(wanted, axis=-1)
     assert ((found * wanted).sum(-1) / lengths).min() >= 1 - 1e-6
-    assert np.abs(found - wanted).max() <= 1e-5 * max(1.0, np.abs(wanted).max())
+    assert np.abs(found - wanted).max() <= off * max(1.0, np.abs(wanted).max())
 
 
 def read(path: Path) -> Any:

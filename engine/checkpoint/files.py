@@ -18,6 +18,8 @@ from engine.errors import ConfigError
 CONFIG = "config.json"
 PARAMS = "params.json"
 POINTER = b"version https://git-lfs"  # how a pointer of Git LFS begins
+INSIDE = "vlm_config"
+OF_THE_WHOLE = ("architectures", "model_type", "dtype", "torch_dtype")  # of a file that has one, never what it holds
 OLDER = {"max_sequence_length": "max_position_embeddings", "llm_config": "text_config"}
 
 
@@ -27,7 +29,14 @@ def read_root(folder: Path, overrides: Mapping[str, Any] | None = None, text_onl
         values, name = as_config(Section(read_json(folder / PARAMS), PARAMS), text_only), PARAMS
     else:
         values, name = read_json(folder / CONFIG), CONFIG
-    return Section(_merged(_renewed(values), overrides or {}), name)
+    return Section(_merged(_renewed(_flat(values)), overrides or {}), name)
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """A retriever's file with the model that it is made of: `vlm_config` describes that one and is otherwise whole."""
+    inner = values.get(INSIDE)
+    own = {key: values[key] for key in OF_THE_WHOLE if key in values}
+    return {**values, **inner, **own} if isinstance(inner, dict) else values
 
 
 def _renewed(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Encoders of texts: the classes of a checkpoint -> the file of their family; a part of registry.FAMILIES.
+"""Classes that make vectors and scores alone -> the file of their family; a part of registry.FAMILIES.
 
 Many encoders were saved with the head of their training (`...ForMaskedLM`, `...ForPreTraining`), which is not read.
 Thread: any; a table.
@@ -30,4 +30,9 @@ ENCODERS = {
     "HF_ColBERT": "engine.models.colbert",
     "T5EncoderModel": "engine.models.t5",
     "MT5EncoderModel": "engine.models.t5",
+    "CLIPModel": "engine.models.clip_model",
+    "SiglipModel": "engine.models.siglip",
+    "Siglip2Model": "engine.models.siglip2",
+    "ColPaliForRetrieval": "engine.models.colpali",
+    "ColQwen2ForRetrieval": "engine.models.colqwen2",
 }

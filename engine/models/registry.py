@@ -122,9 +122,6 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Qwen3OmniMoeThinkerForConditionalGeneration": "engine.models.qwen3_omni",
     "Qwen3OmniMoeForConditionalGeneration": "engine.models.qwen3_omni",
     **ENCODERS,
-    "CLIPModel": "engine.models.clip_model",
-    "SiglipModel": "engine.models.siglip",
-    "Siglip2Model": "engine.models.siglip2",
 }
 
 THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has

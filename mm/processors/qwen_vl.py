@@ -207,6 +207,12 @@ class QwenVL:
         return out, count_up(out, done, length, following) - length
 
 
+class QwenPages(QwenVL):
+    """Processor of ColQwen2ForRetrieval, which was trained with pages alone."""
+
+    modalities: frozenset[Modality] = frozenset(("image",))
+
+
 def count_up(out: np.ndarray, start: int, end: int, first: int) -> int:
     """Write plain text positions into out[:, start:end]; returns the position that follows."""
     out[:, start:end] = np.arange(first, first + end - start)

@@ -1,7 +1,8 @@
-"""Pictures as inputs of a model of two towers: an input is one text or one picture (API.md section 13).
+"""Pictures as inputs of a model of which an input is one text or one picture (API.md section 13).
 
 Owner: loop; media are fetched and decoded in the pool. In: one message, or sides of pairs, with content parts. Out: the
-inputs of the request; a picture's input is one placeholder, which its row overwrites.
+inputs of the request. A picture's input is what the model has for pages, or of two towers one placeholder, which its
+row overwrites.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from engine.model_config import PoolingConfig
 from mm.item import MediaRef
 from mm.splice import splice
 from server.errors import invalid
 from server.http.exchange import Exchange
 from server.job import media_preload, note_media
-from server.pooling.conversations import Parts
-from server.pooling.tokens import Cut, PooledInputs, tokenized
+from server.pooling.conversations import Parts, replaced
+from server.pooling.tokens import Cut, PooledInputs, pooling_of, tokenized, too_long
 from server.render.chat import FORMAT_FACTS
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
@@ -28,9 +30,12 @@ TOKENS = MediaTokens({"image": 0}, {}, {"image": ""})  # no text can spell a pic
 NONE = MediaTokens({}, {}, {})
 
 
-async def text_or_picture(exchange: Exchange, messages: list[dict[str, Any]], cut: Cut, salt: str) -> PooledInputs:
-    """The one input of a conversation."""
-    state = exchange.state
+async def text_or_picture(
+    exchange: Exchange, messages: list[dict[str, Any]], cut: Cut, salt: str, before: str, prompt_name: str | None
+) -> PooledInputs:
+    """The one input of a conversation; `before` is what the prompt of this name puts before a text."""
+    state, param = exchange.state, "messages[0].content"
+    config = pooling_of(state)
     if len(messages) != 1:
         text = f"messages: got {len(messages)}; this model reads one message, with one text or one picture"
         raise invalid("messages", text)
@@ -42,16 +47,31 @@ async def text_or_picture(exchange: Exchange, messages: list[dict[str, Any]], cu
     pictures = reader.media
     if len(pictures) + len(texts) != 1:
         raise invalid(
-            "messages[0].content",
-            f"messages[0].content: got {len(texts)} texts and {len(pictures)} pictures; this model makes a vector of "
-            "one text or of one picture, so send each as a request of its own",
+            param,
+            f"{param}: got {len(texts)} texts and {len(pictures)} pictures; this model reads one text or "
+            "one picture, so send each as a request of its own",
         )
     if texts:
-        return await tokenized(state, [texts[0]], cut, special=True, param="messages[0].content")
-    return await loaded(exchange, PooledInputs([np.zeros(1, np.int32)]), {0: pictures[0]}, salt)
+        role = prompt_name or config.default_prompt or ""
+        return await tokenized(state, [texts[0]], cut, True, before, param, role)
+    check_queries(config, {0: (messages[0]["content"], param)}, int(prompt_name == "query"))
+    return await loaded(exchange, PooledInputs([np.zeros(1, np.int32)]), {0: pictures[0]}, cut, salt)
 
 
-async def shown(exchange: Exchange, inputs: PooledInputs, parts: Mapping[int, Parts], salt: str) -> PooledInputs:
+def check_queries(config: PoolingConfig, parts: Mapping[int, Parts], count: int) -> None:
+    """400 for a picture among the first `count` items, which are queries, where pictures are pages."""
+    shown = min(parts, default=count)
+    if config.page and shown < count:
+        param = parts[shown][1]
+        raise invalid(
+            param, f"{param}: is a picture; this model finds pages by a text, so send the query as a text and pictures "
+            "as documents",
+        )  # fmt: skip
+
+
+async def shown(
+    exchange: Exchange, inputs: PooledInputs, parts: Mapping[int, Parts], cut: Cut, salt: str
+) -> PooledInputs:
     """The inputs with these pictures in the place of their texts."""
     most = exchange.state.config.media.media_max_items
     if len(parts) > most:
@@ -64,27 +84,28 @@ async def shown(exchange: Exchange, inputs: PooledInputs, parts: Mapping[int, Pa
         reader = reader_of(exchange.state)
         reader.parts(given, param)
         refs[at] = replace(reader.media[0], param=param)
-    return await loaded(exchange, inputs, refs, salt)
+    return await loaded(exchange, inputs, refs, cut, salt)
 
 
-async def loaded(exchange: Exchange, inputs: PooledInputs, refs: Mapping[int, MediaRef], salt: str) -> PooledInputs:
-    """Each item's placeholder in the place of its input, and the item ready for its tower."""
+async def loaded(
+    exchange: Exchange, inputs: PooledInputs, refs: Mapping[int, MediaRef], cut: Cut, salt: str
+) -> PooledInputs:
+    """Each picture's input in the place of its item, and the picture ready for its tower."""
     state = exchange.state
     assert state.media is not None, "a reader of messages refuses pictures where there is no tower"
     async with media_preload(exchange, salt) as ahead:
         processed = await ahead.load(list(refs.values()))
-    processor, ids = state.media.processor, list(inputs.ids)
+    processor, page = state.media.processor, pooling_of(state).page
     assert processor is not None, "the model has a tower"
-    placeholder = np.array([processor.placeholder("image")], np.int32)
-    for at in refs:
-        ids[at] = placeholder
-    starts = np.cumsum([0, *map(len, ids)])
-    media = []
-    for at, item in zip(refs, processed):
-        (one,) = splice(placeholder, (0,), [item], processor).media
-        media.append(replace(one, spans=((int(starts[at]), 1),)))
+    placeholder = processor.placeholder("image")
+    ids = np.array(state.tokenizer.encode(page) if page else [placeholder], np.int32)
+    slots = np.flatnonzero(ids == placeholder).tolist()
+    made = {at: splice(ids, slots, [item], processor) for at, item in zip(refs, processed)}
+    for at, ref in refs.items():
+        if len(made[at].prompt_token_ids) > cut.limit:
+            raise too_long(cut.limit, len(made[at].prompt_token_ids), ref.param or "input")
     note_media(exchange, ahead.report)
-    return PooledInputs(ids, media=tuple(media))
+    return replaced(inputs, made)
 
 
 def reader_of(state: AppState) -> MessageReader:

@@ -123,9 +123,13 @@ async def tokenized(
 
 
 def frame_of(state: AppState, role: str) -> Frame:
-    """The tokens around a text: those of the tokenizer, behind the first of them the model's marker of the role."""
+    """The tokens around a text: those of the tokenizer, behind the first of them the model's marker of the role; or
+    those that the model has in their place."""
+    config = pooling_of(state)
+    if config.page:
+        return (), tuple(state.tokenizer.encode(config.endings.get(role, "")))
     before, after = state.frames.single
-    marker = pooling_of(state).markers.get(role)
+    marker = config.markers.get(role)
     return (before if marker is None else (*before[:1], marker, *before[1:])), after
 
 

@@ -23,8 +23,8 @@ from server.http.watch import client_present, preparing
 from server.job import media_preload, with_media
 from server.pooling.conversations import Conversations, Parts, message, messages_of, replaced, seen
 from server.pooling.pairs import INSTEAD, items
+from server.pooling.pictures import check_queries, text_or_picture
 from server.pooling.pictures import shown as shown_instead
-from server.pooling.pictures import text_or_picture
 from server.pooling.roles import prompt_named
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import (
@@ -176,9 +176,10 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
         return await inputs_made(exchange, body, cut, salt)
     if body.input is not None:
         raise invalid("input", "input: stands beside messages; send one of the two")
-    if pooling_of(state).two_towers:
-        return await text_or_picture(exchange, body.messages, cut, salt)
     config, opens = pooling_of(state), body.add_generation_prompt
+    if config.one_each:
+        before = prompt_of(state, body.prompt_name)
+        return await text_or_picture(exchange, body.messages, cut, salt, before, body.prompt_name)
     prompt = await state.renderer.chat(
         body.messages,
         add_generation_prompt=config.messages and config.template_opens_answer if opens is None else opens,
@@ -215,8 +216,9 @@ async def inputs_made(exchange: Exchange, body: ClassifyBody, cut: Cut, salt: st
         made = await tokenized(state, inputs, cut, body.add_special_tokens is not False, before, role=role)
     if not parts:
         return made
-    if config.two_towers:
-        return await shown_instead(exchange, made, parts, salt)
+    if config.one_each:
+        check_queries(config, parts, len(inputs) if body.prompt_name == "query" else 0)
+        return await shown_instead(exchange, made, parts, cut, salt)
     found, prompts = await seen(exchange, parts, salt), dict.fromkeys(parts, before)
     return await in_pool_if(
         True, state, lambda: replaced(made, messages_of(state, config, found, parts, prompts, cut))

@@ -20,6 +20,7 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
 from server.pooling.conversations import replaced, seen
 from server.pooling.pairs import Pairs, apart, cosines, is_parts, late, prepared, seen_apart, seen_together, sides
+from server.pooling.pictures import check_queries
 from server.pooling.pictures import shown as with_rows
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import Cut, PooledInputs, cut_of, in_pool_if, pooling_of
@@ -100,6 +101,7 @@ async def scored(
     if instruction is not None and not reads_both:
         raise invalid("instruction", "instruction: this model makes vectors; put it before the query's text")
     state.tokenizer.require_texts("query")
+    check_queries(config, pairs.parts, len(pairs.queries))
     count = len(pairs.of) if reads_both else len(pairs.queries) + len(pairs.documents)
     async with client_present(request):
         with state.places.hold(count, exchange.key_name):
@@ -159,8 +161,8 @@ async def inputs_of(
         made = await in_pool_if(large, state, lambda: prepared(state, config, pairs, cut, per_document, instruction))
     if not pairs.parts:
         return made
-    if config.two_towers:
-        return await with_rows(exchange, made, pairs.parts, salt)
+    if config.one_each:
+        return await with_rows(exchange, made, pairs.parts, cut, salt)
     found = await seen(exchange, pairs.parts, salt)
     shown = seen_apart if config.task == "embed" else seen_together
     return await in_pool_if(True, state, lambda: replaced(made, shown(state, config, pairs, found, cut, instruction)))
