@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 import engine.runtime
-from engine.models.registry import build_model, load_model_config
-from engine.weights.table import expand
+from engine.errors import ConfigError
+from engine.models.registry import load_model_config
+from server.app import make_app
+from tests import pooling_kit as kit
 from tests import tiny_pages
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_pooling_steps import answered
 from tests.engine_kit import running
 from tests.pooling_kit import close
+from tests.server.asgi import Client
+from tests.server.conftest import config_of, ready
 from tests.server.test_two_towers import SIZES, TEXTS, URL, message, part, picture
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -120,9 +126,8 @@ async def test_scores_are_those_of_the_processor(pooling, kind):
 async def test_more_pages_than_one_step_holds_are_ranked(pooling, kind):
     """Together they have more tokens than a prompt may, and than a step has room for."""
     client = await pooling(tiny_pages.checkpoint(kind))
-    wanted = maxsim(kind, *(lambda one, many: (one[1], [each[1] for each in many]))(
-        tiny_pages.of_query(kind, QUERY), [tiny_pages.of_page(kind, picture(number)) for number in range(3)]
-    ))  # fmt: skip
+    pages = [tiny_pages.of_page(kind, picture(number))[1] for number in range(len(SIZES))]
+    wanted = maxsim(kind, tiny_pages.of_query(kind, QUERY)[1], pages)
     found = await scores(client, queries=QUERY, documents=[[part(at % 3)] for at in range(60)])
     np.testing.assert_allclose(found, wanted * 20, atol=1e-4)
 
@@ -181,18 +186,76 @@ async def test_the_device_path_sees_the_same(pooling, asked, monkeypatch, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-async def test_published_names_are_read(kind, tmp_path):
-    """As the converters of transformers wrote vidore/colpali-v1.2-hf and vidore/colqwen2-v1.0-hf."""
-    config = load_model_config(tiny_pages.checkpoint(kind))
-    model = build_model(config, torch.float32)
-    table = model.weight_table()
-    places = expand(table, model)
-    decoder, tower = {
-        "colqwen2": ("vlm.model.language_model.", "vlm.model.visual.blocks.0.norm1.weight"),
-        "colpali": ("vlm.language_model.model.", "vlm.vision_tower.vision_model.encoder.layers.0.layer_norm1.weight"),
-    }[kind]
-    head = "vlm.lm_head.weight" if kind == "colqwen2" else "vlm.language_model.lm_head.weight"
-    for name in (decoder + "embed_tokens.weight", decoder + "layers.1.self_attn.q_proj.weight", tower,
-                 "embedding_proj_layer.weight", "embedding_proj_layer.bias"):  # fmt: skip
-        assert table.canonical(name) in places, name
-    assert table.ignored(table.canonical(head))
+async def test_published_files_are_read(pooling, tmp_path, kind):
+    """The tensors' names as transformers' converters wrote vidore/colpali-v1.2-hf and vidore/colqwen2-v1.0-hf
+    (models/colpali and models/colqwen2, convert_*_weights_to_hf.py), with the head that both files still hold."""
+    folder = kit.shutil.copytree(tiny_pages.checkpoint(kind), tmp_path / "hf")
+    tensors = kit.load_file(folder / "model.safetensors")
+    if kind == "colqwen2":
+        decoder, head = "vlm.model.language_model.", "vlm.lm_head.weight"
+        moved = {"vlm.language_model.": decoder, "vlm.visual.": "vlm.model.visual."}
+    else:
+        decoder, head = "vlm.language_model.model.", "vlm.language_model.lm_head.weight"
+        moved = {"vlm.vision_tower.": "vlm.vision_tower.vision_model."}
+    named = {}
+    for name, tensor in tensors.items():
+        old = next((old for old in moved if name.startswith(old)), "")
+        named[moved.get(old, "") + name.removeprefix(old)] = tensor
+    assert named.keys() != tensors.keys()
+    named[head] = named[decoder + "embed_tokens.weight"].clone()
+    kit.save_file(named, folder / "model.safetensors", {"format": "pt"})
+    config = kit.read(folder / "config.json")
+    partly = {"model_type": config["vlm_config"]["text_config"]["model_type"], "hidden_size": 1}
+    kit.write(folder / "config.json", {**config, "is_composition": False, "text_config": partly})
+    client = await pooling(folder)
+    close((await pooled(client, messages=message(part(0))))[0], tiny_pages.of_page(kind, picture(0))[1], OFF)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "changes", "told"),
+    [
+        ("colqwen2", "processor_config.json", {"visual_prompt_prefix": "no page"}, "must hold <|IMAGE|> once"),
+        ("colpali", "processor_config.json", {"query_prefix": 7}, "query_prefix=7 must be a text"),
+        ("colpali", "tokenizer_config.json", {"bos_token": None}, "bos_token=None must be a token"),
+        ("colqwen2", "tokenizer_config.json", {"pad_token": "<pad>"}, "pad_token='<pad>' must be a token"),
+        ("colqwen2", "config.json", {"embedding_dim": 0}, "embedding_dim=0"),
+    ],
+)
+async def test_files_that_contradict_each_other_do_not_start(tmp_path, kind, file, changes, told):
+    folder = kit.shutil.copytree(tiny_pages.checkpoint(kind), tmp_path / kind)
+    kit.write(folder / file, {**kit.read(folder / file), **changes})
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_model_config(folder)
+
+
+async def test_a_retriever_of_pages_has_nothing_to_choose():
+    for refused in ({"pooler": {"pooling_type": "CLS"}}, {"runner": "generate"}):
+        with pytest.raises(ConfigError, match="leave the flag out"):
+            load_model_config(tiny_pages.checkpoint("colqwen2"), **refused)
+
+
+async def test_a_server_without_pictures_reads_texts_alone():
+    model = {"model": str(tiny_pages.checkpoint("colpali")), "num_threads": 1}
+    config = config_of(model=model, media={"limit_mm_per_prompt": {"image": 0, "audio": 0, "video": 0}})
+    async with ready(config) as state:
+        client = Client(make_app(state))
+        close((await pooled(client, input=QUERY))[0], tiny_pages.of_query("colpali", QUERY)[1])
+        answer = await client.post("/pooling", {"messages": message(part(0))})
+        assert (answer.status, "takes no image" in answer.error["message"]) == (400, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.9999), ("bfloat16", 0.99)])
+async def test_an_accelerator_makes_the_same_vectors(kind, eager, dtype, least):
+    model = {"model": str(tiny_pages.checkpoint(kind)), "device": "cuda", "dtype": dtype}
+    cache, rows = {"num_gpu_blocks_override": 0}, {"enforce_eager": eager}
+    async with ready(config_of(model=model, cache=cache, scheduler=rows)) as state:
+        client = Client(make_app(state))
+        urls = [part(number)["image_url"]["url"] for number in range(len(SIZES))]
+        found = await pooled(client, input=[QUERY, *({"image": url} for url in urls)])
+        wanted = [tiny_pages.of_query(kind, QUERY), *(tiny_pages.of_page(kind, picture(at)) for at in range(3))]
+        for vectors, (_, expected) in zip(found, wanted, strict=True):
+            assert (vectors * expected).sum(-1).min() >= least
