@@ -17,6 +17,7 @@ WIDTH = 24  # numbers of a vector
 PAGE = "<|im_start|>user\n<|vision_bos|><|IMAGE|><|vision_eos|>Describe the image.<|im_end|><|endoftext|>"
 KINDS = {  # the class of the processor of pictures, and of the retriever, and the model that it is made of
     "colqwen2": ("Qwen2VLImageProcessor", "ColQwen2", tiny_seeing.qwen2_vl),
+    "colqwen2_5": ("Qwen2VLImageProcessor", "ColQwen2", tiny.qwen2_5_vl),
     "colpali": ("SiglipImageProcessor", "ColPali", tiny_seeing.paligemma),
     "colpali-gemma2": ("SiglipImageProcessor", "ColPali", tiny_seeing.CHECKPOINTS["paligemma2"]),
 }
@@ -33,7 +34,10 @@ def checkpoint(kind: str) -> Path:
     config.tie_word_embeddings = False
     folder = kit.home() / kind
     tiny.save(tiny._model(getattr(transformers, f"{name}ForRetrieval"), config), folder)
-    tiny_seeing.write_processors(seeing, folder)
+    if kind == "colqwen2_5":
+        tiny._write_processors(folder)
+    else:
+        tiny_seeing.write_processors(seeing, folder)
     pictures = kit.read(folder / "preprocessor_config.json")
     kit.write(folder / "preprocessor_config.json", {**pictures, "image_processor_type": scales, "image_seq_length": 16})
     said = {"visual_prompt_prefix": PAGE} if name == "ColQwen2" else {}
@@ -91,9 +95,9 @@ def of_page(kind: str, picture: Image.Image) -> tuple[list[int], np.ndarray]:
 def of_text(kind: str, text: str) -> tuple[list[int], np.ndarray]:
     """The tokens of a text that is a document, and a vector of each: as colpali-engine's process_texts has them."""
     tokenizer = processor(kind).tokenizer
-    begin = "" if kind == "colqwen2" else tokenizer.bos_token
+    begin = "" if kind.startswith("colqwen") else tokenizer.bos_token
     ids = torch.tensor([tokenizer(begin + text, add_special_tokens=False).input_ids])
-    types = {} if kind == "colqwen2" else {"token_type_ids": torch.zeros_like(ids)}
+    types = {} if kind.startswith("colqwen") else {"token_type_ids": torch.zeros_like(ids)}
     return _vectors(kind, input_ids=ids, attention_mask=torch.ones_like(ids), **types)
 
 
