@@ -184,6 +184,7 @@ class HeadLayer:
     folder: str = ""  # or file, below the checkpoint's, of a layer with a file of its own; "": the checkpoint's files
     norm: str = ""  # the name of a LayerNorm's tensors; "": none
     norm_eps: float = 0.0
+    offset: float = 0.0  # is added to the bias
     token_ids: tuple[int, ...] = ()  # W is these rows of the language model's head; of one output, row [0] minus [1]
 
 

@@ -33,6 +33,7 @@ ENCODERS = {
     "CLIPModel": "engine.models.clip_model",
     "SiglipModel": "engine.models.siglip",
     "Siglip2Model": "engine.models.siglip2",
+    "JinaVLForRanking": "engine.models.jina_vl",
     "ColPaliForRetrieval": "engine.models.colpali",
     "ColQwen2ForRetrieval": "engine.models.colqwen2",
 }

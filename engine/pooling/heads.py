@@ -71,7 +71,7 @@ class PooledLinear:
         if self.layer.bias:
             (bias,) = pieces["bias"]
             assert bias is not None
-            self.bias = bias.to(placement.device, torch.float32, copy=True)
+            self.bias = bias.to(placement.device, torch.float32, copy=True) + self.layer.offset
 
 
 class TokenLogits(PooledLinear):

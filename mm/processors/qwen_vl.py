@@ -213,6 +213,14 @@ class QwenPages(QwenVL):
     modalities: frozenset[Modality] = frozenset(("image",))
 
 
+class JinaPages(QwenPages):
+    """Processor of JinaVLForRanking, whose code has sizes of pictures in the place of its file's."""
+
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
+        super().__init__(folder, config, picture_bytes)
+        self.vision.image = replace(self.vision.image, min_pixels=3_136, max_pixels=602_112)
+
+
 def count_up(out: np.ndarray, start: int, end: int, first: int) -> int:
     """Write plain text positions into out[:, start:end]; returns the position that follows."""
     out[:, start:end] = np.arange(first, first + end - start)

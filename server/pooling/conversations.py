@@ -7,6 +7,7 @@ media also their rows' places and the positions. A text is cut where that was as
     message    system: the checkpoint's prompt; user: the content
     chat       system: the instruction; query: the content; document: the content
     qwen3_vl   system and user as Qwen3-VL-Reranker was trained, which clients must not have to know
+    jina_vl    plain text (server/pooling/written)
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def pair(config: PoolingConfig, instruction: str | None) -> Turns:
 class Conversations:
     """How one request's contents become token ids."""
 
+    ending: tuple[int, ...] = ()  # tokens behind a conversation
+
     def __init__(self, state: AppState, turns: Turns, contents: int, opens: bool) -> None:
         """`contents`: of a conversation; `opens`: the prompt of an answer follows. 501 where the template shows not all
         of them."""
@@ -103,16 +106,20 @@ class Conversations:
         """The text of a conversation. Parts are texts for templates that read texts, or understand both."""
         template = self._state.renderer.template
         assert template is not None
-        written = self._state.renderer.media.placeholders
-
-        def plain(content: Content) -> str:
-            return "".join(part["text"] if part["type"] == "text" else written[part["type"]] for part in content)
-
         messages = []
         for role, content in self._turns(contents):
             flat = all(part["type"] == "text" for part in content) or template.content_format == "string"
-            messages.append({"role": role, "content": content if self._as_parts or not flat else plain(content)})
+            messages.append({"role": role, "content": content if self._as_parts or not flat else self.plain(content)})
         return template.render(messages, add_generation_prompt=self._opens)
+
+    def plain(self, content: Content) -> str:
+        """A content as text, with placeholders where its media stand."""
+        written = self._state.renderer.media.placeholders
+        return "".join(part["text"] if part["type"] == "text" else written[part["type"]] for part in content)
+
+    def as_shown(self, items: Sequence[Seen]) -> Sequence[Seen]:
+        """A conversation's contents in the order in which it shows them."""
+        return items
 
     def ids(self, texts: Sequence[str], cut: Cut, most: int | None, name: str, kept: str) -> np.ndarray:
         """Of texts, the last of which may be cut, to `most` tokens where they are given; `name`: of that text, `kept`:
@@ -126,7 +133,7 @@ class Conversations:
             text = tokenizer.decode(own[:most])
 
         def made(text: str) -> list[int]:
-            return tokenizer.encode(self.rendered([text_part(one) for one in (*before, text)]))
+            return [*tokenizer.encode(self.rendered([text_part(one) for one in (*before, text)])), *self.ending]
 
         ids = made(text)
         if len(ids) > cut.most and cut.asked is None:
@@ -145,7 +152,8 @@ class Conversations:
         state = self._state
         assert state.media is not None, "a reader of messages refuses media where there is no tower"
         text = state.renderer.media.spaced(self.rendered([item.content for item in items]))
-        ids = id_array(state.tokenizer.encode(text))
+        ids = id_array([*state.tokenizer.encode(text), *self.ending])
+        items = self.as_shown(items)
         media = [ref for item in items for ref in item.media]
         processed = [one for item in items for one in item.processed]
         prompt = Prompt(ids, tuple(media), state.renderer.media.slots(ids, media, name), text)

@@ -7,6 +7,7 @@ second text begins. A document is cut where that was asked for, a query never.
     qwen3        the text that the model was trained with, which clients must not have to know
     chat         a conversation of the roles query and document, by the checkpoint's template (conversations)
     qwen3_vl     a conversation of the user, by the checkpoint's template
+    jina_vl      plain text (written)
     vectors      cosine of the two vectors; a text that stands in several pairs is computed once
     tokens       MaxSim: of each token of the query the largest product with one of the document, added up
 """
@@ -23,9 +24,10 @@ import numpy as np
 from engine.model_config import PoolingConfig
 from mm.splice import Spliced
 from server.errors import ApiError, invalid
-from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, messages_of, pair, text_part
+from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, messages_of, text_part
 from server.pooling.roles import PROMPTS
 from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, frame_of, framed, shaped, too_long, where
+from server.pooling.written import pairs_of
 from server.render.messages import BARE_KEYS
 from server.state import AppState
 
@@ -148,7 +150,7 @@ def prepared(
         return _with_template(state, pairs, cut, per_document, instruction or INSTRUCTION)
     if config.template:
         count = len(pairs.documents)
-        made = Conversations(state, pair(config, instruction), 2, config.template_opens_answer)
+        made = pairs_of(state, config, instruction)
         side = replace(cut, side="right")  # of a document; the query stands on the left
         return PooledInputs([
             LATER if pairs.shows(query, document) else
@@ -232,7 +234,7 @@ def seen_together(
     state: AppState, config: PoolingConfig, pairs: Pairs, found: Mapping[int, Seen], cut: Cut, instruction: str | None
 ) -> dict[int, Spliced]:
     """The inputs of pairs with media. Pool."""
-    turns = Conversations(state, pair(config, instruction), 2, config.template_opens_answer)
+    turns = pairs_of(state, config, instruction)
     return {at: turns.spliced(both, cut, name) for at, both, name in pairs.contents(found)}
 
 

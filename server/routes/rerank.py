@@ -145,7 +145,7 @@ def by_maxsim(
 def sees(state: AppState) -> bool:
     """Whether items may hold media: a classifier of the tokenizer's pairs reads texts alone."""
     config = pooling_of(state)
-    return state.media is not None and (config.task == "embed" or config.template in ("chat", "qwen3_vl"))
+    return state.media is not None and (config.task == "embed" or config.template in ("chat", "qwen3_vl", "jina_vl"))
 
 
 async def inputs_of(
