@@ -14,7 +14,6 @@ GIL.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,16 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.errors import EngineError, GrammarConflictError
+from engine.grammar.compile import Grammar, fill_threads
 from engine.request import SamplingParams
 
 if TYPE_CHECKING:
     import llguidance
 
-    from engine.grammar.compile import Grammar
-
 log = logging.getLogger("omniloop.engine")
 
-MAX_THREADS = 8
 LEAST_JUMP = 2  # forced tokens: one costs a step either way
 MOST_BYTES = 256  # of forced text at a time
 WATCHED_FIELDS = (  # of SamplingParams: what would have to follow each token
@@ -58,11 +55,12 @@ class GrammarRow:
 
     __slots__ = (
         "_asleep", "_encode", "_end", "_ending_ids", "_is_free", "_jumped", "_jumps", "_left", "_matcher",
-        "_min_tokens", "_opens", "_starts", "_taken", "_verdict", "num_words", "over", "redoes", "wakes",
+        "_min_tokens", "_opens", "_starts", "_taken", "_verdict", "lane", "num_words", "over", "redoes", "wakes",
     )  # fmt: skip
 
     def __init__(self, grammar: Grammar, params: SamplingParams, jumps: bool = False) -> None:
-        self._matcher = grammar.matcher()
+        self.lane = grammar.lane()
+        self._matcher = self.lane.prototype.deep_copy()
         self._encode = grammar.vocabulary.encode
         self._end, self.num_words = grammar.vocabulary.end, grammar.vocabulary.num_words
         self._ending_ids = params.ending_token_ids
@@ -274,13 +272,17 @@ class GrammarRows:
         if self._executor is None:
             import llguidance
 
-            self._executor = llguidance.LLExecutor(max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
-        self.rows[slot] = GrammarRow(grammar, params, self.jumps)
+            self._executor = llguidance.LLExecutor(fill_threads())
+        self.reset(slot)
+        row = self.rows[slot] = GrammarRow(grammar, params, self.jumps)
+        row.lane.rows += 1
         self._has[slot] = True
 
     def reset(self, slot: int) -> None:
         """Forgets a freed slot."""
-        self.rows.pop(slot, None)
+        row = self.rows.pop(slot, None)
+        if row is not None:
+            row.lane.rows -= 1
         self._has[slot] = False
 
     def ledger(self) -> dict[str, int]:
@@ -315,6 +317,7 @@ class GrammarRows:
         steered = [(row.matcher, number) for number, row in enumerate(rows) if row.matcher is not None]
         if steered:
             assert self._executor is not None
+            steered.sort(key=lambda one: id(rows[one[1]].lane))  # a thread takes neighbours, and a lane has one lock
             self._executor.unsafe_compute_mask_ptr(steered, lines.ctypes.data, 4 * lines.shape[1], len(rows))
         words, tails = lines.view(np.uint32), np.zeros(len(rows), np.int32)
         for number, row in enumerate(rows):

@@ -12,6 +12,9 @@ minute.
 The library compiles without the GIL, so compiling threads cost others their cores alone: on Linux these threads step
 back behind the threads that compute. `make` is Python: it holds the GIL; the pool, which does not step back, runs it.
 
+Matchers that were copied from one prototype share the states of its lexer and a lock, so their lines are filled one
+after another. A grammar that many choices follow at one time is compiled again, for up to four lanes.
+
 The library's own step limits bound a compile (engine/grammar/vocabulary.py). The timeout ends the waiting alone.
 """
 
@@ -26,8 +29,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import GrammarError, GrammarReason
 from engine.grammar.lark import lark_of
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 FAILURE_S = 60.0  # seconds for which a failure is remembered
 MAX_FAILURES = 1024
 AT_ONE_TIME = 2  # compiles
+MAX_THREADS = 8
+CROWDED, MOST_LANES = 4, 4  # choices of each lane, from which another one is made; each may grow to 100 MB
 NICE = 10  # of the threads that compile: a tenth of the share of a thread that computes
 # Of the threads that compile: the library calls itself for each schema inside a schema, also along $ref, with 4 to 16
 # KiB each. Only what a compile touches is ever memory.
@@ -49,22 +54,44 @@ STACK_BYTES = 256 << 20
 BYTES_PER_CHARACTER, BYTES_AT_LEAST = 64, 1 << 18
 
 
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A prototype and how many live choices have copies of it, which the device thread counts."""
+
+    prototype: llguidance.LLMatcher
+    rows: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Grammar:
-    """A compiled grammar. Immutable: every choice advances a copy of the matcher."""
+    """A compiled grammar. Every choice advances a copy of a matcher; lanes come and never go."""
 
     spec: GrammarSpec
-    prototype: llguidance.LLMatcher
     vocabulary: GrammarVocabulary
+    lanes: list[Lane] = field(default_factory=list)
 
     def matcher(self) -> llguidance.LLMatcher:
         """A matcher of its own for one choice, at the beginning."""
-        return self.prototype.deep_copy()
+        return self.lanes[0].prototype.deep_copy()
+
+    def lane(self) -> Lane:
+        """The one with the fewest choices."""
+        return min(self.lanes, key=lambda lane: lane.rows)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether another lane is worth a compile."""
+        return len(self.lanes) < min(MOST_LANES, fill_threads()) and self.lane().rows >= CROWDED
+
+    @property
+    def lane_bytes(self) -> int:
+        """What a lane is taken to hold."""
+        return BYTES_AT_LEAST + BYTES_PER_CHARACTER * len(self.spec.text)
 
     @property
     def num_bytes(self) -> int:
-        """What it is taken to hold."""
-        return BYTES_AT_LEAST + BYTES_PER_CHARACTER * len(self.spec.text)
+        """What the grammar is taken to hold."""
+        return self.lane_bytes * len(self.lanes)
 
 
 class GrammarCompiler:
@@ -78,6 +105,7 @@ class GrammarCompiler:
         self._known: OrderedDict[bytes, Grammar] = OrderedDict()  # the least recently used first
         self._failed: OrderedDict[bytes, tuple[float, Exception]] = OrderedDict()  # the oldest first
         self._running: dict[bytes, asyncio.Future[Grammar]] = {}
+        self._adding: dict[bytes, asyncio.Future[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONE_TIME)
         self._threads = ThreadPoolExecutor(
             AT_ONE_TIME, "grammar", initializer=step_back
@@ -89,6 +117,9 @@ class GrammarCompiler:
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
+            if found.is_crowded and key not in self._adding:
+                adding = self._adding[key] = asyncio.ensure_future(self._add_lane(key, found))
+                adding.add_done_callback(_look)
             return found
         failed = self._failed.get(key)
         if failed is not None and time.monotonic() - failed[0] < FAILURE_S:
@@ -108,12 +139,7 @@ class GrammarCompiler:
         try:
             async with self._turns:
                 spec = await loop.run_in_executor(self._pool, self._written, make)
-                before = threading.stack_size(STACK_BYTES)
-                try:  # a thread of the executor starts with the call that needs it
-                    compiled = loop.run_in_executor(self._threads, compile_now, spec, self._vocabulary)
-                finally:
-                    threading.stack_size(before)
-                grammar = await compiled
+                grammar = await self._in_thread(spec)
             self._keep(key, grammar)
             return grammar
         except Exception as error:
@@ -123,6 +149,25 @@ class GrammarCompiler:
             raise
         finally:
             del self._running[key]
+
+    async def _add_lane(self, key: bytes, grammar: Grammar) -> None:
+        """Nobody waits for it; a compile that fails leaves the lanes there are."""
+        try:
+            async with self._turns:
+                made = await self._in_thread(grammar.spec)
+            grammar.lanes.extend(made.lanes)
+            if self._known.get(key) is grammar:
+                self.held_bytes += grammar.lane_bytes
+                self._evict()
+        finally:
+            del self._adding[key]
+
+    def _in_thread(self, spec: GrammarSpec) -> asyncio.Future[Grammar]:
+        before = threading.stack_size(STACK_BYTES)
+        try:  # a thread of the executor starts with the call that needs it
+            return asyncio.get_running_loop().run_in_executor(self._threads, compile_now, spec, self._vocabulary)
+        finally:
+            threading.stack_size(before)
 
     def _written(self, make: Callable[[], GrammarSpec]) -> GrammarSpec:
         """In the pool."""
@@ -140,9 +185,17 @@ class GrammarCompiler:
     def _keep(self, key: bytes, grammar: Grammar) -> None:
         self._known[key] = grammar
         self.held_bytes += grammar.num_bytes
+        self._evict()
+
+    def _evict(self) -> None:
         while self.held_bytes > self._cache_bytes and self._known:
             _, oldest = self._known.popitem(last=False)
             self.held_bytes -= oldest.num_bytes
+
+
+def fill_threads() -> int:
+    """That fill lines at one time (engine/grammar/advance)."""
+    return max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
 
 
 def step_back() -> None:
@@ -158,7 +211,7 @@ def compile_now(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Grammar:
     first = prototype.deep_copy()
     first.compute_bitmask()
     _check(first, spec)
-    return Grammar(spec, prototype, vocabulary)
+    return Grammar(spec, vocabulary, [Lane(prototype)])
 
 
 # What the library says, and what a client is told: our words, none of the library's.
@@ -187,7 +240,7 @@ def _check(matcher: llguidance.LLMatcher, spec: GrammarSpec) -> None:
     raise GrammarError("grammar_invalid", told)
 
 
-def _look(done: asyncio.Future[Grammar]) -> None:
+def _look(done: asyncio.Future[Any]) -> None:
     """Nobody may be left to await a compile whose waiters gave up."""
     if not done.cancelled():
         done.exception()

@@ -12,9 +12,11 @@ import pytest
 
 from engine.errors import GrammarError
 from engine.grammar import compile as compiling
-from engine.grammar.compile import NICE, GrammarCompiler
+from engine.grammar.advance import GrammarRows
+from engine.grammar.compile import CROWDED, MOST_LANES, NICE, GrammarCompiler
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
+from engine.request import SamplingParams
 from tests.engine.grammar.kit import TOKENS, allowed, compiled, drawn, vocabulary
 
 
@@ -49,6 +51,52 @@ async def test_equal_keys_compile_once_also_at_the_same_time(pool):
     assert first is second is third
     assert make.count == 1
     assert (await kept.get(b"other", make)) is not first
+
+
+async def settled(kept):
+    while kept._adding:
+        await asyncio.gather(*kept._adding.values())
+
+
+async def test_a_grammar_that_many_choices_follow_gets_lanes(pool, monkeypatch):
+    monkeypatch.setattr(compiling, "fill_threads", lambda: 8)
+    kept, make, rows = compiler(pool), Maker('start: "a" | "b"'), GrammarRows(64)
+    grammar = await kept.get(b"k", make)
+    one = kept.held_bytes
+    for slot in range(64):
+        assert await kept.get(b"k", make) is grammar
+        await settled(kept)
+        rows.admit(slot, grammar, SamplingParams())
+    assert len(grammar.lanes) == MOST_LANES
+    assert kept.held_bytes == MOST_LANES * one == grammar.num_bytes
+    assert (make.count, sum(lane.rows for lane in grammar.lanes)) == (1, 64)
+    assert all(lane.rows >= CROWDED for lane in grammar.lanes)
+    slots = np.arange(64)
+    lines = rows.fill(slots, lambda *shape: np.zeros(shape, np.int32), lambda _slot: None)
+    assert lines.places == slots.tolist()
+    assert np.array_equal(lines.words, lines.words[:1].repeat(64, 0))
+    rows.admit(0, compiled('start: "c"'), SamplingParams())  # a slot that is given again without having been freed
+    for slot in range(64):
+        rows.reset(slot)
+    assert [lane.rows for lane in grammar.lanes] == [0] * MOST_LANES
+    await kept.get(b"k", make)
+    assert not kept._adding
+    kept.close()
+
+
+async def test_a_lane_that_does_not_compile_leaves_those_there_are(pool, monkeypatch):
+    monkeypatch.setattr(compiling, "fill_threads", lambda: 8)
+    kept, make = compiler(pool), Maker()
+    grammar = await kept.get(b"k", make)
+    grammar.lanes[0].rows = CROWDED
+    monkeypatch.setattr(compiling, "compile_now", lambda *_args: 1 / 0)
+    await kept.get(b"k", make)
+    with pytest.raises(ZeroDivisionError):
+        await settled(kept)
+    assert (len(grammar.lanes), await kept.get(b"k", make), kept.held_bytes) == (1, grammar, grammar.num_bytes)
+    with pytest.raises(ZeroDivisionError):
+        await settled(kept)
+    kept.close()
 
 
 async def test_failures_are_remembered(pool):
