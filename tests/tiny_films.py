@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import BatchFeature, PreTrainedConfig
+from transformers import BatchFeature, PreTrainedConfig, video_processing_utils
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 from transformers.processing_utils import transformers_module
-from transformers.video_processing_utils import VideoProcessorMixin
 from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
 from tests import tiny
 from tests.tiny_seeing import MARKS, SQUARE, TEXT
 
+VideoProcessorMixin: Any = getattr(video_processing_utils, "VideoProcessorMixin", object)  # not in 5.17
 SIDE = 56
 WORDS = {"image_token": "<|IMAGE|>", "video_token": "<|VIDEO|>"}
 
