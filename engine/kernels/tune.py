@@ -166,11 +166,6 @@ def choose(device: Target, rows: int, width: int, depth: int, gated: bool) -> Sp
     return _by_rule(device.num_units, width, depth, gated) if rows <= 32 else None
 
 
-# Microseconds of the vendor's product and of ours at 1 row, one H100: 13.9 -> 11.2 where programs fill 0.68 of the
-# units (2880 x 4096), 12.6 -> 13.0, 10.2 -> 9.9, 20.8 -> 21.1 at 0.61 (5120 x 2880, 2048, 5120).
-LEAST_FILLED = 0.65
-
-
 def _by_rule(units: int, width: int, depth: int, gated: bool) -> Split | None:
     """One program per unit with long tiles in flight, where their number fills the units well."""
     if gated:
@@ -180,4 +175,4 @@ def _by_rule(units: int, width: int, depth: int, gated: bool) -> Split | None:
     programs = tiles * splits
     filled = programs / (-(-programs // units) * units)
     fits = splits == 1 or tiles <= MAX_TILES
-    return Split(64, 256, splits, 3, 4) if fits and filled >= LEAST_FILLED else None
+    return Split(64, 256, splits, 3, 4) if fits and filled >= 0.7 else None
