@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
@@ -109,8 +110,8 @@ def refuse_arguments(module: Any) -> None:
         )
     if not encode or decoder is base:
         raise ConfigError(
-            "has no tower that turns a picture or a sound into rows of the prompt (get_image_features, "
-            "get_audio_features)"
+            f"has no tower in transformers {transformers.__version__} that turns a picture or a sound into rows of the "
+            "prompt (get_image_features, get_audio_features with mm_encoder_outputs); a newer transformers may have one"
         )
     more = arguments(base.forward) - KNOWN - frozenset().union(*map(arguments, encode.values()))
     if more:
