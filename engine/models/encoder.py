@@ -68,10 +68,7 @@ class EncoderLayer:
         attended = self.attend(queries, keys, values, bounds, bias)
         if index is not None:
             x, attended = x.index_select(0, index), attended.index_select(0, index)
-        x = self.after_attention(x, attended)
-        inner = self.up(x)
-        inner = inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation)
-        return self.down.normed_sum(self.mlp_norm, x, inner)
+        return self.after_mlp(self.after_attention(x, attended))
 
     def normed(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, heads, head_dim] each, before they are rotated."""
@@ -84,6 +81,12 @@ class EncoderLayer:
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """x [T, hidden], which is overwritten, attended [T, heads * head_dim] -> what the MLP reads."""
         return self.o.normed_sum(self.attention_norm, x, attended)
+
+    def after_mlp(self, x: Tensor) -> Tensor:
+        """x [T, hidden], which is overwritten -> the layer's result."""
+        inner = self.up(x)
+        inner = inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation)
+        return self.down.normed_sum(self.mlp_norm, x, inner)
 
 
 class Encoder(Model):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import nomic_kit
 from tests import pooling_kit as kit
 from tests.engine.test_pooling_steps import INPUTS, answered, arrays, request
 from tests.engine_kit import running
@@ -20,6 +21,7 @@ BODIES = {
     "bert": lambda: kit.encoder("bert"),
     "modernbert": lambda: kit.damped(kit.modernbert(), 0.7),
     "nomic": lambda: kit.encoder("nomic"),
+    "nomic with experts": nomic_kit.checkpoint,
     "gte": lambda: kit.encoder("gte"),
     "mpnet": lambda: kit.damped(kit.encoder("mpnet"), 0.7),  # 0.99904 undamped, by rounding alone
     "deberta": lambda: kit.damped(kit.encoder("deberta"), 0.7),

@@ -48,7 +48,10 @@ class CodedExperts(ExpertsWeight):
     def pairs(self, chosen: Tensor) -> Pairs:
         return pairs_of(chosen, self.num_experts, self.invariant)
 
-    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation, weights: Tensor | None = None) -> Tensor:
+    def of_tokens(
+        self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None
+    ) -> Tensor:
+        assert activation is not None, "experts without a gate are read as they are saved, never as codes"
         tile = self._tile(pairs, x, gated=True)
         return coded_product(x, self.weight, self.num_experts, self.bias, pairs, activation, tile, weights)
 

@@ -39,8 +39,11 @@ class DenseExperts(ExpertsWeight):
     def pairs(self, chosen: Tensor) -> Pairs:
         return pairs_of(chosen, len(self.weight), self.invariant)
 
-    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation, weights: Tensor | None = None) -> Tensor:
-        return launch_grouped(x, self.weight, self.bias, pairs, activation, self._tile(pairs, gated=True), weights)
+    def of_tokens(
+        self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None
+    ) -> Tensor:
+        tile = self._tile(pairs, gated=activation is not None)
+        return launch_grouped(x, self.weight, self.bias, pairs, activation, tile, weights, of_tokens=True)
 
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
         made = launch_grouped(rows, self.weight, self.bias, pairs, None, self._tile(pairs, gated=False))

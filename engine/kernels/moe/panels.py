@@ -33,14 +33,19 @@ class ExpertPanels(ExpertsWeight):
     def pairs(self, chosen: Tensor) -> Pairs:
         return sort_pairs(chosen, len(self.experts))
 
-    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation, weights: Tensor | None = None) -> Tensor:
+    def of_tokens(
+        self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None
+    ) -> Tensor:
         assert pairs.order is not None
         rows = x.index_select(0, pairs.order // pairs.top_k)
         if weights is not None:
             rows = (rows * weights.flatten()[pairs.order, None]).to(x.dtype)
         out = x.new_empty(len(rows), self.out_features)
         for weight, mine in self._each(pairs):
-            out[mine] = weight.gated(rows[mine], activation)
+            if activation is None:
+                weight.linear(rows[mine], out[mine])
+            else:
+                out[mine] = weight.gated(rows[mine], activation)
         return out
 
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:

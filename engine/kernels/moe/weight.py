@@ -4,7 +4,7 @@ Owner: the model; read only after loading. In: the rows of tokens and the expert
 each pair of a token and an expert. A form is a class and a file: panels (CPU), dense and coded (accelerators).
 
     pairs       the experts that tokens chose -> pairs, side by side where one expert has several
-    of_tokens   x [T, H] -> a row for each pair, pairs of one expert side by side
+    of_tokens   x [T, H] -> a row for each pair, pairs of one expert side by side; with an activation of gate and up
     of_pairs    these rows -> [T, top_k, H], each token's experts in the order in which the token chose them
 """
 
@@ -37,10 +37,14 @@ class ExpertsWeight(ABC):
         """chosen [T, top_k] int32 -> the order in which this form multiplies the pairs."""
 
     @abstractmethod
-    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation, weights: Tensor | None = None) -> Tensor:
+    def of_tokens(
+        self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None
+    ) -> Tensor:
         """x [T, in_features] -> activate(gate, up) [pairs, out_features / 2], pairs sorted by expert.
 
-        weights: float32 [T, top_k], by which each pair's input is multiplied; None: the input stays.
+        activation: None: experts have no gate, and the result is the product, [pairs, out_features].
+        weights, with an activation alone: float32 [T, top_k], by which each pair's input is multiplied; None: the input
+        stays.
         """
 
     @abstractmethod

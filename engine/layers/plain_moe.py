@@ -1,0 +1,66 @@
+"""PlainMoE: a router and experts of two matrices each, without a gate; stands where an encoder's MLP stands.
+
+    chosen, weights = route(x)          x [T, hidden]
+    y = sum over k of weights[k] * down[chosen[k]](activate(up[chosen[k]](x))) + bias, which is added once
+
+Thread: device. In: what the attention's norm leaves. Out: what the MLP's norm adds to it. The checkpoint holds all
+matrices of a kind in one, an expert below the other, those of down transposed, as megablocks does
+(https://github.com/databricks/megablocks). An encoder's steps have no rows that choose nobody.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.kernels.activation import Activation, pointwise
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.moe.combine import combine
+from engine.kernels.moe.pack import pack_experts
+from engine.kernels.moe.route import route
+from engine.kernels.moe.weight import ExpertsWeight
+from engine.layers.moe import PerExpert, Router
+from engine.model_config import ExpertsConfig
+from engine.weights.table import Wanted
+
+
+class PlainExperts:
+    """w1 and w2 [E * width, hidden]: up of each expert, and down's transposed."""
+
+    __slots__ = ("down", "num_experts", "shape", "up")
+
+    up: ExpertsWeight
+    down: ExpertsWeight
+
+    def __init__(self, num_experts: int, width: int, hidden: int) -> None:
+        self.num_experts = num_experts
+        self.shape = (num_experts * width, hidden)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {name: (Wanted(self.shape),) for name in ("w1", "w2")}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (first,), (second,) = pieces["w1"], pieces["w2"]
+        assert first is not None
+        assert second is not None
+        ups, downs = (list(whole.unflatten(0, (self.num_experts, -1))) for whole in (first, second))
+        self.up = pack_experts(ups, None, self.num_experts, placement, gated=False)
+        self.down = pack_experts([matrix.T for matrix in downs], None, self.num_experts, placement, gated=False)
+
+
+class PlainMoE:
+    """Stands where an MLP of two products stands."""
+
+    __slots__ = ("activation", "bias", "matrices", "router", "routing")
+
+    def __init__(self, hidden: int, config: ExpertsConfig, activation: Activation) -> None:
+        self.routing, self.activation = config.routing, activation
+        self.router = Router(hidden, config.routing.num_experts, biased=False)
+        self.matrices = PlainExperts(config.routing.num_experts, config.width, hidden)
+        self.bias = PerExpert("bias", hidden)  # of all experts together
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, hidden] -> as much."""
+        chosen, weights = route(x, self.router.weight, None, self.routing)
+        pairs = self.matrices.up.pairs(chosen)
+        inner = pointwise(self.matrices.up.of_tokens(x, pairs, None), self.activation)
+        return combine(self.matrices.down.of_pairs(inner, pairs), weights, None, None, None).add_(self.bias.weight)
