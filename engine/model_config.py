@@ -185,10 +185,13 @@ class HeadLayer:
     norm: str = ""  # the name of a LayerNorm's tensors; "": none
     norm_eps: float = 0.0
     offset: float = 0.0  # is added to the bias
+    norm_bias: bool = False
+    tied: bool = False  # W is the table of embeddings; the module has the bias alone
     token_ids: tuple[int, ...] = ()  # W is these rows of the language model's head; of one output, row [0] minus [1]
 
 
-Activation = Literal["normalize", "identity", "sigmoid", "softmax", "relu"]  # of a result, applied by the server
+# Of a result, applied by the server.
+Activation = Literal["normalize", "identity", "sigmoid", "softmax", "relu", "log1p_relu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +230,8 @@ class PoolingConfig:
     skipped: tuple[int, ...] = ()  # tokens of documents whose vectors take no part
     page: str = ""  # a picture's whole input with its placeholder: pictures are documents, alone in their inputs
     endings: Mapping[str, str] = field(default_factory=dict)  # with `page`: texts behind a text, by the prompt's name
+    layers_first: bool = False  # `layers` are computed of every token, and what they make is pooled
+    compares_products: bool = False  # texts are compared by the product of their vectors as they are, else by cosine
     two_towers: bool = False  # an input is a text or a picture, and tokens have no results
     text_len: int = 0  # tokens to which texts are filled up with `pad_token`; 0: they are as long as they are
     pad_token: int = 0
@@ -245,7 +250,7 @@ class PoolingConfig:
     @property
     def heads_of_tokens(self) -> dict[str, TokenHead]:
         """By task; their numbers lie side by side in the line of a token."""
-        if self.two_towers:
+        if self.two_towers or self.layers_first:
             return {}
         own: Any = f"token_{self.task}"
         return {head.task: head for head in self.token_heads or (TokenHead(own, self.layers, self.activation),)}

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 from engine.checkpoint.files import read_json
+from engine.checkpoint.pooling_lexical import POOLING, lexical
 from engine.checkpoint.pooling_messages import LENGTHS, opens_answer, reads_messages
 from engine.checkpoint.pooling_tokens import late_interaction, step_tag, token_heads
 from engine.checkpoint.section import Section
@@ -22,7 +23,7 @@ from engine.errors import ConfigError
 from engine.model_config import HeadLayer, PoolingConfig, PoolingKind
 
 # What the name of an architecture says that the class makes.
-Form = Literal["generate", "embed", "score", "reward", "tokens", "process"]
+Form = Literal["generate", "embed", "score", "reward", "tokens", "process", "lexical"]
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 KINDS: dict[str, PoolingKind] = {  # by the names in the files, newer and older, and of --pooler-config
@@ -73,7 +74,9 @@ def read_pooling(
     _check_given(given)
     prompts = read_json(folder / PROMPTS, required=False)
     steps = str(given.get("pooling_type")).upper() == "STEP"
-    if body.form in ("tokens", "process") or steps:
+    if body.form == "lexical":
+        found = lexical(folder, modules, body.head, prompts, **_of_every_kind(folder, prompts))
+    elif body.form in ("tokens", "process") or steps:
         found = _classes_of_tokens(folder, root, body, given, prompts)
     elif body.form in ("score", "reward") or tokens is not None:
         found = _classifier(folder, root, body, tokens, prompts)
@@ -81,7 +84,7 @@ def read_pooling(
         found = _scorer(folder, modules, body, prompts)
     else:
         found = _embedder(folder, root, modules, body, given, prompts)
-    if found.task == "embed" and not found.tokens_only:
+    if found.task == "embed" and not found.tokens_only and not found.layers_first:
         found = replace(found, token_heads=token_heads(folder, body.hidden_size, found.activation))
     return found
 
@@ -249,9 +252,14 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
         parts = PurePosixPath(path)
         if parts.is_absolute() or ".." in parts.parts or "\\" in path:
             raise ConfigError(f"{MODULES}: {name} has the path {path!r}, which leaves the folder")
-        if name == "Transformer" and path:
-            raise ConfigError(f"{MODULES}: Transformer lies in {path!r}; its files must lie in the folder itself")
+        if name.endswith("Transformer") and path:
+            raise ConfigError(f"{MODULES}: {name} lies in {path!r}; its files must lie in the folder itself")
     return [(name, path) for _, name, path in sorted(found)]
+
+
+def is_lexical(folder: Path) -> bool:
+    """Whether modules.json pools logits of the vocabulary."""
+    return any(name == POOLING for name, _ in _modules(folder))
 
 
 def _usual(root: Section, body: Body) -> PoolingKind:

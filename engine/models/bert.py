@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from engine.checkpoint.pooling import Form, labels_of
+from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.rope import FULL, RopeDefaults, no_rope, read_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import refuse
@@ -85,7 +86,10 @@ def post_norm_text(body: Section, rope: RopeDefaults | None, **family: Any) -> T
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of BertForSequenceClassification and BertForTokenClassification, and of the families that have their heads."""
+    """Of Bert's ForSequenceClassification, ForTokenClassification and ForMaskedLM, and of families with such heads."""
+    if form == "lexical":
+        gaps = "cls.predictions"
+        return head_of_gaps(body, (f"{gaps}.transform.dense", f"{gaps}.transform.LayerNorm", gaps))
     hidden = body.size("hidden_size")
     last = HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
     if form != "score":

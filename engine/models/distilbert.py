@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.checkpoint.pooling import Form, labels_of
+from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.section import Section
 from engine.model_config import HeadLayer, ModelConfig
 from engine.models.bert import text
@@ -42,7 +43,9 @@ class DistilBert(Encoder):
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of DistilBertForSequenceClassification and DistilBertForTokenClassification."""
+    """Of DistilBertForSequenceClassification, DistilBertForTokenClassification and DistilBertForMaskedLM."""
+    if form == "lexical":
+        return head_of_gaps(body, ("vocab_transform", "vocab_layer_norm", "vocab_projector"))
     hidden = body.size("hidden_size")
     last = HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
     if form != "score":

@@ -19,7 +19,7 @@ import torch
 
 from engine.checkpoint import config as common
 from engine.checkpoint.files import read_json, read_root
-from engine.checkpoint.pooling import Body, Form, read_pooling
+from engine.checkpoint.pooling import Body, Form, is_lexical, read_pooling
 from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
@@ -201,6 +201,7 @@ def _under(
     family: Family, folder: Path, root: Section, body: Section, form: Form, hidden_size: int, pooler: Mapping[str, Any]
 ) -> Body:
     """What pooling must know of the model below it."""
+    form = "lexical" if family.head and is_lexical(folder) else form
     head = family.head(body, form) if family.head else ()
     own = family.pooling and family.pooling(folder, body, root, pooler)
     return Body(hidden_size, form, family.head is not None, sees_all(family, root, body), head, own)

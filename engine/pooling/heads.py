@@ -6,6 +6,8 @@ multiplied in float32.
 
     last, cls      forward of these tokens alone -> layers
     mean and such  forward of all tokens -> one row for each input (kernels/pool_rows) -> layers
+    SPLADE         forward of all tokens -> layers, whose last makes a logit of every token of the vocabulary -> the
+                   largest of each (its log(1 + relu) is the server's: the order of both does not matter)
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class PooledLinear:
         self.weight: Tensor | None = None  # [out_features, in_features] float32
         self.bias = None
         self.activation = ACTIVATIONS[layer.activation]
-        self.norm = LayerNorm(layer.out_features, layer.norm_eps, bias=False) if layer.norm else None
+        self.norm = LayerNorm(layer.out_features, layer.norm_eps, bias=layer.norm_bias) if layer.norm else None
 
     def __call__(self, x: Tensor) -> Tensor:
         assert self.weight is not None
@@ -72,6 +74,27 @@ class PooledLinear:
             (bias,) = pieces["bias"]
             assert bias is not None
             self.bias = bias.to(placement.device, torch.float32, copy=True) + self.layer.offset
+
+
+class TiedLogits(PooledLinear):
+    """A logit of every token of the vocabulary: embeddings times x, and a bias."""
+
+    def __init__(self, layer: HeadLayer, embedding: Embedding) -> None:
+        super().__init__(layer)
+        self._embedding = embedding
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight is None:
+            self.weight = self._embedding.table[: self.layer.out_features].float()
+        return super().__call__(x)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"bias": (Wanted((self.layer.out_features,)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (bias,) = pieces["bias"]
+        assert bias is not None
+        self.bias = bias.to(placement.device, torch.float32, copy=True)
 
 
 class TokenLogits(PooledLinear):
@@ -109,7 +132,11 @@ class Pooler:
     def __init__(self, config: PoolingConfig, embedding: Embedding, vocab_size: int, tied: bool) -> None:
         self.config = config
         self.layers = [
-            TokenLogits(layer, embedding, vocab_size, tied) if layer.token_ids else PooledLinear(layer)
+            TiedLogits(layer, embedding)
+            if layer.tied
+            else TokenLogits(layer, embedding, vocab_size, tied)
+            if layer.token_ids
+            else PooledLinear(layer)
             for layer in config.layers
         ]
         self.token_heads = [[PooledLinear(layer) for layer in head.layers] for head in config.token_heads]
@@ -152,8 +179,7 @@ class Pooler:
             batch.sample_index = None
         hidden = forward(batch)
         if kind not in ("last", "cls"):
-            counted = None if batch.pool_start is None else batch.pool_start[:rows]
-            hidden = pool_rows(hidden, starts[: rows + 1], kind, counted)
+            return self._pooled(hidden, starts[: rows + 1], batch)
         return self.project(hidden)
 
     def lines_of(self, hidden: Tensor, batch: Batch, ends: Tensor) -> Tensor:
@@ -164,7 +190,13 @@ class Pooler:
             return self.project(hidden.index_select(0, ends))
         if kind == "cls":
             return self.project(hidden.index_select(0, starts[:-1].long()))
-        counted = None if batch.pool_start is None else batch.pool_start[: len(ends)]
+        return self._pooled(hidden, starts, batch)
+
+    def _pooled(self, hidden: Tensor, starts: Tensor, batch: Batch) -> Tensor:
+        """Of all tokens' hidden states a line for each input; they begin and end at `starts`."""
+        kind, counted = self.config.kind, None if batch.pool_start is None else batch.pool_start[: len(starts) - 1]
+        if self.config.layers_first:
+            return pool_rows(self.project(hidden), starts, kind, counted)
         return self.project(pool_rows(hidden, starts, kind, counted))
 
     def project(self, hidden: Tensor) -> Tensor:

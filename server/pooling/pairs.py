@@ -8,7 +8,7 @@ second text begins. A document is cut where that was asked for, a query never.
     chat         a conversation of the roles query and document, by the checkpoint's template (conversations)
     qwen3_vl     a conversation of the user, by the checkpoint's template
     jina_vl      plain text (written)
-    vectors      cosine of the two vectors; a text that stands in several pairs is computed once
+    vectors      cosine, or product, of the two vectors; a text that stands in several pairs is computed once
     tokens       MaxSim: of each token of the query the largest product with one of the document, added up
 """
 
@@ -242,6 +242,12 @@ def cosines(vectors: Sequence[np.ndarray], pairs: Pairs) -> list[float]:
     """Of each pair; vectors as `apart` has their inputs."""
     made = np.stack(list(vectors)).astype(np.float32)
     made /= np.maximum(np.linalg.norm(made, axis=1, keepdims=True), np.float32(1e-12))
+    return products(made, pairs)
+
+
+def products(vectors: np.ndarray | Sequence[np.ndarray], pairs: Pairs) -> list[float]:
+    """The dot product of each pair."""
+    made = np.asarray(vectors)
     queries, documents = made[: len(pairs.queries)], made[len(pairs.queries) :]
     index = np.asarray(pairs.of)
     return np.einsum("pw,pw->p", queries[index[:, 0]], documents[index[:, 1]]).tolist()

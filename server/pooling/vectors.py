@@ -32,6 +32,8 @@ def activated(array: np.ndarray, activation: Activation) -> np.ndarray:
             return 1 / (1 + np.exp(-array))
     if activation == "relu":
         return np.maximum(array, 0)
+    if activation == "log1p_relu":
+        return np.log1p(np.maximum(array, 0))
     if activation == "softmax":
         shifted = np.exp(array - array.max(axis=-1, keepdims=True))
         return shifted / shifted.sum(axis=-1, keepdims=True)

@@ -19,12 +19,23 @@ from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
 from server.pooling.conversations import replaced, seen
-from server.pooling.pairs import Pairs, apart, cosines, is_parts, late, prepared, seen_apart, seen_together, sides
+from server.pooling.pairs import (
+    Pairs,
+    apart,
+    cosines,
+    is_parts,
+    late,
+    prepared,
+    products,
+    seen_apart,
+    seen_together,
+    sides,
+)
 from server.pooling.pictures import check_queries
 from server.pooling.pictures import shown as with_rows
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import Cut, PooledInputs, cut_of, in_pool_if, pooling_of
-from server.pooling.vectors import LARGE, finished, of_tokens
+from server.pooling.vectors import LARGE, activated, finished, of_tokens
 from server.routes.endpoint import check_model, gateway_priority, json_response, pooling_route, response_id
 from server.sampling import priority_of, salt_of
 from server.schema.pooling import RerankBody, ScoreBody
@@ -112,10 +123,12 @@ async def scored(
     tokens = sum(map(len, made.ids))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     about = {"id": name, "created": int(time.time()), "model": model, "usage": usage}
+    large = sum(array.size for array in arrays) > LARGE
     if by_tokens:
-        large = sum(array.size for array in arrays) > LARGE
         return about, await in_pool_if(large, state, lambda: by_maxsim(config, made.ids, arrays, pairs, body))
     if not reads_both:
+        if config.layers_first:
+            return about, await in_pool_if(large, state, lambda: by_weights(config, arrays, pairs))
         return about, cosines(arrays, pairs)
     return about, [float(finished(array, config.activation, body.use_activation, None)[0]) for array in arrays]
 
@@ -130,6 +143,12 @@ def compares_tokens(config: PoolingConfig, task: str | None) -> bool:
     if task not in known:
         raise invalid("task", f"task: got {shown(task)}; this model compares by {' and '.join(known)}")
     return task == "token_embed"
+
+
+def by_weights(config: PoolingConfig, arrays: list[Any], pairs: Pairs) -> list[float]:
+    """Each pair's product or cosine of weights of the vocabulary. Pool."""
+    compare = products if config.compares_products else cosines
+    return compare([activated(array, config.activation) for array in arrays], pairs)
 
 
 def by_maxsim(

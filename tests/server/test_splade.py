@@ -1,0 +1,133 @@
+"""SPLADE over the routes: sentence-transformers' SparseEncoder gives the same weights and products; both paths."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine.runtime
+from engine.errors import ConfigError
+from engine.models.registry import load_model_config
+from tests import pooling_kit as kit
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine.test_pooling_steps import arrays
+from tests.engine_kit import running
+from tests.pooling_kit import close
+from tests.server.test_embeddings import vectors
+from tests.server.test_rerank import DOCUMENTS, QUERY, scores
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+TEXTS = [text for text in kit.TEXTS if text]
+KINDS = ("bert", "distilbert")
+
+
+@functools.cache
+def checkpoint(kind: str, old: bool = True, similarity: str | None = None) -> Path:
+    """A model that fills gaps, with SparseEncoder's modules; `old`: as sentence-transformers 5 names them."""
+    import transformers
+
+    name = kit.ENCODERS[kind]
+    renamed = kit.OF_DISTILBERT if kind == "distilbert" else {}
+    sizes = {renamed.get(key, key): size for key, size in zip(kit.SIZES, (64, 96, 3, 4))}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=tiny.VOCAB_SIZE, max_position_embeddings=128, pad_token_id=1, **sizes
+    )
+    folder = kit.home() / f"splade-{kind}-{old}-{similarity}"
+    tiny.save(tiny._model(getattr(transformers, f"{name}ForMaskedLM"), config), folder)
+    first = "sparse_encoder.models.MLMTransformer" if old else "base.modules.transformer.Transformer"
+    listed = [("", first), ("1_SpladePooling", "sparse_encoder.models.SpladePooling")]
+    kit.write(folder / "modules.json", [
+        {"idx": at, "name": str(at), "path": path, "type": f"{kit.ST}.{kind}"} for at, (path, kind) in enumerate(listed)
+    ])  # fmt: skip
+    kit.write(folder / "sentence_bert_config.json", {"max_seq_length": 128, "do_lower_case": False})
+    kit.write(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max", "activation_function": "relu"})
+    said = {"model_type": "SparseEncoder", "prompts": {}, "similarity_fn_name": similarity}
+    kit.write(folder / "config_sentence_transformers.json", said)
+    return kit.framed(folder, "bert")
+
+
+@functools.cache
+def oracle(folder: Path) -> Any:
+    """The body and head of the folder in sentence-transformers, float32 on the CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers import SparseEncoder
+
+        return SparseEncoder(str(folder), device="cpu")
+
+
+def weights(folder: Path, texts: list[str]) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = oracle(folder).encode(texts, batch_size=1, convert_to_sparse_tensor=False)
+    return found.numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_weights_are_those_of_sentence_transformers(pooling, kind):
+    folder = checkpoint(kind)
+    client, wanted = await pooling(folder), weights(folder, TEXTS)
+    assert wanted.shape == (len(TEXTS), tiny.VOCAB_SIZE)
+    assert (wanted == 0).any(), "relu has something to do"
+    close(await vectors(client, TEXTS), wanted)
+    for text, one in zip(TEXTS, wanted):
+        close(await vectors(client, text), [one])
+    data = (await client.post("/pooling", {"input": TEXTS})).json()["data"]
+    close([one["data"] for one in data], wanted)
+
+
+@pytest.mark.parametrize("similarity", [None, "cosine"])
+async def test_scores_are_products_or_cosines(pooling, similarity):
+    folder = checkpoint("bert", similarity=similarity)
+    client = await pooling(folder)
+    query, *documents = weights(folder, [QUERY, *DOCUMENTS])
+    if similarity == "cosine":
+        query, documents = kit.unit(query), kit.unit(np.stack(documents))
+    found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
+    np.testing.assert_allclose(found, [float(query @ one) for one in documents], rtol=1e-5)
+
+
+async def test_tokens_one_by_one_are_not_to_be_had(pooling):
+    client = await pooling(checkpoint("bert"))
+    assert (await client.post("/pooling", {"input": "x", "task": "token_embed"})).status >= 400
+    assert (await client.post("/v1/embeddings", {"input": "x", "dimensions": 8})).status == 400
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_alone_as_in_a_crowd_and_as_on_the_device_path(kind, monkeypatch):
+    draw = np.random.default_rng(0)
+    inputs = [draw.integers(2, 260, draw.integers(1, 129)).astype(np.int32) for _ in range(40)]
+    few = {"max_num_seqs": 8, "max_num_queued_reqs": 4, "max_num_batched_tokens": 192, "num_gpu_blocks_override": 0}
+    async with running(checkpoint(kind), **few) as served:
+        together = await arrays(served, inputs)
+        for at in (0, 7, 39):
+            np.testing.assert_allclose((await arrays(served, [inputs[at]]))[0], together[at], rtol=0, atol=1e-5)
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    for settings in ({}, {"enforce_eager": True}):
+        async with running(checkpoint(kind), **few, **settings) as served:
+            for one, other in zip(await arrays(served, inputs), together):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+
+
+async def test_files_of_both_generations_and_what_is_refused():
+    assert load_model_config(checkpoint("bert")).pooling == load_model_config(checkpoint("bert", old=False)).pooling
+    folder = kit.changed(checkpoint("distilbert", old=False), "splade-refused")
+    assert load_model_config(folder).pooling.compares_products
+    with pytest.raises(ConfigError, match="tie_word_embeddings"):
+        load_model_config(folder, {"tie_word_embeddings": False})
+    with pytest.raises(ConfigError, match="hidden_act"):
+        load_model_config(folder, {"activation": "relu"})
+    for key, value in {"pooling_strategy": "sum", "activation_function": "log1p_relu"}.items():
+        kit.write(folder / "1_SpladePooling" / "config.json", {key: value})
+        with pytest.raises(ConfigError, match=key):
+            load_model_config(folder)
+    electra = kit.changed(kit.encoder("electra"), "splade-electra")
+    kit.write(electra / "modules.json", kit.read(folder / "modules.json"))
+    with pytest.raises(ConfigError, match="SpladePooling is supported behind"):
+        load_model_config(electra)
