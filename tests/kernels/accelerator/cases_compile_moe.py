@@ -122,9 +122,7 @@ def test_compiles(name, target):
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize(
-    "target", ["sm_90", "gfx942", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
-)
+@pytest.mark.parametrize("target", ["sm_90", "gfx942", *OTHERS])
 @pytest.mark.parametrize("each", [0, 16, 32, 64, 128])  # pairs of an expert; 0: not sorted
 @pytest.mark.parametrize("gated", [False, True])
 def test_grouped_products_compile(target, each, gated):

@@ -179,15 +179,18 @@ def drawn(tokens: int, top_k: int, experts: int, spread: str) -> Pairs:
 @pytest.mark.parametrize(("width", "depth"), [(64, 64), (50, 72)])
 @pytest.mark.parametrize("block_m", [16, 32])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_grouped_products(tokens, top_k, experts, width, depth, spread, biased, activation, dtype, block_m, weighed):
+@pytest.mark.parametrize("of_tokens", [False, True])
+def test_grouped_products(
+    tokens, top_k, experts, width, depth, spread, biased, activation, dtype, block_m, weighed, of_tokens
+):  # fmt: skip
     gated = activation is not None
     pairs = drawn(tokens, top_k, experts, spread)
     weight = (torch.randn(experts, width * (1 + gated), depth) / 8).to(dtype)
     bias = torch.randn(experts, width * (1 + gated)).to(dtype) if biased else None
-    x = torch.randn(tokens if gated else pairs.count, depth).to(dtype)
+    x = torch.randn(tokens if gated or of_tokens else pairs.count, depth).to(dtype)
     given = torch.rand(tokens, top_k) if weighed and gated else None
-    got = launch_grouped(x, weight, bias, pairs, activation, Tile(block_m, 32, 32, 2, 4), given)
-    assert error(got, grouped_reference(x, weight, bias, pairs, activation, given)) < (
+    got = launch_grouped(x, weight, bias, pairs, activation, Tile(block_m, 32, 32, 2, 4), given, of_tokens)
+    assert error(got, grouped_reference(x, weight, bias, pairs, activation, given, of_tokens)) < (
         1e-6 if dtype == torch.float32 else 1e-3
     )
 
