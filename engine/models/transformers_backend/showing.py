@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
@@ -109,6 +108,8 @@ def refuse_arguments(module: Any) -> None:
             "not served through transformers"
         )
     if not encode or decoder is base:
+        import transformers
+
         raise ConfigError(
             f"has no tower in transformers {transformers.__version__} that turns a picture or a sound into rows of the "
             "prompt (get_image_features, get_audio_features with mm_encoder_outputs); a newer transformers may have one"
