@@ -22,7 +22,7 @@ from _fast.scheduler import Scheduler
 from engine.ahead import Ahead, joints_of
 from engine.errors import AdmissionError, EngineError, scope_of
 from engine.kernels.sampling.draw import mix64
-from engine.request import ADAPTER, Modality, Request, TokenLogprob
+from engine.request import ADAPTER, Request, TokenLogprob
 from engine.step.executor import Executor
 
 log = logging.getLogger("omniloop.engine")
@@ -60,7 +60,7 @@ class Admission:
         poison: bool,
         ahead: Ahead = "",
         window: int = 0,
-        adapters: tuple[Modality, ...] = (),
+        adapters: tuple[str, ...] = (),
     ) -> None:
         """`ahead`: which tokens of a prompt see later ones; `window`: the shortest of a layer, 0: no layer has one;
         `adapters`: those of the model."""

@@ -219,6 +219,7 @@ class PoolingConfig:
     dimensions: tuple[int, ...] | None = ()  # to which vectors may be cut; (): any, None: no cut is allowed
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
     default_prompt: str | None = None
+    adapters: tuple[str, ...] = ()  # prompts, or tasks, whose inputs are computed with an adapter, in the model's order
     pools_prompt: bool = True  # False: the tokens of such a prompt are left out of an input's pooled row
     template: str = ""  # of pairs, a name in server/pooling/pairs; "": the tokenizer's own pairs
     messages: bool = False  # a text is a user's message of the chat template, and a prompt the system's
@@ -236,6 +237,10 @@ class PoolingConfig:
     text_len: int = 0  # tokens to which texts are filled up with `pad_token`; 0: they are as long as they are
     pad_token: int = 0
     end_token: int | None = None  # ends a text wherever it stands
+
+    def adapter_of(self, prompt: str | None) -> int:
+        """The number of the adapter of inputs with this prompt, from 1; 0: none."""
+        return self.adapters.index(prompt) + 1 if prompt in self.adapters else 0
 
     @property
     def one_each(self) -> bool:

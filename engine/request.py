@@ -134,6 +134,7 @@ class PoolingParams:
     seconds: np.ndarray | None = None  # int32 [n]: where in each input the second text of a pair begins; 0: no pair
     pool_starts: np.ndarray | None = None  # int32 [n]: the first token of each input that counts in its array
     per_token: bool = False  # a line for every token; else one line
+    adapters: np.ndarray | None = None  # int32 [n]: the number of the model's adapter of each input, from 1; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,10 @@ class Request:
     grammar: Grammar | None = None  # what the answers must look like; each choice gets a matcher of its own
     pooling: PoolingParams | None = None
 
-    def adapter(self, adapters: Sequence[Modality]) -> int:
-        """The number of the first of a model's adapters whose media the request shows, from 1; 0: none."""
+    def adapter(self, adapters: Sequence[str]) -> int:
+        """The number of the adapter that the input asks for, or of the first whose media the request shows; 0: none."""
+        if self.pooling is not None and self.pooling.adapters is not None:
+            return int(self.pooling.adapters[0])
         shown = {item.modality for item in self.media}
         return next((number for number, media in enumerate(adapters, 1) if media in shown), 0)
 
@@ -164,10 +167,11 @@ class Request:
         """Input k of a request with `pooling`, as a request of its own."""
         assert self.pooling is not None
         start, end = self.pooling.starts[k : k + 2].tolist()
-        seconds, counted = (
-            None if column is None else column[k : k + 1] for column in (self.pooling.seconds, self.pooling.pool_starts)
+        seconds, counted, adapters = (
+            None if column is None else column[k : k + 1]
+            for column in (self.pooling.seconds, self.pooling.pool_starts, self.pooling.adapters)
         )
-        own = PoolingParams(np.array([0, end - start]), seconds, counted, self.pooling.per_token)
+        own = PoolingParams(np.array([0, end - start]), seconds, counted, self.pooling.per_token, adapters)
         media = tuple(
             replace(item, spans=tuple((first - start, length) for first, length in item.spans))
             for item in self.media

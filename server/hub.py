@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.files import CONFIG, PARAMS
+from engine.checkpoint.pooling_tasks import ADAPTER_CONFIG, FOLDERS
 from engine.errors import ConfigError
 from engine.weights.files import (
     ADAPTER,
@@ -47,7 +48,8 @@ log = logging.getLogger("omniloop")
 
 # Beside the weights: configurations, tokenizers in every format that is read here, templates, the weights' index.
 BESIDE = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "additional_chat_templates/*.jinja")
-ALWAYS = "*-lora/adapter_config.json"  # small, and says that a model is made of adapters
+# Small, and says that a model is made of adapters.
+ALWAYS = tuple(f"{name}/{ADAPTER_CONFIG}" for name in ("*-lora", *FOLDERS.values()))
 NOT_BESIDE = ("*/*.json", "*.bin.index.json", "*.h5.index.json", "*.msgpack.index.json", "*/*.model")
 LISTING_S = 15.0  # the hub's answer to the first request
 
@@ -228,7 +230,7 @@ def lacking(name: str, folder: Path, weights: bool) -> list[str]:
     gaps = [] if present & {CONFIG, PARAMS} else [CONFIG]
     if weights:
         indexed = present & {INDEX, CONSOLIDATED_INDEX}
-        adapters = {f"{path.parent.name}/{ADAPTER}" for path in folder.glob(ALWAYS)}
+        adapters = {f"{path.parent.name}/{ADAPTER}" for known in ALWAYS for path in folder.glob(known)}
         files = weight_files(name, folder, present | {ADAPTER} | adapters | (set() if indexed else {SINGLE}))
         gaps += [file for file in files if not (folder / file).exists()]
     return gaps
@@ -239,7 +241,7 @@ def beside(names: Collection[str]) -> list[str]:
     return [
         name
         for name in sorted(names)
-        if fnmatchcase(name, ALWAYS)
+        if any(fnmatchcase(name, known) for known in ALWAYS)
         or (
             any(fnmatchcase(name, pattern) for pattern in BESIDE)
             and not any(fnmatchcase(name, pattern) for pattern in NOT_BESIDE)

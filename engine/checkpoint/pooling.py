@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from engine.checkpoint.files import read_json
 from engine.checkpoint.pooling_lexical import POOLING, lexical
 from engine.checkpoint.pooling_messages import LENGTHS, opens_answer, reads_messages
+from engine.checkpoint.pooling_tasks import has_tasks, tasks_of
 from engine.checkpoint.pooling_tokens import late_interaction, step_tag, token_heads
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
@@ -34,7 +35,8 @@ KINDS: dict[str, PoolingKind] = {  # by the names in the files, newer and older,
 ACTIVATIONS = {  # the last part of a class of torch.nn -> its name in engine/pooling/heads
     "Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid",
 }  # fmt: skip
-ANY_DIMENSIONS = ("qwen3-embedding",)  # names of models that may be cut and whose files do not say so
+# Names of models that may be cut and whose files do not say so.
+ANY_DIMENSIONS = ("qwen3-embedding", "jina-embeddings-v3", "nomic-embed-text-v2")
 GIVEN = (  # keys of --pooler-config
     "pooling_type", "use_activation", "normalize", "dimensions", "step_tag_id", "returned_token_ids",
 )  # fmt: skip
@@ -132,7 +134,7 @@ def _embedder(
         pools_prompt=pools_prompt or kind == "last",
         messages=reads_messages(folder),
         template_opens_answer=opens_answer(folder),
-        **(_of_every_kind(folder, prompts) | late),
+        **(_of_every_kind(folder, prompts) | late | tasks_of(folder, root, _prompts(prompts))),
     )
 
 
@@ -269,6 +271,8 @@ def _usual(root: Section, body: Body) -> PoolingKind:
     said = said or (root.values.get("emb_pooler") if body.form == "embed" else None)  # JinaBERT's
     if isinstance(said, str) and said in KINDS:
         return KINDS[said]
+    if said is None and body.form == "embed" and has_tasks(root):
+        return "mean"
     if said is not None:
         raise ConfigError(f"config.json: pooling by {said!r} is not supported; supported are {', '.join(KINDS)}")
     return "cls" if body.is_encoder else "last"

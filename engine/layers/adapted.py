@@ -1,6 +1,7 @@
-"""Adapters that a checkpoint is made of (LoRA), each for the requests that show its kind of media.
+"""Adapters that a checkpoint is made of (LoRA), each for the requests that show its kind of media, or have its task.
 
     y = W x + B (s(adapter of x) * A x)      A, B: the halves of all adapters of a layer, s: by column its scale or 0
+    row = E[id] + B (s(adapter of id) * A[id])      of a table of embeddings
 
 Owner: the model. In: the number of each token's adapter, data of the step like its position, so that graphs are the
 same for all rows. Out: the Weight of a layer. A row without an adapter gets zeros added, and has the bits of W x; where
@@ -14,24 +15,25 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.kernels.gemm.pack import Placement, pack
 from engine.kernels.gemm.weight import Weight
 from engine.layers.linear import Linear
 from engine.quant.base import weight_dtype
-from engine.request import Modality
 from engine.weights.table import Wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One adapter of a decoder, and what the checkpoint calls its tensors below the name of a linear layer."""
+    """One adapter, and what the checkpoint calls its tensors below the name of a linear layer."""
 
-    media: Modality  # requests that show it are computed with the adapter
+    name: str  # the media that requests show, or the task that they have, which are computed with the adapter
     modules: Collection[str]  # last components of the names of the matrices that it changes
     rank: int
     scale: float
     halves: tuple[str, str] = ("lora_A.weight", "lora_B.weight")
+    table_halves: tuple[str, str] = ("lora_embedding_A", "lora_embedding_B")  # below the name of a table
 
 
 class Chosen:
@@ -121,6 +123,45 @@ class Site:
     def around(self, base: Weight) -> Weight:
         """The layer's weight."""
         return AdaptedWeight(base, self)
+
+
+class TableSite:
+    """The halves of all adapters of a table of embeddings; a part beside the table, with its name in the checkpoint."""
+
+    __slots__ = ("changing", "chosen", "down", "num_rows", "up", "width", "widths")
+
+    down: Tensor  # [num_rows, sum of ranks]
+    up: Weight
+
+    def __init__(self, name: str, num_rows: int, width: int, adapters: Sequence[Adapter], chosen: Chosen) -> None:
+        """`name`: the last component of the table's name; `adapters`: the model's."""
+        self.num_rows, self.width, self.chosen = num_rows, width, chosen
+        self.changing = [each for each in adapters if name in each.modules]
+        self.widths = tuple(each.rank if name in each.modules else 0 for each in adapters)
+
+    def add_to(self, x: Tensor, ids: Tensor) -> None:
+        """Adds to the rows x [T, width] of the table, in place, what their adapters change; ids [T] int64."""
+        shares = self.chosen.shares(self.widths)
+        if shares is not None:
+            self.up.linear(functional.embedding(ids, self.down).to(x.dtype).mul_(shares), x, x)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        wanted: dict[str, tuple[Wanted | None, ...]] = {}
+        for adapter in self.changing:
+            a, b = adapter.table_halves
+            wanted[a] = (Wanted((adapter.rank, self.num_rows)),)
+            wanted[b] = (Wanted((self.width, adapter.rank)),)
+        return wanted
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        downs, ups = (
+            [piece for each in self.changing for piece in pieces[each.table_halves[half]] if piece is not None]
+            for half in (0, 1)
+        )
+        kept = weight_dtype(downs[0].dtype, placement)
+        self.down = torch.cat([a.to(placement.device, kept) for a in downs]).t().contiguous()
+        self.up = pack(torch.cat([b.to(placement.device, kept) for b in ups], 1), None, placement)
+        self.chosen.prepare(self.widths, placement.dtype, placement.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

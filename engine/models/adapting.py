@@ -14,28 +14,36 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.layers.adapted import Adapter, Chosen, Site
 from engine.layers.linear import Linear
+from engine.models.base import Model
 from engine.models.decoder import Decoder
-from engine.request import Modality
-from engine.weights.table import Row, parts_of
+from engine.weights.table import Row, Table, parts_of
 
 
 def adapt(model: Decoder, adapters: Sequence[Adapter]) -> None:
     """Gives the linear layers of the decoder's layers their adapters, numbered from 1."""
-    model.chosen = chosen = Chosen([each.scale for each in adapters])
-    model.adapters = tuple(each.media for each in adapters)
+    model.chosen = Chosen([each.scale for each in adapters])
+    model.adapters = tuple(each.name for each in adapters)
+    rows = place(model, model.table, adapters, model.chosen)
+    model.table = replace(model.table, rows=(*model.table.rows, *rows))
+
+
+def place(
+    model: Model, table: Table, adapters: Sequence[Adapter], chosen: Chosen, kind: type[Site] = Site
+) -> list[Row]:
+    """A site beside each linear layer of the layers that an adapter changes, and the rows of the sites."""
     modules = {name for each in adapters for name in each.modules}
     sites: dict[str, Row] = {}
     part: Any
-    for row, names, part in parts_of(model.table, model):
+    for row, names, part in parts_of(table, model):
         changed = modules & {name.rpartition(".")[2] for name in names}
         if changed and row.target.startswith("layers.") and isinstance(part, Linear):
-            part.site = Site(part, names, adapters, chosen)
+            part.site = kind(part, names, adapters, chosen)
             sites[row.target] = replace(row, target=f"{row.target}.site")
-    model.table = replace(model.table, rows=(*model.table.rows, *sites.values()))
+    return list(sites.values())
 
 
-def read_adapter(section: Section, media: Modality) -> Adapter:
-    """Of adapter_config.json, as PEFT writes it."""
+def read_adapter(section: Section, name: str) -> Adapter:
+    """Of adapter_config.json, as PEFT writes it; `name`: the media or the task that the adapter is for."""
     plain = {"peft_type": "LORA", "bias": "none", "use_rslora": False, "use_dora": False, "fan_in_fan_out": False}
     for key, needed in {**plain, "rank_pattern": {}, "alpha_pattern": {}}.items():
         given = section.values.get(key)
@@ -45,4 +53,4 @@ def read_adapter(section: Section, media: Modality) -> Adapter:
     if not modules:
         raise ConfigError(f"{section.path}: target_modules must be a list of the matrices that the adapter changes")
     rank = section.size("r")
-    return Adapter(media, frozenset(modules), rank, section.number("lora_alpha") / rank)
+    return Adapter(name, frozenset(modules), rank, section.number("lora_alpha") / rank)

@@ -37,8 +37,9 @@ class Model(ABC):
     dtype: torch.dtype  # of activations and caches
     device: str
     towers: Mapping[Modality, Tower]  # by what they encode; empty for text only
-    # Adapters of the checkpoint by the media that they are for: a request has the first whose media it shows.
-    adapters: tuple[Modality, ...] = ()
+    # Adapters of the checkpoint by the media, or by the task, that they are for: a request has the first whose media it
+    # shows, an input that is pooled the one it asks for.
+    adapters: tuple[str, ...] = ()
     sparse: Mapping[int, SparseMLP] = MappingProxyType({})  # by layer number: those that have experts
     pooler: Pooler | None = None  # of a model that makes vectors or scores in the place of tokens
 

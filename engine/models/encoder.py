@@ -67,8 +67,12 @@ class EncoderLayer:
             queries, keys = apply_rope(heads[:, : 2 * self.heads], rope.cos, rope.sin).split(self.heads, 1)
         attended = self.attend(queries, keys, values, bounds, bias)
         if index is not None:
-            x, attended = x.index_select(0, index), attended.index_select(0, index)
+            x, attended = self.keep(index, x, attended)
         return self.after_mlp(self.after_attention(x, attended))
+
+    def keep(self, index: Tensor, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens of `index`, int64 [S], with which the layer goes on."""
+        return x.index_select(0, index), attended.index_select(0, index)
 
     def normed(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, heads, head_dim] each, before they are rotated."""

@@ -11,7 +11,7 @@ ALL = (*VECTORS_AND_SCORES, "ForTokenClassification", "ForMaskedLM")
 CLASSES = {  # how a family's classes begin -> its module, how they end
     "Bert": ("bert", ALL),
     "Roberta": ("roberta", ALL),
-    "XLMRoberta": ("roberta", ALL),
+    "XLMRoberta": ("xlm_roberta", ALL),
     "Camembert": ("roberta", ALL),
     "DistilBert": ("distilbert", ALL),
     "Electra": ("electra", (*ALL, "ForPreTraining")),
@@ -20,6 +20,7 @@ CLASSES = {  # how a family's classes begin -> its module, how they end
     "DebertaV2": ("deberta_v2", ALL),
     "ModernBert": ("modernbert", ALL),
     "JinaBert": ("jina_bert", ALL),
+    "JinaEmbeddingsV3": ("jina_embeddings_v3", ALL),
     "NomicBert": ("nomic_bert", VECTORS_AND_SCORES),
     "New": ("gte", VECTORS_AND_SCORES),
     "Gte": ("gte", VECTORS_AND_SCORES),
@@ -27,6 +28,7 @@ CLASSES = {  # how a family's classes begin -> its module, how they end
 ENCODERS = {
     f"{name}{ending}": f"engine.models.{module}" for name, (module, endings) in CLASSES.items() for ending in endings
 } | {
+    "XLMRobertaLoRA": "engine.models.xlm_roberta",
     "HF_ColBERT": "engine.models.colbert",
     "T5EncoderModel": "engine.models.t5",
     "MT5EncoderModel": "engine.models.t5",

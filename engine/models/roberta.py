@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-R (BGE-M3's dense vectors, e5-multilingual, bge-reranker-v2): BERT with one type of tokens.
+"""RoBERTa and CamemBERT: BERT with one type of tokens; XLM-R's are the same (xlm_roberta.py).
 
 The first position of an input is the row behind that of the padding token.
 """
@@ -42,4 +42,4 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return HeadLayer("classifier.dense", hidden, hidden, bias=True, activation="tanh"), last
 
 
-FAMILY = Family(name="RoBERTa, XLM-R, CamemBERT", model=Roberta, text=text, head=head, first_position=first_position)
+FAMILY = Family(name="RoBERTa, CamemBERT", model=Roberta, text=text, head=head, first_position=first_position)

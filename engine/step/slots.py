@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.ahead import Ahead, joints_of, last_keys
-from engine.request import Modality, Request
+from engine.request import Request
 
 
 class SlotState:
@@ -35,7 +35,7 @@ class SlotState:
         max_blocks: int,
         num_groups: int,
         ahead: Ahead = "",
-        adapters: tuple[Modality, ...] = (),
+        adapters: tuple[str, ...] = (),
     ) -> None:
         self._ahead: Ahead = ahead
         self._adapters = adapters

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.files import CONFIG, POINTER, head_dim, read_json, refuse_pointer
+from engine.checkpoint.pooling_tasks import FOLDERS, JINA_V3
 from engine.errors import ConfigError
 from engine.weights import consolidated
 from engine.weights.gguf import GGUF, Gguf, GgufReader, read_gguf
@@ -32,6 +34,7 @@ MAX_HEADER_BYTES = 104_857_600
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
+OF_ADAPTERS = re.compile(r"\.lora_(embedding_)?[AB]\b")  # in the names of their tensors
 CONSOLIDATED = "consolidated*.safetensors"
 CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes
@@ -129,7 +132,7 @@ def open_checkpoint(folder: str | Path) -> list[Shard]:
     """The shards of a folder, headers read and checked; ConfigError when there are none or one is damaged."""
     folder = Path(folder)
     present = {path.name for path in folder.iterdir() if path.is_file()}
-    present |= {path.relative_to(folder).as_posix() for path in folder.glob(f"*-lora/{ADAPTER}")}
+    present |= {path.relative_to(folder).as_posix() for path in folder.glob(f"*/{ADAPTER}")}
     return shards_of(folder, present, lambda file: read_header(folder / file))
 
 
@@ -165,15 +168,20 @@ def adapter_files(folder: Path, present: Collection[str]) -> dict[str, str]:
     files = {ADAPTER: ""} if config.get("has_lora_adapter") is True else {}
     if config.get("model_type") == "phi4_multimodal":
         files = {f"{name}-lora/{ADAPTER}": name for name in ("vision", "speech")}
+    elif config.get("model_type") == JINA_V3:
+        files = {f"{name}/{ADAPTER}": name for name in FOLDERS.values()}
     return {file: name for file, name in files.items() if file in present}
 
 
 def _adapter(shard: Shard, name: str) -> Shard:
-    """The tensors of a named adapter with the name in theirs: lora_A.weight is lora_A.NAME.weight."""
+    """The tensors of a named adapter with the name in theirs: lora_A.weight is lora_A.NAME.weight.
+
+    Those of a table are lora_embedding_A.NAME.
+    """
     if not name:
         return shard
     names = {
-        original.removeprefix("base_model.model.").replace(".weight", f".{name}.weight"): original
+        OF_ADAPTERS.sub(rf"\g<0>.{name}", original.removeprefix("base_model.model.")): original
         for original in shard.tensors
     }
     return Shard(shard.path, {new: shard.tensors[original] for new, original in names.items()}, names)

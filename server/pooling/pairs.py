@@ -196,10 +196,13 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
     """The inputs of a model that makes vectors: all queries, then all documents. Pool."""
     found: list[np.ndarray] = []
     starts: list[np.ndarray] = []
+    adapters: list[int] = []
     said = [INSTEAD if at in pairs.parts else text for at, text in enumerate((*pairs.queries, *pairs.documents))]
     middle = len(pairs.queries)
     for texts, role, param in ((said[:middle], "query", "query"), (said[middle:], "document", pairs.param)):
-        prompt = _prompt_of(config, role)
+        name = _prompt_of(config, role)
+        prompt = config.prompts.get(name, "")
+        adapters += [config.adapter_of(name)] * len(texts)
         if config.messages:
             most = per_document if role == "document" else None
             made = Conversations(state, message(prompt), 1, config.template_opens_answer)
@@ -214,19 +217,24 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
         counted = counted_from(state, prompt, frame, cut, ids_of, param)
         starts += [] if counted is None else [counted]
         found += ids_of
-    return PooledInputs(found, pool_starts=np.concatenate(starts) if starts else None)
+    return PooledInputs(
+        found,
+        pool_starts=np.concatenate(starts) if starts else None,
+        adapters=np.array(adapters, np.int32) if config.adapters else None,
+    )
 
 
 def _prompt_of(config: PoolingConfig, role: str) -> str:
-    names = [name for name in PROMPTS[role] if name in config.prompts] or [config.default_prompt or ""]
-    return config.prompts.get(names[0], "")
+    """Its name."""
+    return next((name for name in PROMPTS[role] if name in config.prompts), config.default_prompt or "")
 
 
 def seen_apart(
     state: AppState, config: PoolingConfig, pairs: Pairs, found: Mapping[int, Seen], cut: Cut, instruction: str | None
 ) -> dict[int, Spliced]:
     """The inputs of items with media, each a message. Pool."""
-    prompts = {at: _prompt_of(config, "query" if at < len(pairs.queries) else "document") for at in found}
+    names = {at: _prompt_of(config, "query" if at < len(pairs.queries) else "document") for at in found}
+    prompts = {at: config.prompts.get(name, "") for at, name in names.items()}
     return messages_of(state, config, found, pairs.parts, prompts, cut)
 
 

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 
 from server.errors import invalid, shown
 
-PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}  # names of the checkpoint's prompts
+PROMPTS = {  # names of the checkpoint's prompts
+    "query": ("retrieval.query", "query"),
+    "document": ("retrieval.passage", "document", "passage", "corpus"),
+}
 ROLES = {
     "search_query": "query",
     "retrieval.query": "query",
@@ -21,12 +24,13 @@ ROLES = {
 OTHERS = ("classification", "clustering", "separation", "text-matching", "image")  # by name, or not at all
 
 
-def prompt_named(param: str, asked: str, prompts: Mapping[str, str]) -> str | None:
-    """Raises ApiError for a word that neither the clients nor the checkpoint know."""
+def prompt_named(param: str, asked: str, prompts: Mapping[str, str], exact: bool = False) -> str | None:
+    """Raises ApiError for a word that neither the clients nor the checkpoint know; `exact`: that names no prompt."""
     if asked in prompts:
         return asked
     role = ROLES.get(asked, asked)
-    if role not in PROMPTS and role not in OTHERS:
-        known = ", ".join(dict.fromkeys((*prompts, *PROMPTS, *ROLES, *OTHERS)))
+    found = next((name for name in PROMPTS.get(role, ()) if name in prompts), None)
+    if found is None and (exact or (role not in PROMPTS and role not in OTHERS)):
+        known = ", ".join(dict.fromkeys((*prompts, *PROMPTS, *ROLES, *(() if exact else OTHERS))))
         raise invalid(param, f"{param}: got {shown(asked)}; must be one of {known}")
-    return next((name for name in PROMPTS.get(role, ()) if name in prompts), None)
+    return found

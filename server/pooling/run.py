@@ -62,7 +62,7 @@ class PooledAnswer:
             priority=priority,
             cache_salt=scope_of(exchange, salt),
             arrival=exchange.arrival,
-            pooling=PoolingParams(starts, inputs.seconds, inputs.pool_starts, per_token),
+            pooling=PoolingParams(starts, inputs.seconds, inputs.pool_starts, per_token, inputs.adapters),
         )
         await state.running.wait()  # an operator may have paused the server
         tokens, self._tokens = self._tokens, 0

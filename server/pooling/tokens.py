@@ -48,6 +48,7 @@ class PooledInputs:
     pool_starts: np.ndarray | None = None  # int32 [inputs]: the first token that counts in an input's array
     media: tuple[MediaInput, ...] = ()  # spans count from the first token of the first input
     positions: np.ndarray | None = None  # int32 [axes, tokens of all inputs] for M-RoPE; None: 0, 1, 2 ... in each
+    adapters: np.ndarray | None = None  # int32 [inputs]: the number of the model's adapter of each; None: it has none
 
 
 def cut_of(state: AppState, asked: int | None, side: str | None) -> Cut:

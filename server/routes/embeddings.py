@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,7 +94,11 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
 def role_of(body: EmbeddingBody, config: PoolingConfig) -> str | None:
     """The name of the prompt, said or meant."""
     asked = {"input_type": body.input_type, "task": body.task if isinstance(body, VectorsBody) else None}
-    meant = {param: prompt_named(param, word, config.prompts) for param, word in asked.items() if word is not None}
+    meant = {
+        param: prompt_named(param, word, config.prompts, bool(config.adapters))
+        for param, word in asked.items()
+        if word is not None
+    }
     return next(filter(None, meant.values()), None) if body.prompt_name is None else body.prompt_name
 
 
@@ -151,7 +156,7 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
     async with client_present(request):
         with state.places.hold(max(1, min(count, state.config.pooling.max_inputs)), exchange.key_name):
             async with preparing(exchange, "inputs"):
-                made = await prepared(exchange, body, salt)
+                made = adapted(pooling_of(state), body.prompt_name, await prepared(exchange, body, salt))
                 inputs = made.ids
                 check_steps(state, inputs)
             with PooledAnswer(exchange, name) as running:
@@ -166,6 +171,14 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
             }
             large = sum(array.size for array in arrays) > LARGE
             return await in_pool_if(large, state, lambda: answer(inputs, arrays, about))
+
+
+def adapted(config: PoolingConfig, name: str | None, made: PooledInputs) -> PooledInputs:
+    """The inputs with the adapter of their prompt, where the model has adapters."""
+    if not config.adapters:
+        return made
+    number = config.adapter_of(config.default_prompt if name is None else name)
+    return replace(made, adapters=np.full(len(made.ids), number, np.int32))
 
 
 async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledInputs:

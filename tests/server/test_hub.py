@@ -244,25 +244,27 @@ def test_an_adapter_that_the_model_is_made_of_is_fetched(fake, tmp_path):
         assert len(open_checkpoint(folder)) == 1 + made
 
 
-@pytest.mark.parametrize("type_of", ["phi4_multimodal", "qwen3"])
+@pytest.mark.parametrize("type_of", ["phi4_multimodal", "jina_embeddings_v3", "qwen3"])
 def test_named_adapters_come_from_their_folders(fake, tmp_path, type_of, offline):
     """Of models that are made of them; another model's are left there."""
-    repository, names = tmp_path / "named", ("vision", "speech")
+    of_jina = type_of == "jina_embeddings_v3"
+    repository, names = tmp_path / "named", ("separation", "text_matching") if of_jina else ("vision", "speech")
+    within = {name: name if of_jina else f"{name}-lora" for name in names}
     shutil.copytree(fake.repositories["org/single"], repository)
     config = json.loads((repository / "config.json").read_text())
     (repository / "config.json").write_text(json.dumps({**config, "model_type": type_of}))
     for name in names:
-        (repository / f"{name}-lora").mkdir()
+        (repository / within[name]).mkdir()
         adapter = {"base_model.model.layers.0.o_proj.lora_A.weight": torch.ones(2, 3)}
-        save_file(adapter, repository / f"{name}-lora" / "adapter_model.safetensors")
-        (repository / f"{name}-lora" / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 4}')
-        (repository / f"{name}-lora" / "README.md").write_text("not for us")
+        save_file(adapter, repository / within[name] / "adapter_model.safetensors")
+        (repository / within[name] / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 4}')
+        (repository / within[name] / "README.md").write_text("not for us")
     fake.repositories["org/named"] = repository
     folder = fetch("org/named", Hub())
-    kept = {path.relative_to(folder).as_posix() for path in folder.glob("*-lora/*")}
-    made = type_of == "phi4_multimodal"
+    kept = {path.relative_to(folder).as_posix() for name in names for path in folder.glob(f"{within[name]}/*")}
+    made = type_of != "qwen3"
     wanted = ("adapter_config.json", "adapter_model.safetensors")[: 1 + made]
-    assert kept == {f"{name}-lora/{file}" for name in names for file in wanted}
+    assert kept == {f"{within[name]}/{file}" for name in names for file in wanted}
     found = {name for shard in open_checkpoint(folder) for name in shard.tensors if "lora_A" in name}
     assert found == {f"layers.0.o_proj.lora_A.{name}.weight" for name in names if made}
     offline()

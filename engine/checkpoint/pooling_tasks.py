@@ -1,0 +1,53 @@
+"""Tasks of a checkpoint that has an adapter for each of them (jina-embeddings-v3, https://arxiv.org/abs/2409.10173).
+
+An input of a task is computed with the task's adapter, and the task's instruction stands before its text. Released
+files have all adapters beside the matrices, and say both in config.json (lora_adaptations, task_instructions); those
+for transformers' class have a folder of PEFT's for each adapter, and say no instructions.
+In: a folder and its config.json. Out: fields of PoolingConfig. Thread: any; pure but for the files that it looks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+
+JINA_V3 = "jina_embeddings_v3"  # model_type of transformers' class
+ADAPTER_CONFIG = "adapter_config.json"
+FOLDERS = {  # of the adapters for transformers' class, by task
+    "retrieval.query": "retrieval_query",
+    "retrieval.passage": "retrieval_passage",
+    "separation": "separation",
+    "classification": "classification",
+    "text-matching": "text_matching",
+}
+INSTRUCTIONS = {  # of these tasks, as the released config.json has them; the others have none
+    "retrieval.query": "Represent the query for retrieving evidence documents: ",
+    "retrieval.passage": "Represent the document for retrieval: ",
+}
+
+
+def has_tasks(root: Section) -> bool:
+    """Whether the checkpoint is of a family whose inputs may have tasks."""
+    return root.values.get("model_type") == JINA_V3 or bool(root.values.get("lora_adaptations"))
+
+
+def tasks_of(folder: Path, root: Section, prompts: Mapping[str, str]) -> dict[str, Any]:
+    """`prompts`: the texts that files of sentence-transformers put before inputs, by task."""
+    if not has_tasks(root):
+        return {}
+    if root.values.get("model_type") == JINA_V3:
+        names = tuple(task for task, name in FOLDERS.items() if (folder / name / ADAPTER_CONFIG).is_file())
+        said = {task: INSTRUCTIONS.get(task, "") for task in names}
+    else:
+        names = tuple(map(str, root.items("lora_adaptations", ())))
+        said = root.values.get("task_instructions") or {}
+        if not isinstance(said, dict) or set(said) != set(names) or not all(isinstance(t, str) for t in said.values()):
+            raise ConfigError(
+                f"{root.path}: task_instructions must be an object with a text for each of lora_adaptations, which are "
+                f"{', '.join(names)}"
+            )
+    return {"prompts": {**prompts, **{task: prompts.get(task, said[task]) for task in names}}, "adapters": names}
