@@ -27,11 +27,11 @@ WITH_TYPES = ("bert", "nomic", "electra", "albert")  # a pair's second text has 
 ENCODERS = {
     "bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte", "distilbert": "DistilBert",
     "electra": "Electra", "mpnet": "MPNet", "albert": "Albert", "deberta": "DebertaV2",
+    "deberta-v1": "Deberta",
 }  # fmt: skip
-DEBERTA = {
-    "relative_attention": True, "position_biased_input": False, "position_buckets": 8, "pos_att_type": "p2c|c2p",
-    "share_att_key": True, "norm_rel_ebd": "layer_norm",
-}  # fmt: skip
+DEBERTA = {"relative_attention": True, "position_biased_input": False, "pos_att_type": "p2c|c2p"}
+DEBERTA_V2 = {**DEBERTA, "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+DEBERTAS = {"deberta": DEBERTA_V2, "deberta-v1": DEBERTA}
 POSITIONED = ("xlm_roberta", "mpnet")  # the table of positions begins behind the padding token's row
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 OF_DISTILBERT = dict(zip(SIZES, ("dim", "hidden_dim", "n_layers", "n_heads")))
@@ -228,15 +228,14 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     sizes = {renamed.get(key, key): size for key, size in zip(SIZES, (64, 96, 3, 4))}
     if kind in ("electra", "albert"):
         sizes["embedding_size"] = 32
-    if kind == "deberta":
-        sizes |= DEBERTA
+    sizes |= DEBERTAS.get(kind, {})
     config = getattr(transformers, f"{name}Config")(
         vocab_size=tiny.VOCAB_SIZE, max_position_embeddings=130 if kind in POSITIONED else 128, pad_token_id=1,
-        type_vocab_size=2 if kind in WITH_TYPES else int(kind != "deberta"), **{**sizes, **more},
+        type_vocab_size=2 if kind in WITH_TYPES else int(kind not in DEBERTAS), **{**sizes, **more},
         **({"num_labels": labels} if labels else {}),
     )  # fmt: skip
     ending = "ForSequenceClassification" if labels else "Model"
-    folder = home() / f"{kind}-{labels}-{len(more)}"
+    folder = home() / "-".join(map(str, (kind, labels, *more.values())))
     with tiny.quiet():  # DeBERTa's file warns of torch.jit.script when it is imported
         model = getattr(transformers, name + ending)
     tiny.save(tiny._model(model, config), folder)

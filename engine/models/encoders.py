@@ -17,6 +17,7 @@ CLASSES = {  # how a family's classes begin -> its module, how they end
     "Electra": ("electra", (*ALL, "ForPreTraining")),
     "Albert": ("albert", (*ALL, "ForPreTraining")),
     "MPNet": ("mpnet", ALL),
+    "Deberta": ("deberta", ALL),
     "DebertaV2": ("deberta_v2", ALL),
     "ModernBert": ("modernbert", ALL),
     "JinaBert": ("jina_bert", ALL),

@@ -25,6 +25,8 @@ BODIES = {
     "gte": lambda: kit.encoder("gte"),
     "mpnet": lambda: kit.damped(kit.encoder("mpnet"), 0.7),  # 0.99904 undamped, by rounding alone
     "deberta": lambda: kit.damped(kit.encoder("deberta"), 0.7),
+    "deberta-v1": lambda: kit.damped(kit.encoder("deberta-v1"), 0.7),
+    "deberta convolved": lambda: kit.damped(kit.encoder("deberta", conv_kernel_size=3, conv_act="gelu"), 0.7),
     "distilbert": lambda: kit.encoder("distilbert"),
     "embedding gemma": lambda: kit.seeing_all("gemma3"),
     "xlm_roberta": lambda: kit.encoder("xlm_roberta", 3),

@@ -171,7 +171,7 @@ async def test_requests_of_the_other_kind_are_refused():
             served.submit(request(INPUTS[:1]))
 
 
-@pytest.mark.parametrize("kind", ["bert", "mpnet", "deberta"])
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "deberta", "deberta-v1"])
 async def test_a_step_whose_kernels_do_not_run_leaves_nothing_behind(kind, monkeypatch):
     """As the first steps of an accelerator's start are, whose kernels are only compiled."""
     folder, settings = kit.encoder(kind), {"max_num_seqs": 8, "num_gpu_blocks_override": 0}

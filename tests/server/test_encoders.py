@@ -21,7 +21,7 @@ from tests.server.test_embeddings import FEW, ids_of, vectors
 from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-KINDS = ("bert", "xlm_roberta", "nomic", "gte", "distilbert", "electra", "mpnet", "albert", "deberta")
+KINDS = ("bert", "xlm_roberta", "nomic", "gte", "distilbert", "electra", "mpnet", "albert", "deberta", "deberta-v1")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,12 +71,13 @@ async def test_classes_and_scores_are_those_of_transformers(pooling, kind, label
         assert len(short) == 1
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "t5"])
+@pytest.mark.parametrize("kind", [*KINDS, "t5", "convolved"])
 async def test_alone_as_in_a_crowd_and_as_on_the_device_path(kind, monkeypatch):
     draw = np.random.default_rng(0)
     inputs = [draw.integers(2, 260, draw.integers(1, 129)).astype(np.int32) for _ in range(200)]
     few = {"max_num_seqs": 8, "max_num_queued_reqs": 4, "max_num_batched_tokens": 192}
-    folder = kit.t5("gated-gelu") if kind == "t5" else kit.encoder(kind)
+    others = {"t5": lambda: kit.t5("gated-gelu"), "convolved": convolved}
+    folder = others[kind]() if kind in others else kit.encoder(kind)
     async with running(folder, num_gpu_blocks_override=0, **few) as served:
         together = await arrays(served, inputs)
         for at in (0, 7, 199):
@@ -126,9 +127,36 @@ async def test_distances_of_deberta_are_those_of_transformers():
 
     away = torch.arange(-900, 901)
     torch.testing.assert_close(log_buckets(away, 256, 512), make_log_bucket_position(away, 256, 512).long())
-    for wrong in ({"conv_kernel_size": 3}, {"pos_att_type": ["c2p"]}, {"share_att_key": False}, {"norm_rel_ebd": None}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            load_model_config(kit.encoder("deberta"), wrong)
+    for key, value in (
+        ("conv_kernel_size", 4), ("pos_att_type", ["c2p"]), ("share_att_key", False), ("norm_rel_ebd", None),
+        ("conv_groups", 2),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=key):
+            load_model_config(kit.encoder("deberta"), {key: value})
+    with pytest.raises(ConfigError, match="conv_act='silu'"):
+        load_model_config(kit.encoder("deberta"), {"conv_kernel_size": 3, "conv_act": "silu"})
+    for key, value in (("talking_head", True), ("relative_attention", None), ("pos_att_type", ["p2c"])):
+        with pytest.raises(ConfigError, match=key):
+            load_model_config(kit.encoder("deberta-v1"), {key: value})
+
+
+@pytest.mark.parametrize(("size", "activation"), [(3, "gelu"), (5, "tanh")])
+async def test_a_convolution_beside_the_first_layer_of_deberta(pooling, size, activation):
+    """As the xlarge ones have it: its neighbours are those of the same input, of which some are shorter than it."""
+    folder = convolved(size, activation)
+    client, hidden = await pooling(folder), kit.body_of(folder)
+    ids = [*await ids_of(client, FEW), [7], [8, 9], [3]]
+    data = (await client.post("/pooling", {"input": ids, "task": "token_embed"})).json()["data"]
+    for entry, one in zip(data, ids):
+        close(entry["data"], kit.unit(hidden(one)))
+    close(await vectors(client, ids), [kit.unit(hidden(one)[0]) for one in ids])
+    lone = kit.encoder("deberta", conv_kernel_size=3, conv_act="relu", num_hidden_layers=1)
+    client, hidden = await pooling(lone), kit.body_of(lone)  # the first layer is the last one too
+    close(await vectors(client, ids), [kit.unit(hidden(one)[0]) for one in ids])
+
+
+def convolved(size=3, activation="gelu"):
+    return kit.encoder("deberta", conv_kernel_size=size, conv_act=activation)
 
 
 @pytest.mark.parametrize("form", ["relu", "gated-gelu"])
