@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.request import PoolingParams
 from tests import nomic_kit
 from tests import pooling_kit as kit
 from tests.engine.test_pooling_steps import INPUTS, answered, arrays, request
 from tests.engine_kit import running
+from tests.server import test_jina_embeddings_v3
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 # ModernBERT's tiny checkpoint grows its residual stream fivefold in four layers: weights rounded to bfloat16 cost a
@@ -46,6 +48,22 @@ async def test_arrays_are_those_of_the_host(name, per_token):
         least = {"float32": 1 - 1e-5, "float16": 0.9999}.get(settings.get("dtype"), 0.998 if "xlm" in name else 0.999)
         async with running(folder, device="cuda", **rows, **{"max_num_batched_tokens": 256, **settings}) as served:
             for one, other in zip(await arrays(served, INPUTS, per_token), wanted):
+                lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+                assert ((one * other).sum(-1) / lengths).min() >= least, settings
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("layout", test_jina_embeddings_v3.LAYOUTS)
+async def test_inputs_of_all_tasks_in_one_step_have_their_adapters(layout, per_token):
+    folder, rows = test_jina_embeddings_v3.checkpoint(layout), {"max_num_seqs": 16, "num_gpu_blocks_override": 0}
+    plain, numbers = request(INPUTS), (np.arange(len(INPUTS)) % 6).astype(np.int32)
+    asked = replace(plain, pooling=PoolingParams(plain.pooling.starts, per_token=per_token, adapters=numbers))
+    async with running(folder, device="cpu", **rows) as served:
+        wanted = await answered(served, asked)
+    for settings in ({}, {"dtype": "float32"}, {"enforce_eager": True}, {"max_num_batched_tokens": 4096}):
+        least = {"float32": 1 - 1e-5}.get(settings.get("dtype"), 0.999)
+        async with running(folder, device="cuda", **rows, **{"max_num_batched_tokens": 256, **settings}) as served:
+            for one, other in zip(await answered(served, asked), wanted):
                 lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
                 assert ((one * other).sum(-1) / lengths).min() >= least, settings
 
