@@ -163,6 +163,7 @@ class GrammarCompiler:
             del self._adding[key]
 
     def _in_thread(self, spec: GrammarSpec) -> asyncio.Future[Grammar]:
+        """`compile_now` in a thread of the compiler's."""
         before = threading.stack_size(STACK_BYTES)
         try:  # a thread of the executor starts with the call that needs it
             return asyncio.get_running_loop().run_in_executor(self._threads, compile_now, spec, self._vocabulary)

@@ -33,7 +33,7 @@ ROWS = (
     Row((LAYER + "norm1",), "layers.*.attention_norm"),
     Row((LAYER + "mlp.fc12", LAYER + "mlp.fc11"), "layers.*.gated_up", "rows"),
     Row((LAYER + "mlp.fc1",), "layers.*.plain_up", "rows"),
-    Row((LAYER + "mlp.fc2",), "layers.*.down", "columns"),
+    Row((LAYER + "mlp.fc2",), "layers.*.dense_down", "columns"),
     Row((LAYER + "mlp.router.layer",), "layers.*.experts.router"),
     Row((LAYER + "mlp.experts.mlp",), "layers.*.experts.matrices"),
     Row((LAYER + "mlp.experts",), "layers.*.experts.bias"),
@@ -48,24 +48,28 @@ KEYS = {
 
 
 class NomicLayer(EncoderLayer):
-    """One of BERT's layers, or, with `experts`, a mixture in the place of its MLP."""
+    """One of BERT's layers, or, with `experts`, a mixture in the place of its MLP, which then has no weights."""
 
     def __init__(self, text: TextConfig, experts: ExpertsConfig | None) -> None:
         super().__init__(text)
         self.experts = None
         if experts is not None:
-            self.up = self.down = None  # type: ignore[assignment]  # the table finds no such parts
             self.experts = PlainMoE(text.hidden_size, experts, self.activation)
 
     @property
     def gated_up(self) -> Linear | None:
         """Gate and up of SwiGLU."""
-        return self.up if isinstance(self.up, GatedLinear) else None
+        return self.up if self.experts is None and isinstance(self.up, GatedLinear) else None
 
     @property
     def plain_up(self) -> Linear | None:
         """The first product of an MLP without a gate."""
-        return None if isinstance(self.up, GatedLinear) else self.up
+        return self.up if self.experts is None and not isinstance(self.up, GatedLinear) else None
+
+    @property
+    def dense_down(self) -> Linear | None:
+        """The last product of an MLP."""
+        return self.down if self.experts is None else None
 
     def after_mlp(self, x: Tensor) -> Tensor:
         return super().after_mlp(x) if self.experts is None else self.mlp_norm(self.experts(x), residual=x)

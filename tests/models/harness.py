@@ -138,3 +138,10 @@ class Harness:
             row.tokens.append(made[-1])
             logits = self.step((row, 1))
         return made
+
+
+def generated(model, inputs, count):
+    """The greedy tokens with which transformers goes on, `count` of them whatever they are."""
+    model.generation_config.eos_token_id = None
+    out = model.generate(**inputs, max_new_tokens=count, do_sample=False)
+    return out[0, inputs["input_ids"].shape[1] :].tolist()

@@ -23,7 +23,7 @@ from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer
 from tests.invariance.devices import Device
-from tests.models.harness import Harness
+from tests.models.harness import Harness, generated
 
 NAME, TOKENS, CHUNK = "moss_transcribe_diarize", 12, 11
 PROMPTS = ((), (9000,), (40000, 16000, 3000))  # samples of each sound; windows have two seconds
@@ -107,10 +107,7 @@ def request(prompt):
 
 @functools.cache
 def wanted(prompt):
-    inputs = oracle_inputs(prompt)
-    oracle().generation_config.eos_token_id = None
-    out = oracle().generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
+    return generated(oracle(), oracle_inputs(prompt), TOKENS)
 
 
 @pytest.mark.parametrize("device", ["cpu", "accelerator"])

@@ -27,7 +27,7 @@ from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer
 from tests.invariance.devices import Device
 from tests.mm.made import film, noise, ramp
-from tests.models.harness import Harness
+from tests.models.harness import Harness, generated
 
 NAMES = tuple(tiny_films.CHECKPOINTS)
 TOKENS = 10
@@ -116,10 +116,7 @@ def oracle_inputs(name, prompt):
 
 @functools.cache
 def wanted(name, prompt):
-    inputs = oracle_inputs(name, prompt)
-    oracle(name).generation_config.eos_token_id = None
-    out = oracle(name).generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
-    return out[0, inputs["input_ids"].shape[1] :].tolist()
+    return generated(oracle(name), oracle_inputs(name, prompt), TOKENS)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
