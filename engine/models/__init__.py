@@ -1,1 +1,1 @@
-"""Models: one file per family, each with its FAMILY; registry.py names the file of every architecture."""
+"""Models: one file per family, each with its FAMILY; registry.FAMILIES names the file of every architecture."""

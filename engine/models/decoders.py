@@ -1,10 +1,60 @@
-"""Which architecture the decoder inside a model with towers is: by the model_type of its section of config.json.
+"""Decoders of text alone: the file of each, and which of them models with towers have inside.
 
-Without its towers the model is served as that architecture (--language-model-only); families that are a known decoder
-behind a plain vision transformer or a tower of sound take any of them (seeing.py, hearing.py). Thread: any; frozen.
+TEXT_DECODERS is a part of registry.FAMILIES. DECODERS says which architecture the decoder inside a model with towers
+is, by the model_type of its section of config.json. Without its towers the model is served as that architecture
+(--language-model-only); families that are a known decoder behind a plain vision transformer or a tower of sound take
+any of them (seeing.py, hearing.py). Thread: any; frozen.
 """
 
-DECODERS = {
+TEXT_DECODERS = {  # architecture in config.json -> the module whose FAMILY serves it
+    "LlamaForCausalLM": "engine.models.llama",
+    "Llama4ForCausalLM": "engine.models.llama4",
+    "MistralForCausalLM": "engine.models.mistral",
+    "Qwen2ForCausalLM": "engine.models.qwen2",
+    "Qwen3ForCausalLM": "engine.models.qwen3",
+    "Qwen2MoeForCausalLM": "engine.models.qwen2_moe",
+    "Qwen3MoeForCausalLM": "engine.models.qwen3_moe",
+    "MixtralForCausalLM": "engine.models.mixtral",
+    "GptOssForCausalLM": "engine.models.gpt_oss",
+    "Glm4MoeForCausalLM": "engine.models.glm4_moe",
+    "MiniMaxM2ForCausalLM": "engine.models.minimax_m2",
+    "OlmoeForCausalLM": "engine.models.olmoe",
+    "DbrxForCausalLM": "engine.models.dbrx",
+    "PhiMoEForCausalLM": "engine.models.phimoe",
+    "PhimoeForCausalLM": "engine.models.phimoe",
+    "GraniteMoeForCausalLM": "engine.models.granite_moe",
+    "Ernie4_5_MoeForCausalLM": "engine.models.ernie4_5_moe",
+    "HunYuanMoEV1ForCausalLM": "engine.models.hunyuan_moe",
+    "ExaoneMoeForCausalLM": "engine.models.exaone_moe",
+    "GemmaForCausalLM": "engine.models.gemma",
+    "Gemma2ForCausalLM": "engine.models.gemma2",
+    "Gemma3ForCausalLM": "engine.models.gemma3",
+    "Gemma4ForCausalLM": "engine.models.gemma4",
+    "Phi3ForCausalLM": "engine.models.phi3",
+    "GraniteForCausalLM": "engine.models.granite",
+    "GlmForCausalLM": "engine.models.glm",
+    "Glm4ForCausalLM": "engine.models.glm4",
+    "Olmo2ForCausalLM": "engine.models.olmo2",
+    "Olmo3ForCausalLM": "engine.models.olmo3",
+    "CohereForCausalLM": "engine.models.cohere",
+    "Cohere2ForCausalLM": "engine.models.cohere2",
+    "SmolLM3ForCausalLM": "engine.models.smollm3",
+    "Exaone4ForCausalLM": "engine.models.exaone4",
+    "Ministral3ForCausalLM": "engine.models.ministral3",
+    "SeedOssForCausalLM": "engine.models.seed_oss",
+    "Starcoder2ForCausalLM": "engine.models.starcoder2",
+    "StableLmForCausalLM": "engine.models.stablelm",
+    "NemotronForCausalLM": "engine.models.nemotron",
+    "ApertusForCausalLM": "engine.models.apertus",
+    "ArceeForCausalLM": "engine.models.arcee",
+    "HunYuanDenseV1ForCausalLM": "engine.models.hunyuan_dense",
+    "GPTNeoXForCausalLM": "engine.models.gpt_neox",
+    "GPT2LMHeadModel": "engine.models.gpt2",
+    "OPTForCausalLM": "engine.models.opt",
+    "InternLM2ForCausalLM": "engine.models.internlm2",
+    "InternLM3ForCausalLM": "engine.models.internlm3",
+}
+DECODERS = {  # model_type of a section -> architecture
     "cohere2": "Cohere2ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",

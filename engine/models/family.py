@@ -1,6 +1,6 @@
 """Family: everything by which one family of checkpoints differs from the others.
 
-A model file ends with its `FAMILY`; engine/models/registry.py names the file once per architecture. Nothing else in
+A model file ends with its `FAMILY`; registry.FAMILIES names the file once per architecture. Nothing else in
 the engine, in the server or in mm knows a family. Thread: any; frozen.
 """
 

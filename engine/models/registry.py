@@ -1,4 +1,4 @@
-"""Architecture name of a checkpoint -> the file of its family: with encoders.py the only list of what is served.
+"""Architecture name of a checkpoint -> the file of its family: with decoders.py and encoders.py the only list of these.
 
 In: a folder in Hugging Face or Mistral format. Out: a ModelConfig, and a Model without weights (engine/weights/load
 fills it). A family's file is imported when a checkpoint names it. Thread: any. Code named by `auto_map` is never
@@ -27,7 +27,7 @@ from engine.errors import ConfigError
 from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
-from engine.models.decoders import DECODERS
+from engine.models.decoders import DECODERS, TEXT_DECODERS
 from engine.models.encoders import ENCODERS
 from engine.models.family import Family
 from engine.models.spelling import nearest_families
@@ -39,52 +39,7 @@ log = logging.getLogger(__name__)
 MODALITIES = get_args(Modality)
 
 FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
-    "LlamaForCausalLM": "engine.models.llama",
-    "Llama4ForCausalLM": "engine.models.llama4",
-    "MistralForCausalLM": "engine.models.mistral",
-    "Qwen2ForCausalLM": "engine.models.qwen2",
-    "Qwen3ForCausalLM": "engine.models.qwen3",
-    "Qwen2MoeForCausalLM": "engine.models.qwen2_moe",
-    "Qwen3MoeForCausalLM": "engine.models.qwen3_moe",
-    "MixtralForCausalLM": "engine.models.mixtral",
-    "GptOssForCausalLM": "engine.models.gpt_oss",
-    "Glm4MoeForCausalLM": "engine.models.glm4_moe",
-    "MiniMaxM2ForCausalLM": "engine.models.minimax_m2",
-    "OlmoeForCausalLM": "engine.models.olmoe",
-    "DbrxForCausalLM": "engine.models.dbrx",
-    "PhiMoEForCausalLM": "engine.models.phimoe",
-    "PhimoeForCausalLM": "engine.models.phimoe",
-    "GraniteMoeForCausalLM": "engine.models.granite_moe",
-    "Ernie4_5_MoeForCausalLM": "engine.models.ernie4_5_moe",
-    "HunYuanMoEV1ForCausalLM": "engine.models.hunyuan_moe",
-    "ExaoneMoeForCausalLM": "engine.models.exaone_moe",
-    "GemmaForCausalLM": "engine.models.gemma",
-    "Gemma2ForCausalLM": "engine.models.gemma2",
-    "Gemma3ForCausalLM": "engine.models.gemma3",
-    "Gemma4ForCausalLM": "engine.models.gemma4",
-    "Phi3ForCausalLM": "engine.models.phi3",
-    "GraniteForCausalLM": "engine.models.granite",
-    "GlmForCausalLM": "engine.models.glm",
-    "Glm4ForCausalLM": "engine.models.glm4",
-    "Olmo2ForCausalLM": "engine.models.olmo2",
-    "Olmo3ForCausalLM": "engine.models.olmo3",
-    "CohereForCausalLM": "engine.models.cohere",
-    "Cohere2ForCausalLM": "engine.models.cohere2",
-    "SmolLM3ForCausalLM": "engine.models.smollm3",
-    "Exaone4ForCausalLM": "engine.models.exaone4",
-    "Ministral3ForCausalLM": "engine.models.ministral3",
-    "SeedOssForCausalLM": "engine.models.seed_oss",
-    "Starcoder2ForCausalLM": "engine.models.starcoder2",
-    "StableLmForCausalLM": "engine.models.stablelm",
-    "NemotronForCausalLM": "engine.models.nemotron",
-    "ApertusForCausalLM": "engine.models.apertus",
-    "ArceeForCausalLM": "engine.models.arcee",
-    "HunYuanDenseV1ForCausalLM": "engine.models.hunyuan_dense",
-    "GPTNeoXForCausalLM": "engine.models.gpt_neox",
-    "GPT2LMHeadModel": "engine.models.gpt2",
-    "OPTForCausalLM": "engine.models.opt",
-    "InternLM2ForCausalLM": "engine.models.internlm2",
-    "InternLM3ForCausalLM": "engine.models.internlm3",
+    **TEXT_DECODERS,
     "LlavaForConditionalGeneration": "engine.models.llava",
     "LlavaNextForConditionalGeneration": "engine.models.llava_next",
     "LlavaOnevisionForConditionalGeneration": "engine.models.llava_onevision",
