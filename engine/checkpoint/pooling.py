@@ -1,22 +1,20 @@
 """What a checkpoint pools: modules.json and its folders, --pooler-config, the heads of classifiers -> PoolingConfig.
 
 In: a folder, its config.json, what the operator asks for. Out: a PoolingConfig, or None for a model that generates.
-sentence-transformers has renamed the packages of its modules, so the last part of a module's type counts; its files of
-version 5 (a flag for each kind of pooling) and 6 (`pooling_mode`) are read. A module that is not known stops the start.
-Thread: any.
+A module that is not known stops the start. Thread: any.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal
 
 from engine.checkpoint.files import read_json
-from engine.checkpoint.pooling_lexical import POOLING, lexical
+from engine.checkpoint.pooling_lexical import lexical
 from engine.checkpoint.pooling_messages import LENGTHS, opens_answer, reads_messages
+from engine.checkpoint.pooling_modules import KINDS, MODULES, activation_named, dense, kind_of, modules_of
 from engine.checkpoint.pooling_tasks import has_tasks, tasks_of
 from engine.checkpoint.pooling_tokens import late_interaction, step_tag, token_heads
 from engine.checkpoint.section import Section
@@ -25,16 +23,7 @@ from engine.model_config import HeadLayer, PoolingConfig, PoolingKind
 
 # What the name of an architecture says that the class makes.
 Form = Literal["generate", "embed", "score", "reward", "tokens", "process", "lexical"]
-MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
-KINDS: dict[str, PoolingKind] = {  # by the names in the files, newer and older, and of --pooler-config
-    "lasttoken": "last", "last": "last", "cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean",
-    "max_tokens": "max", "max": "max", "mean_sqrt_len_tokens": "mean_sqrt_len", "mean_sqrt_len": "mean_sqrt_len",
-    "weightedmean_tokens": "weighted_mean", "weightedmean": "weighted_mean", "avg": "mean",
-}  # fmt: skip
-ACTIVATIONS = {  # the last part of a class of torch.nn -> its name in engine/pooling/heads
-    "Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid",
-}  # fmt: skip
 # Names of models that may be cut and whose files do not say so.
 ANY_DIMENSIONS = ("qwen3-embedding", "jina-embeddings-v3", "nomic-embed-text-v2")
 GIVEN = (  # keys of --pooler-config
@@ -64,7 +53,7 @@ def read_pooling(
         if runner == "generate":
             raise ConfigError("--runner generate: this model makes vectors and no text; leave the flag out")
         return body.own
-    modules = _modules(folder)
+    modules = modules_of(folder)
     pools = bool(modules) or body.form != "generate" or body.is_encoder
     if runner == "generate" and body.form != "generate":
         raise ConfigError("--runner generate: this checkpoint has no language model's head; leave the flag out")
@@ -106,9 +95,9 @@ def _embedder(
         if (name == "Transformer") != (place == 0) or (name == "Pooling") != (place == 1 and not one_by_one):
             raise ConfigError(f"{MODULES}: {name} is module {place}; supported is Transformer, Pooling, then others")
         if name == "Pooling":
-            kind, pools_prompt = _kind(Section(read_json(folder / path / "config.json"), f"{path}/config.json"))
+            kind, pools_prompt = kind_of(Section(read_json(folder / path / "config.json"), f"{path}/config.json"))
         elif name == "Dense":
-            layers.append(_dense(Section(read_json(folder / path / "config.json"), f"{path}/config.json"), path, width))
+            layers.append(dense(Section(read_json(folder / path / "config.json"), f"{path}/config.json"), path, width))
             width = layers[-1].out_features
         elif name == "Normalize":
             normalize = True
@@ -240,30 +229,6 @@ def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: d
     )
 
 
-def _modules(folder: Path) -> list[tuple[str, str]]:
-    """(last part of the type, path) of each module, in order; [] without the file. No path leaves the folder."""
-    file = folder / MODULES
-    if not file.is_file():
-        return []
-    try:
-        listed = json.loads(file.read_text(encoding="utf-8"))
-        found = [(int(one["idx"]), str(one["type"]).rpartition(".")[2], str(one["path"])) for one in listed]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file}: must be a list of objects with idx, path and type ({error!r})") from None
-    for _, name, path in found:
-        parts = PurePosixPath(path)
-        if parts.is_absolute() or ".." in parts.parts or "\\" in path:
-            raise ConfigError(f"{MODULES}: {name} has the path {path!r}, which leaves the folder")
-        if name.endswith("Transformer") and path:
-            raise ConfigError(f"{MODULES}: {name} lies in {path!r}; its files must lie in the folder itself")
-    return [(name, path) for _, name, path in sorted(found)]
-
-
-def is_lexical(folder: Path) -> bool:
-    """Whether modules.json pools logits of the vocabulary."""
-    return any(name == POOLING for name, _ in _modules(folder))
-
-
 def _usual(root: Section, body: Body) -> PoolingKind:
     """Where no module says so: as config.json has it, else the first token of an encoder and the last of a decoder."""
     said = root.values.get("classifier_pooling") if body.form == "score" else None
@@ -278,54 +243,17 @@ def _usual(root: Section, body: Body) -> PoolingKind:
     return "cls" if body.is_encoder else "last"
 
 
-def _kind(section: Section) -> tuple[PoolingKind, bool]:
-    """The kind of pooling, and whether prompts are pooled with the text; of files of both generations."""
-    mode = section.values.get("pooling_mode")
-    flags = [
-        name.removeprefix("pooling_mode_")
-        for name, value in section.values.items()
-        if name.startswith("pooling_mode_") and value is True
-    ]
-    named = [str(mode)] if isinstance(mode, str) else [*(mode or flags)]
-    if len(named) != 1 or named[0] not in KINDS:
-        raise ConfigError(f"{section.path}: pooling {', '.join(named) or 'none'}; one of {', '.join(KINDS)} is needed")
-    kind, pools_prompt = KINDS[named[0]], section.boolean("include_prompt", True)
-    if kind == "cls" and not pools_prompt:
-        raise ConfigError(f"{section.path}: include_prompt=false with {named[0]}: versions of sentence-transformers "
-                          "differ in which token they take; supported are the other kinds of pooling")  # fmt: skip
-    return kind, pools_prompt
-
-
-def _dense(section: Section, path: str, width: int) -> HeadLayer:
-    size = section.size("in_features")
-    if size != width:
-        raise ConfigError(f"{section.path}: in_features={size}, and the module before it makes {width} numbers")
-    bias = section.boolean("bias", True)
-    if section.boolean("use_residual", False):
-        raise ConfigError(f"{section.path}: use_residual=true is not supported; supported is false")
-    activation = _named(section, "activation_function", "Tanh")
-    return HeadLayer("linear", size, section.size("out_features"), bias, activation, folder=path)
-
-
-def _named(section: Section, key: str, default: str) -> str:
-    """An activation, by the last part of its class's name."""
-    named = str(section.values.get(key) or default).rpartition(".")[2]
-    if named not in ACTIVATIONS:
-        raise ConfigError(f"{section.path}: {key}={named!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[named]
-
-
 def _activation(root: Section, prompts: dict[str, Any], labels: tuple[str, ...]) -> Any:
     """Of a classifier's logits: the checkpoint's own, else by the number of labels."""
     inside = root.values.get("sentence_transformers")
     for values, path in ((inside, "config.json: sentence_transformers"), (prompts, PROMPTS)):
         if isinstance(values, dict) and values.get("activation_fn"):
-            found = _named(Section(values, path), "activation_fn", "Identity")
+            found = activation_named(Section(values, path), "activation_fn", "Identity")
             if found in ("identity", "sigmoid"):
                 return found
             raise ConfigError(f"{path}: activation_fn {found} is not supported; supported are Identity and Sigmoid")
     if root.values.get("sbert_ce_default_activation_function"):
-        return _named(root, "sbert_ce_default_activation_function", "Sigmoid")
+        return activation_named(root, "sbert_ce_default_activation_function", "Sigmoid")
     multi = root.values.get("problem_type") == "multi_label_classification"
     return "sigmoid" if len(labels) == 1 or multi else "softmax"
 
@@ -394,6 +322,3 @@ def _check_given(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"--pooler-config: returned_token_ids={value!r} must be a list of token ids")
         if key in ("use_activation", "normalize") and not isinstance(value, bool):
             raise ConfigError(f"--pooler-config: {key}={value!r} must be true or false")
-
-
-assert set(KINDS.values()) == set(get_args(PoolingKind))

@@ -19,7 +19,8 @@ import torch
 
 from engine.checkpoint import config as common
 from engine.checkpoint.files import read_json, read_root
-from engine.checkpoint.pooling import Body, Form, is_lexical, read_pooling
+from engine.checkpoint.pooling import Body, Form, read_pooling
+from engine.checkpoint.pooling_modules import is_lexical
 from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
