@@ -9,14 +9,14 @@ Every block belongs to one group at a time, and all groups draw from one pool. S
 rarest kind: layers of other kinds make several groups, and no buffer stays empty. Layers of a kind that keep more bytes
 than others come first in their group, so that large pages meet in one buffer. A buffer's page is as large as the
 largest that any group has there; what smaller ones leave is padding, which is logged. Where too much would be padding,
-layers of small pages lie side by side in a page, and a group has more than L of them. Block 0 is the dummy block:
-padded rows write to it and no request ever owns it.
+of all blocks or of those that a long context keeps, layers of small pages lie side by side in a page, a group has more
+than L of them, and L is smaller. Block 0 is the dummy block: padded rows write to it and no request ever owns it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,20 +54,36 @@ class CacheLayout:
             layers.sort(key=lambda number: -specs[number].block_bytes(block_size))
         counts = [len(layers) for layers in kinds.values()]
         largest = max(counts)
-        self.num_buffers = largest if largest <= NEARLY_EQUAL * min(counts) else min(counts)
-        self._divide(list(kinds.values()), page_bytes=0)
-        if self._padding > MAX_PADDING:
-            self._divide(list(kinds.values()), page_bytes=max(self.page_bytes))
+        most = largest if largest <= NEARLY_EQUAL * min(counts) else min(counts)
+        self._divide(list(kinds.values()), *min(self._ways(list(kinds.values()), most), key=self._waste)[:2])
         self.block_bytes = sum(self.page_bytes) + beside * block_size
         self.group_of = [0] * len(specs)  # by layer
         for number, group in enumerate(self.groups):
             for layer in group.layers:
                 self.group_of[layer] = number
-        self._check_padding(self._padding)
+        self._check_padding(self._padding(self.groups))
 
-    def _divide(self, kinds: Sequence[Sequence[int]], page_bytes: int) -> None:
+    def _ways(self, kinds: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, int, float, float]]:
+        """Buffers, bytes of a page as _divide takes them, and what they leave unused: of all, of groups that see all.
+
+        From those that make the fewest groups on.
+        """
+        for num_buffers in range(most, 0, -1):
+            page_bytes = 0
+            for _ in range(2):
+                self._divide(kinds, num_buffers, page_bytes)
+                yield num_buffers, page_bytes, self._padding(self.groups), self._padding(self._lasting)
+                page_bytes = max(self.page_bytes)
+
+    @staticmethod
+    def _waste(way: tuple[int, int, float, float]) -> tuple[bool, int]:
+        """Whether too much of the cache is padding; and how much of the blocks that long contexts fill it with."""
+        return way[2] > MAX_PADDING, int(way[3] / MAX_PADDING)
+
+    def _divide(self, kinds: Sequence[Sequence[int]], num_buffers: int, page_bytes: int) -> None:
         """Layers to groups and places: one layer of a group per buffer, or as many as a page of so many bytes holds."""
         sizes = [-(-spec.block_bytes(self.block_size) // ALIGNED) * ALIGNED for spec in self.specs]
+        self.num_buffers = num_buffers
         self.groups: list[Group] = []
         pages = [0] * self.num_buffers
         for layers in kinds:
@@ -82,10 +98,14 @@ class CacheLayout:
         self.page_bytes = tuple(pages)  # by buffer
 
     @property
-    def _padding(self) -> float:
-        """The share of the cache that no layer has."""
-        used = sum(spec.block_bytes(self.block_size) for spec in self.specs)
-        return 1 - used / (len(self.groups) * sum(self.page_bytes)) if used else 0.0
+    def _lasting(self) -> list[Group]:
+        """Groups whose blocks a context keeps to its end."""
+        return [group for group in self.groups if group.spec.kind != KIND_SLIDING]
+
+    def _padding(self, groups: Sequence[Group]) -> float:
+        """The share of these groups' blocks that no layer has."""
+        used = sum(self.specs[layer].block_bytes(self.block_size) for group in groups for layer in group.layers)
+        return 1 - used / (len(groups) * sum(self.page_bytes)) if used else 0.0
 
     @property
     def keeps(self) -> bool:

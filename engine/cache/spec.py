@@ -137,3 +137,28 @@ class SlidingSpec(KeyValueSpec):
     @property
     def kind(self) -> int:
         return KIND_SLIDING
+
+
+@dataclass(frozen=True, slots=True)
+class TapsSpec:
+    """A row of numbers for each of the last `window` tokens, the newest included: what a short convolution reads."""
+
+    width: int
+    dtype: torch.dtype
+    window: int
+
+    @property
+    def shared(self) -> Hashable:
+        return type(self), self.width, self.window
+
+    @property
+    def kind(self) -> int:
+        return KIND_SLIDING
+
+    def block_bytes(self, block_size: int) -> int:
+        return self.width * block_size * self.dtype.itemsize
+
+    def views(self, pages: Tensor, block_size: int) -> LayerCache:
+        """[num_blocks, block_size, width], blocks a page apart."""
+        numbers = pages[:, : self.block_bytes(block_size)].view(self.dtype)
+        return (numbers.unflatten(1, (block_size, self.width)),)

@@ -10,7 +10,7 @@ import torch
 
 import engine.runtime
 from engine.cache.layout import CacheLayout
-from engine.cache.spec import FullSpec, SlidingSpec
+from engine.cache.spec import FullSpec, SlidingSpec, TapsSpec
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.attention import PagedSelfAttention
@@ -108,6 +108,18 @@ def test_layers_of_small_pages_lie_side_by_side_where_padding_would_be_too_much(
         for layer in group.layers:
             block = 1 + layout.group_of[layer]
             assert all((view[block] == layer).all() for view in caches[layer])
+
+
+def test_small_layers_that_see_all_lie_side_by_side_since_long_contexts_fill_their_blocks():
+    """As in LFM2: of ten convolutions and six layers with attention, these keep half as much."""
+    taps = TapsSpec(64, torch.float32, 3)
+    layout = CacheLayout([taps] * 10 + [FULL] * 6, 16)
+    assert taps.block_bytes(16) == 2 * FULL.block_bytes(16)
+    assert layout.page_bytes == (taps.block_bytes(16),) * 3
+    assert [len(group.layers) for group in layout.groups] == [3, 3, 3, 1, 6]
+    assert layout.tables == [(1, 3)] * 4 + [(0, 0)]
+    (rows,) = layout.allocate(2, poison=True)[0]
+    assert rows.shape == (2, 16, 64)
 
 
 def test_a_block_is_the_same_page_of_every_buffer_whichever_group_has_it():
