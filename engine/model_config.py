@@ -99,6 +99,14 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionConfig:
+    """A short convolution along the sequence."""
+
+    taps: int  # tokens that it reads, the newest included
+    bias: bool = False  # of the convolution and of the products before and behind it
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """What differs from decoder layer to decoder layer."""
 
@@ -110,6 +118,7 @@ class LayerConfig:
     pre_norms: bool = True  # attention and MLP read the stream through a norm; else as it is
     post_norms: bool = False  # what attention and MLP add to the stream passes a norm of its own
     experts: ExpertsConfig | None = None  # in the place of the MLP
+    convolution: ConvolutionConfig | None = None  # in the place of attention
     causal: bool = True  # a token sees none behind it; else its input is computed in one step, and nothing is kept
     head_dim: int = 0  # these three where they are not TextConfig's; 0: they are
     num_kv_heads: int = 0

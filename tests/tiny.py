@@ -302,6 +302,14 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
     ),
     "opt": causal("OPTForCausalLM", "OPTConfig", ffn_dim=100, num_key_value_heads=None),
     "llama-gelu": lambda: llama(hidden_act="gelu"),
+    "lfm2": causal(
+        "Lfm2ForCausalLM", "Lfm2Config", num_hidden_layers=5, full_attn_idxs=[2, 3], block_multiple_of=8,
+        tie_embedding=True,
+    ),
+    "lfm2-biased": causal(
+        "Lfm2ForCausalLM", "Lfm2Config", num_hidden_layers=4, layer_types=["conv", _FAR, _FAR, _FAR], conv_bias=True,
+        conv_L_cache=4, block_auto_adjust_ff_dim=False,
+    ),
     "qwen3_moe": causal(
         "Qwen3MoeForCausalLM", "Qwen3MoeConfig", head_dim=20, num_experts=13, num_experts_per_tok=5,
         moe_intermediate_size=40, norm_topk_prob=True, mlp_only_layers=[1],
@@ -390,6 +398,10 @@ SPARSE: dict[str, Callable[[], Any]] = {  # further families with experts
     ),
     "hunyuan_moe": causal(
         "HunYuanMoEV1ForCausalLM", "HunYuanMoEV1Config", head_dim=20, num_experts=6, moe_topk=2, intermediate_size=36,
+    ),
+    "lfm2_moe": causal(
+        "Lfm2MoeForCausalLM", "Lfm2MoeConfig", num_hidden_layers=5, layer_types=["conv", "conv", _FAR, "conv", "conv"],
+        num_experts=9, num_experts_per_tok=3, moe_intermediate_size=36, routed_scaling_factor=1.3,
     ),
     "exaone_moe": causal(
         "ExaoneMoeForCausalLM", "ExaoneMoeConfig", head_dim=20, num_experts=12, moe_intermediate_size=36,

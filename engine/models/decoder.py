@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,9 +27,10 @@ from engine.cache.spec import CacheSpec, LayerCache
 from engine.encoders.tower import Tower
 from engine.layers.adapted import Chosen
 from engine.layers.attention import PagedSelfAttention
+from engine.layers.convolution import GatedConvolution
 from engine.layers.embed import Embedding, Head
 from engine.layers.moe import SparseMLP
-from engine.layers.norm import Norm, stream_norm
+from engine.layers.norm import Norm, Normed, stream_norm
 from engine.layers.rope import Rope, RopeTable
 from engine.layers.stream import Stream
 from engine.model_config import ModelConfig
@@ -38,12 +40,34 @@ from engine.request import Modality
 from engine.weights.table import Table
 
 
-class DecoderLayer(ABC):
-    """One layer: attention behind a norm, then what the family adds. Its parts are named in the family's WEIGHTS."""
+class Mixer(Protocol):
+    """Attention, or a convolution."""
 
-    attention: PagedSelfAttention
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """What a layer of a model in `dtype` keeps."""
+
+    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        """Writes the cache; returns what the layer's output product reads, [T, its width]."""
+
+    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        """Writes the cache; nobody reads the result."""
+
+
+class DecoderLayer(ABC):
+    """One layer: attention, or what stands in its place, behind a norm, then what the family adds. Its parts are named
+    in the family's WEIGHTS."""
+
+    attention: PagedSelfAttention | None  # None: `convolution`
     attention_norm: Norm | None
+    convolution: GatedConvolution | None = None
     experts: SparseMLP | None = None
+
+    @property
+    def mixer(self) -> Mixer:
+        """What brings a token together with those before it."""
+        found = self.convolution or self.attention
+        assert found is not None, "a layer without attention has a convolution"
+        return found
 
     @abstractmethod
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
@@ -51,7 +75,7 @@ class DecoderLayer(ABC):
 
     def store(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> None:
         """Writes the cache and nothing else: of a last layer whose result nobody reads."""
-        self.attention.store(x.normed(self.attention_norm), rope, meta, cache)
+        self.mixer.store(x.normed(self.attention_norm), rope, meta, cache)
 
 
 class Decoder(Model):
@@ -107,7 +131,7 @@ class Decoder(Model):
         return replace(self.table, ignore=(*self.table.ignore, "lm_head.weight"))
 
     def cache_specs(self) -> list[CacheSpec]:
-        return [self.layers[number].attention.cache_spec(self.dtype) for number in self._keepers]
+        return [self.layers[number].mixer.cache_spec(self.dtype) for number in self._keepers]
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         rows = self._embedded(batch)

@@ -83,6 +83,8 @@ class GPT2(LearnedPositions):
     def layer(self, number: int) -> DecoderLayer:
         layer = LlamaLayer(self.config.text, self.config.text.layers[number])
         assert isinstance(layer.mlp, PlainMLP)
+        assert layer.attention is not None
+        assert layer.o is not None
         for linear in (layer.attention.qkv, layer.o, layer.mlp.up, layer.mlp.down):
             linear.scheme = Transposed()
         return layer

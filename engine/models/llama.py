@@ -12,6 +12,7 @@ from engine.attention.meta import AttentionMeta
 from engine.cache.spec import LayerCache
 from engine.checkpoint.text import read_text
 from engine.layers.attention import self_attention
+from engine.layers.convolution import GatedConvolution
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP, PlainMLP, decoder_mlp
 from engine.layers.moe import SparseMLP
@@ -47,6 +48,7 @@ class LlamaLayer(DecoderLayer):
     `mlp`: in the place of the one that the configuration describes.
     """
 
+    o: Linear | None  # of attention
     mlp: GatedMLP | PlainMLP | None  # None: the layer has experts
     experts: SparseMLP | None
 
@@ -56,8 +58,13 @@ class LlamaLayer(DecoderLayer):
 
         text = text.of_layer(layer)
         self.attention_norm = norm(layer.pre_norms)
-        self.attention = self_attention(text, layer)
-        self.o = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
+        self.attention = self.o = None
+        if layer.convolution is None:
+            self.attention = self_attention(text, layer)
+            self.o = self.output = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
+        else:
+            self.convolution = GatedConvolution(text.hidden_size, layer.convolution)
+            self.output = self.convolution.o
         self.attention_post_norm = norm(layer.post_norms)
         self.mlp_norm = norm(layer.pre_norms)
         self.experts = None if layer.experts is None else SparseMLP(text, layer.experts)
@@ -65,8 +72,8 @@ class LlamaLayer(DecoderLayer):
         self.mlp_post_norm = norm(layer.post_norms)
 
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
-        attended = self.attention(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
-        x.add(Product(self.o, x.keep(index, attended)), self.attention_post_norm)
+        attended = self.mixer(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
+        x.add(Product(self.output, x.keep(index, attended)), self.attention_post_norm)
         del attended  # the stream gives these rows back when they have been multiplied
         x.add(self.fed(x, self.mlp_norm), self.mlp_post_norm)
 
@@ -88,10 +95,10 @@ class ParallelLayer(LlamaLayer):
             self.mlp_norm = None
 
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
-        attended = self.attention(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
+        attended = self.mixer(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
         attended = x.keep(index, attended)
         mlp = self.fed(x, self.mlp_norm or self.attention_norm)
-        x.add(Product(self.o, attended))
+        x.add(Product(self.output, attended))
         x.add(mlp)
 
 

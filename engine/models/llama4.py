@@ -62,9 +62,10 @@ class Llama4(Llama):
     def layer(self, number: int) -> DecoderLayer:
         text = self.config.text
         made = LlamaLayer(text, text.layers[number])
-        if text.layers[number].unit_norms:
-            made.attention.qk_norm = "head after rotation"
-            made.attention.q_norm = made.attention.k_norm = UnitNorm(text.head_dim, text.norm_eps, self.device)
+        attention = made.attention
+        if attention is not None and text.layers[number].unit_norms:
+            attention.qk_norm = "head after rotation"
+            attention.q_norm = attention.k_norm = UnitNorm(text.head_dim, text.norm_eps, self.device)
         return made
 
 

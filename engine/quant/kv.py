@@ -72,8 +72,7 @@ def stored_specs(
     found = _scales_of(model, shards) if shards and dtype is torch.float8_e4m3fn and word != PER_TOKEN else {}
     stored: list[CacheSpec] = []
     for number, spec in enumerate(specs):
-        assert isinstance(spec, KeyValueSpec)
-        if number in kept:
+        if number in kept or not isinstance(spec, KeyValueSpec):
             stored.append(spec)
             continue
         scales = _given(found[number], spec, read) if number in found else None
@@ -125,7 +124,7 @@ def _check_architecture(model: Model, specs: Sequence[CacheSpec], word: str) -> 
     if model.config.implementation == "transformers":
         raise ConfigError(f"{FLAG} {word}: {name} runs through transformers, whose cache has the activations' dtype; "
                           "leave the flag out")  # fmt: skip
-    if not all(isinstance(spec, KeyValueSpec) for spec in specs):
+    if not any(isinstance(spec, KeyValueSpec) for spec in specs):
         raise ConfigError(f"{FLAG} {word}: {name} keeps no keys and values; leave the flag out")
 
 

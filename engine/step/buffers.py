@@ -52,9 +52,10 @@ class Cut(NamedTuple):
     per_unit: int
 
 
-def _cut(spec: CacheSpec) -> Cut:
+def _cut(spec: CacheSpec) -> Cut | None:
+    """None: nothing attends to what is kept."""
     if not isinstance(spec, KeyValueSpec):
-        return Cut(0, 0, PARTS_PER_UNIT)
+        return None
     return Cut(spec.num_kv_heads, spec.head_dim, PARTS_OF_CODES if spec.dtype.itemsize == 1 else PARTS_PER_UNIT)
 
 
@@ -123,6 +124,7 @@ class StepBuffers:
                 sizes.max_rows, sizes.max_tokens, parts(cut.per_unit), self._heads, cut.head_dim, device, cut.per_unit
             )
             for cut in dict.fromkeys(self._cuts)
+            if cut is not None
         }
 
     def prep(self) -> None:
@@ -172,12 +174,13 @@ class StepBuffers:
 
     def _meta(self, group: int, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
         inputs, decode_only = self.inputs, decode_only and not self._invariant  # an invariant list has tiles only
+        cut = self._cuts[group]
         return AttentionMeta(
             query_start=inputs.query_start[: rows + 1],
             context_len=inputs.context_len[:rows],
             block_tables=self.slots.block_tables[group],
             slot_mapping=inputs.slot_mapping[group, :tokens],
-            work=self.work.get(self._cuts[group]),
+            work=None if cut is None else self.work.get(cut),
             table_row=inputs.row_slot[:rows],
             last_keys=None if decode_only or inputs.last_keys is None else inputs.last_keys[:tokens],
             decode_only=decode_only,

@@ -12,12 +12,14 @@ from engine.kernels.attention.dense import dense_attention, dense_attention_refe
 from engine.kernels.attention.disentangled import disentangled_attention, disentangled_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
+from engine.kernels.convolution import gated_convolution, gated_convolution_reference
 from engine.kernels.gemm.pack import Placement, pack, pack_gated
 from engine.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 from engine.kernels.projection_norm import normalise_projections, projection_norm_reference
 from engine.kernels.rotate import apply_rope, apply_rope_reference, qkv_rope_store, qkv_rope_store_reference
 from engine.kernels.target import target
 from engine.kernels.xielu import xielu, xielu_reference
+from tests.kernels.convolutions import ROWS, drawn, moved
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 PLACEMENT = Placement(torch.bfloat16, "cuda")
@@ -53,6 +55,17 @@ def test_activations(width):
 def test_xielu():
     x, slopes = draw(33, 14336), torch.tensor([0.8, 1.3, 0.5, -1e-6], device="cuda")
     assert error(xielu(x, slopes), xielu_reference(x.double(), slopes)) < LIMIT
+
+
+@pytest.mark.parametrize("rows", [ROWS, [(0, 3000), (500, 700)]])
+def test_convolution(rows):
+    projected, pages, meta = drawn(2048, torch.bfloat16, rows, padding=3)
+    weight, held, stored = torch.randn(3, 2048), pages.clone(), pages.cuda()
+    want = gated_convolution_reference(projected, weight, None, held, meta)
+    got = gated_convolution(projected.cuda(), weight.cuda(), None, stored, moved(meta, "cuda"))
+    count = sum(new for _, new in rows)
+    assert error(got[:count].cpu(), want[:count]) < LIMIT
+    assert torch.equal(stored.cpu().nan_to_num(7.0), held.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "whole"), [(40, 40, True), (40, 8, True), (96, 8, False)])

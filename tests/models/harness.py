@@ -64,9 +64,9 @@ class Harness:
         num_blocks = 1 + num_rows * self.blocks_each
         self.caches = []
         for spec in model.cache_specs():
-            shape = (num_blocks, spec.num_kv_heads, BLOCK, spec.head_dim)
             # Not-a-number where nothing was written: reading beyond the context shows.
-            self.caches.append(tuple(torch.full(shape, float("nan"), dtype=model.dtype) for _ in range(2)))
+            pages = torch.full((num_blocks, spec.block_bytes(BLOCK)), 0xFF, dtype=torch.uint8)
+            self.caches.append(spec.views(pages, BLOCK))
         self.free = list(range(1, num_blocks))
         random.Random(seed).shuffle(self.free)
 

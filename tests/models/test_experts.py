@@ -28,6 +28,7 @@ LAYERS = {
     "glm4_moe": [1, 2],
     "ernie4_5_moe": [1, 2],
     "exaone_moe": [1, 2],
+    "lfm2_moe": [2, 3, 4],
     "llama4": [1, 3],
 }
 

@@ -16,6 +16,7 @@ from tests.models.test_decoders import greedy, load, prompt
 MECHANISMS = (  # families that together do all that Llama's layers do not
     "gemma2", "gemma3", "phi3-short", "granite", "glm4", "olmo3", "cohere-norms", "smollm3", "exaone4", "ministral3",
     "stablelm-parallel", "nemotron", "apertus", "hunyuan", "gpt_neox", "gpt2",
+    "lfm2",
 )  # fmt: skip
 ON_DEVICE = [
     "gemma3",
@@ -28,6 +29,8 @@ ON_DEVICE = [
     "gpt2",
     "qwen2_moe",
     "llama4",
+    "lfm2-biased",
+    "lfm2_moe",
 ]
 LENGTHS, TOKENS, LONGEST, CHUNK = (60, 23, 40), 16, 80, 11
 PROMPTS = [prompt(length, seed=9) for length in LENGTHS]

@@ -85,7 +85,7 @@ FAMILIES = {
          "downsample_factor": 2, "vision_config": TOWER | {"model_type": "siglip2_vision_model"},
          "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["conv", "conv", "full_attention"]}},
         "Lfm2VlForConditionalGeneration: has conv: only attention over all or the last tokens is served",
-        None,
+        "natively, as Lfm2ForCausalLM",
     ),
     "PaddleOCR-VL": (
         {"architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": "paddleocr_vl", "image_token_id": 150,

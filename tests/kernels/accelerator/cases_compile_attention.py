@@ -9,6 +9,7 @@ from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.disentangled import disentangled_kernel
 from engine.kernels.attention.prefill import prefill_kernel
+from engine.kernels.convolution import convolution_kernel
 from tests.kernels.accelerator.cases_compile import ATTEND, DENSE, NO_SINKS, PARTS, SHAPE, T
 from tests.kernels.accelerator.targets import cases, compiles
 
@@ -78,6 +79,18 @@ KERNELS = {
          "BLOCK_D": 64, "REST": 0, "WIDE": False, "STAGES": 2, "MATERIALISE": True, "OVERLAP": True, "REACH": 128},
         {"num_warps": 8, "num_stages": 2},
     ),
+    **{
+        f"convolution, bias {bias}": (
+            convolution_kernel,
+            {"out": T, "projected": T, "cache": T, "taps": "*fp32", "bias": "*fp32", "query_start": "*i32",
+             "context_len": "*i32", "table_row": "*i32", "block_tables": "*i32", "slot_mapping": "*i64",
+             "num_rows": "i32", "width": "i32", "max_blocks": "i32", "block_stride": "i32"},
+            {**({} if bias else {"bias": None}), "BLOCK_SIZE": 16, "TAPS": 3, "STEPS": 8, "TOKENS": tokens,
+             "COLUMNS": 256, "OVERLAP": True},
+            {"num_warps": 4},
+        )
+        for bias, tokens in ((False, 1), (True, 8))
+    },
     "disentangled": (
         disentangled_kernel,
         {**{name: kind for name, kind in DENSE.items() if name != "bias"}, "pos_k": T, "pos_q": T, "buckets": "*i32",

@@ -1,10 +1,12 @@
-"""DeBERTa's attention in the interpreter against its reference in plain torch."""
+"""DeBERTa's attention and LFM2's convolution in the interpreter against their references in plain torch."""
 
 import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file)
 
 from engine.kernels.attention.disentangled import disentangled_attention_reference, launch_disentangled
+from engine.kernels.convolution import gated_convolution_reference, launch_convolution
+from tests.kernels.convolutions import ROWS, drawn
 
 
 @pytest.mark.parametrize(("dim", "reach", "dtype"), [(64, 149, torch.float16), (24, 20, torch.float32)])
@@ -18,3 +20,17 @@ def test_disentangled_attention(dim, reach, dtype):
     want = disentangled_attention_reference(*(part.double() for part in parts), buckets, bounds, 0.2)
     got = launch_disentangled(*parts, buckets, bounds, 0.2).double()
     assert (got - want).norm() / want.norm() < (1e-5 if dtype == torch.float32 else 8e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("taps", "width", "rows"), [(3, 300, ROWS), (4, 20, [(0, 70), (30, 12)]), (1, 16, ROWS[:1])])
+def test_convolution(taps, width, rows, dtype):
+    torch.manual_seed(0)
+    projected, pages, meta = drawn(width, dtype, rows, padding=3)
+    weight, bias = torch.randn(taps, width), torch.randn(width) if taps == 4 else None
+    held = pages.clone()
+    want = gated_convolution_reference(projected, weight, bias, held, meta)
+    got = launch_convolution(projected, weight, bias, pages, meta)
+    count = sum(new for _, new in rows)
+    assert (got - want)[:count].norm() / want[:count].norm() < (1e-5 if dtype == torch.float32 else 8e-3)
+    assert torch.equal(pages.nan_to_num(7.0), held.nan_to_num(7.0))

@@ -1,0 +1,68 @@
+"""GatedConvolution: a short convolution along the sequence, in the place of attention (LFM2).
+
+Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's AttentionMeta, this
+layer's cache (written). Out: [T, hidden]; the output product is the layer's. The cache is a window of the last tokens:
+blocks, prefixes and preemption are those of attention with a window.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.attention.meta import AttentionMeta
+from engine.cache.spec import CacheSpec, LayerCache, TapsSpec
+from engine.kernels.convolution import gated_convolution
+from engine.kernels.gemm.pack import Placement
+from engine.layers.linear import Linear
+from engine.layers.norm import Normed
+from engine.layers.rope import Rope
+from engine.model_config import ConvolutionConfig
+from engine.weights.table import Wanted
+
+
+class Taps:
+    """What each column multiplies a token by, and the tokens before it."""
+
+    __slots__ = ("bias", "count", "has_bias", "weight", "width")
+
+    weight: Tensor  # [count, width] float32, the token's own first
+    bias: Tensor | None  # [width] float32
+
+    def __init__(self, width: int, config: ConvolutionConfig) -> None:
+        self.width, self.count, self.has_bias = width, config.taps, config.bias
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        wanted: dict[str, tuple[Wanted | None, ...]] = {"weight": (Wanted((self.width, 1, self.count)),)}
+        return {**wanted, "bias": (Wanted((self.width,)),)} if self.has_bias else wanted
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        ((weight,), (bias,)) = pieces["weight"], pieces.get("bias", [None])
+        assert weight is not None
+        self.weight = weight.to(placement.device, torch.float32)[:, 0].flip(1).t().contiguous()
+        self.bias = None if bias is None else bias.to(placement.device, torch.float32, copy=True)
+
+
+class GatedConvolution:
+    """`product` makes two gates and what passes them: b, c and x. `o` is the layer's output product."""
+
+    __slots__ = ("o", "product", "taps", "width")
+
+    def __init__(self, width: int, config: ConvolutionConfig) -> None:
+        self.width = width
+        self.product = Linear(width, 3 * width, bias=config.bias)
+        self.taps = Taps(width, config)
+        self.o = Linear(width, width, bias=config.bias)
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """What a layer of a model in `dtype` keeps."""
+        return TapsSpec(self.width, dtype, self.taps.count)
+
+    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        """[T, width]; what later tokens read is stored."""
+        (pages,) = cache
+        return gated_convolution(self.product.of_normed(x), self.taps.weight, self.taps.bias, pages, meta)
+
+    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        """The same: it is little beside the product."""
+        return self(x, rope, meta, cache)
