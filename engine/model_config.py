@@ -296,7 +296,8 @@ class ModelConfig:
     """One checkpoint as the engine sees it."""
 
     architecture: str
-    implementation: str  # "native": a file of ours; "transformers": its module in our steps
+    # "native": a file of ours; "transformers": its module in our steps; "mixed": its towers before a decoder of ours.
+    implementation: str
     folder: str
     text: TextConfig
     towers: Mapping[str, TowerConfig]  # by the family's names: "vision", "audio"

@@ -199,7 +199,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         dtype = resolve_dtype(model_config, config.dtype, device)
         sizes = sizes_of(config, model_config, device)
         model_config = replace(model_config, max_model_len=sizes.max_model_len)
-        if model_config.implementation == "transformers":
+        if model_config.implementation != "native":
             _tell_transformers(config, model_config, device)
     with phase("device"):
         accelerator = open_accelerator(device)
@@ -234,7 +234,10 @@ def _tell_transformers(config: EngineConfig, model: ModelConfig, device: str) ->
             "on what else is in the batch; leave the flag out, or use --device cpu"
         )
     torch.set_num_threads(config.num_threads or usable_cores())  # here products are torch's
-    log.info("%s has no file here: transformers' module runs in our steps", model.architecture)
+    what = (
+        "module runs in our steps" if model.implementation == "transformers" else "towers run before a decoder of ours"
+    )
+    log.info("%s has no file here: transformers' %s", model.architecture, what)
 
 
 def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | None) -> None:

@@ -35,8 +35,10 @@ def lines(config: Config) -> Iterator[str]:
     how = f"natively, as {model.architecture} ({family.name})"
     if model.implementation == "transformers":
         how = f"through transformers, whose {model.architecture} runs in our steps"
-        if model.towers:
-            check_processor(model)
+    elif model.implementation == "mixed":
+        how = f"its decoder natively, its towers through transformers ({model.architecture})"
+    if model.implementation != "native" and model.towers:
+        check_processor(model)
     yield f"served: {how}; takes {takes}"
     yield from of_weights(found, shards)
     context = f"{gib(found.context_bytes)} for a context of {found.context:,} tokens"

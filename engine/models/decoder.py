@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -93,6 +93,7 @@ class Decoder(Model):
         self.audio: Tower | None = None
         self.table = self.WEIGHTS
         self.chosen: Chosen | None = None
+        self.beside_ours: Any = None  # what a table's further rows name: parts that no layer here has
         self.head = (
             None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias)
         )

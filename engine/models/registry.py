@@ -82,12 +82,14 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
 
 THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
 SEEING = "engine.models.transformers_backend.seeing"  # and of these the ones that see
+MIXED = "engine.models.transformers_backend.mixed"  # or their towers alone, before a decoder of ours
 
 
 def family_of(architecture: str, implementation: str = "native") -> Family:
     """The family of an architecture, that FAMILIES names where we have a file for it."""
     through = SEEING if architecture.endswith("ForConditionalGeneration") else THROUGH
-    family: Family = importlib.import_module(FAMILIES[architecture] if implementation == "native" else through).FAMILY
+    file = {"native": FAMILIES.get(architecture, ""), "mixed": MIXED}.get(implementation, through)
+    family: Family = importlib.import_module(file).FAMILY
     return family
 
 
@@ -192,9 +194,12 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
         raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
     inside = _decoder_inside(root, implementation, through)
     if through:
-        from engine.models.transformers_backend.skeleton import known, seeing  # transformers, which takes seconds
+        from engine.models.transformers_backend.mixed import suits  # transformers, which takes seconds
+        from engine.models.transformers_backend.skeleton import known, seeing
 
         for name in named:
+            if name in seeing() and not text_only and implementation == "auto" and suits(name, root.values):
+                return name, "generate", "mixed"
             if name in known() or (name in seeing() and not (text_only and inside)):
                 return name, "generate", "transformers"
     if inside and text_only:

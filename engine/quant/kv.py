@@ -112,7 +112,7 @@ def _scheme_is_fp8(model: Model) -> bool:
     if algorithm == "FP8" or (
         isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
     ):
-        return model.config.implementation == "native"
+        return model.config.implementation != "transformers"
     log.warning("KV cache: the checkpoint's scheme %s is none that is served: kept in the activations' dtype",
                 scheme or algorithm)  # fmt: skip
     return False

@@ -84,7 +84,7 @@ FAMILIES = {
         {"architectures": ["Lfm2VlForConditionalGeneration"], "model_type": "lfm2_vl", "image_token_id": 150,
          "downsample_factor": 2, "vision_config": TOWER | {"model_type": "siglip2_vision_model"},
          "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["conv", "conv", "full_attention"]}},
-        "Lfm2VlForConditionalGeneration: has conv: only attention over all or the last tokens is served",
+        NO_PROCESSOR,
         "natively, as Lfm2ForCausalLM",
     ),
     "PaddleOCR-VL": (

@@ -32,7 +32,7 @@ PROMPTS = ((), (9000,), (40000, 16000, 3000))  # samples of each sound; windows 
 @functools.cache
 def load():
     config = load_model_config(tiny.checkpoint(NAME))
-    assert (config.implementation, config.modalities) == ("transformers", ("text", "audio"))
+    assert (config.implementation, config.modalities) == ("mixed", ("text", "audio"))
     model = build_model(config, torch.float32)
     load_weights(model, config.folder)
     return model
@@ -130,7 +130,10 @@ async def test_tokens_of_a_busy_engine_equal_transformers(device, monkeypatch):
 def test_check_says_how_it_is_served(capsys):
     assert cli.main(["check", str(tiny.checkpoint(NAME))]) == 0
     said = capsys.readouterr().out.splitlines()[1]
-    assert said.endswith("whose MossTranscribeDiarizeForConditionalGeneration runs in our steps; takes text, audio")
+    assert said == (
+        "served: its decoder natively, its towers through transformers "
+        "(MossTranscribeDiarizeForConditionalGeneration); takes text, audio"
+    )
 
 
 def test_a_processor_that_numbers_sounds_is_refused(monkeypatch):
@@ -186,7 +189,7 @@ def test_a_class_that_does_more_with_a_sound_is_refused(monkeypatch):
 
     louder.__signature__ = showing.inspect.signature(forward)
     monkeypatch.setattr(MossTranscribeDiarizeModel, "forward", louder)
-    monkeypatch.setattr(seeing, "_read_values", seeing._read_values.__wrapped__)  # what it kept of the class as it is
+    monkeypatch.setattr(seeing, "_shape", seeing._shape.__wrapped__)  # what it kept of the class as it is
     said = "^MossTranscribeDiarizeForConditionalGeneration: does .* with a sound"
     with pytest.raises(ConfigError, match=said):
         load_model_config(tiny.checkpoint(NAME))

@@ -17,6 +17,7 @@ from engine import Request, SamplingParams
 from engine.cache.layout import CacheLayout
 from engine.errors import ConfigError
 from engine.models.registry import MODALITIES, build_model, load_model_config
+from engine.quant.online import requested
 from engine.weights.load import load_weights, weight_bytes
 from mm.item import MediaItem, MediaOptions
 from mm.processors.registry import processor_for
@@ -29,11 +30,13 @@ from tests.invariance.devices import Device
 from tests.mm.made import noise
 from tests.models.harness import Harness, generated
 from tests.tiny_seeing import SQUARE
-from tests.tiny_through import CHECKPOINTS
+from tests.tiny_seeing import TEXT as LLAMA
+from tests.tiny_through import CHECKPOINTS, _made
 
 HEARS = "moss_transcribe_diarize"
 JOINS = "idefics2"  # pictures side by side, and pictures and texts, by what its processor writes between them
 NAMES = tuple(name for name in CHECKPOINTS if name not in (HEARS, JOINS))
+WAYS = {"vipllava": "mixed", "lighton_ocr": "mixed"}  # their decoders have files here
 TOKENS, CHUNK = 12, 11
 PROMPTS = {
     "text": (),
@@ -45,7 +48,7 @@ PROMPTS = {
 @functools.cache
 def load(name):
     config = load_model_config(tiny.checkpoint(name))
-    assert (config.implementation, config.modalities) == ("transformers", ("text", "image"))
+    assert (config.implementation, config.modalities) == (WAYS.get(name, "transformers"), ("text", "image"))
     model = build_model(config, torch.float32)
     load_weights(model, config.folder)
     return model
@@ -274,6 +277,19 @@ def test_what_is_more_than_rows_of_a_prompt_is_refused_in_a_line(tmp_path, kind)
     assert "\n" not in str(caught.value)
 
 
+@torch.inference_mode()
+def test_a_decoder_of_ours_has_codes_where_it_is_asked_to():
+    """The tower is as the files have it."""
+    config = requested(load_model_config(tiny.checkpoint("vipllava")), "fp8")
+    model = build_model(config, torch.float32)
+    load_weights(model, config.folder)
+    harness = Harness(model)
+    got, want = harness.prefill(prepare("vipllava", "picture", harness)), oracle("vipllava")
+    want = want(**oracle_inputs("vipllava", "picture")).logits[0]
+    assert 1e-3 < (got - want).norm() / want.norm() < 0.1
+    assert weight_bytes(model) < weight_bytes(load("vipllava"))
+
+
 def test_check_says_how_it_is_served(capsys):
     assert cli.main(["check", str(tiny.checkpoint("aya_vision"))]) == 0
     said = capsys.readouterr().out.splitlines()[1]
@@ -335,3 +351,37 @@ def test_without_pictures_no_tower_is_built(name, without):
 def test_a_family_of_ours_goes_that_way_when_it_is_asked_to():
     config = load_model_config(tiny.checkpoint("mistral3"), implementation="transformers")
     assert (config.implementation, config.modalities) == ("transformers", ("text", "image"))
+
+
+@torch.inference_mode()
+def test_rows_of_a_tower_stand_before_a_decoder_of_ours_whatever_it_keeps(tmp_path):
+    """LFM2-VL: pictures of two sizes in a run, convolutions behind them. Its processor needs torchvision."""
+    text = {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}
+    vision = {
+        **SQUARE,
+        "model_type": "siglip2_vision_model",
+        "patch_size": 14,
+        "num_patches": 16,
+        "vision_use_head": False,
+    }
+    made = _made(
+        "Lfm2Vl", text_config={**LLAMA, **text}, vision_config=vision, projector_hidden_size=80, image_token_id=9
+    )
+    made.save_pretrained(tmp_path)
+    config = load_model_config(tmp_path)
+    assert (config.implementation, config.modalities) == ("mixed", ("text", "image"))
+    model = build_model(config, torch.float32)
+    load_weights(model, config.folder)
+    sizes = torch.tensor([[4, 6], [2, 2]])
+    shown = {
+        "pixel_values": torch.randn(2, 24, 3 * 14 * 14),
+        "pixel_attention_mask": torch.tensor([[1] * 24, [1] * 4 + [0] * 20]),
+        "spatial_shapes": sizes,
+    }
+    tokens = [3, *[9] * 6, 5, 9, 7, 8, 11]
+    rows = model.towers["image"].encode({**shown, "token_ids": torch.tensor(tokens)})
+    want = made.eval()(input_ids=torch.tensor([tokens]), **shown).logits[0]
+    harness = Harness(model)
+    for chunk in (0, 5):
+        row = harness.add(tokens, media=[(1, rows[:6]), (8, rows[6:])])
+        assert (harness.prefill(row, chunk) - want).abs().max() <= 2e-4

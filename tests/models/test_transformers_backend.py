@@ -140,7 +140,6 @@ def test_weights_are_planned_before_they_are_read():
         ({"architectures": ["DogeForCausalLM"], "model_type": "doge"}, "a mask of its own"),
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "is not causal"),
         ({"architectures": ["MllamaForCausalLM"], "model_type": "mllama"}, "takes no position_ids"),
-        ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv"] * 3}, "has conv"),
         ({"architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}, "linear_attention"),
         ({"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_act": "softer"}, "cannot be built"),
         (
@@ -169,9 +168,13 @@ def test_a_package_that_fails_when_transformers_imports_it_is_told_in_a_line(mon
         load_model_config(tiny.checkpoint("llama"), implementation="transformers")
 
 
-def test_a_module_that_reads_numbers_on_the_host_is_refused():
-    with pytest.raises(ConfigError, match="DbrxForCausalLM: reads numbers on the host"):
-        load_model_config(tiny.checkpoint("dbrx"), implementation="transformers")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("dbrx", "DbrxForCausalLM: reads numbers on the host"), ("lfm2", "Lfm2ForCausalLM: has conv: only attention")],
+)
+def test_a_module_of_which_ours_computes_more_is_refused(name, said):
+    with pytest.raises(ConfigError, match=said):
+        load_model_config(tiny.checkpoint(name), implementation="transformers")
 
 
 def test_an_architecture_that_transformers_lacks_is_refused_by_name(tmp_path):

@@ -23,7 +23,7 @@ from engine.models.base import Model
 from engine.models.family import Family
 from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.attention import Call, step
-from engine.models.transformers_backend.weights import parts_and_table
+from engine.models.transformers_backend.weights import await_all, parts_and_table
 from engine.weights.table import Table
 
 
@@ -74,9 +74,7 @@ class TransformersModel(Model):
         self.module = self.built()
         parts, self._table = parts_and_table(self.module)
         self.parts = SimpleNamespace(**{f"p{number}": part for number, part in enumerate(parts)})
-        self._awaited = len(parts)
-        for part in parts:
-            part.filled = self._filled
+        await_all(parts, self._filled)
         self._decoder = skeleton.decoder_in(self.module)
         self._given = Given(getattr(self.module, self.module.base_model_prefix))
 
@@ -97,9 +95,6 @@ class TransformersModel(Model):
 
     def _filled(self) -> None:
         """Once all parameters are: shared ones, tables of frequencies, and the place of hidden states."""
-        self._awaited -= 1
-        if self._awaited:
-            return
         module, longest = self.module, self.config.max_model_len or self.config.max_position
         module.tie_weights()
         skeleton.fill_buffers(module, self.device)

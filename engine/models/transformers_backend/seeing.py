@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,43 +77,60 @@ class SeeingModel(TransformersModel):
 def read_seeing(body: Section, outer: Section) -> TextConfig:
     """The decoder, of a class whose pictures and sounds are no more than rows of embeddings."""
     try:
-        return _read(outer)[0]
+        shape_of(outer)
+        return _text(_named(outer), json.dumps(outer.values, sort_keys=True))
     except ConfigError as error:
         alone = "; with --language-model-only its decoder is served"
         raise ConfigError(f"{error}{alone if body.values.get('model_type') in DECODERS else ''}") from None
 
 
-def _read(outer: Section) -> tuple[TextConfig, tuple[Modality, ...]]:
-    """The decoder of a class, and what its towers read."""
-    return _read_values(_named(outer), json.dumps(outer.values, sort_keys=True))
+class Shape(NamedTuple):
+    """What a class is, before its decoder is looked at."""
+
+    kinds: tuple[Modality, ...]  # that its towers read
+    axes: int  # rows of positions that a token has
+    stem: str  # the name of the module below the head
+
+
+def shape_of(outer: Section) -> Shape:
+    """Of a class that gives its decoder no more than rows of embeddings. Raises ConfigError."""
+    return _shape(_named(outer), json.dumps(outer.values, sort_keys=True))
 
 
 @lru_cache(maxsize=8)
-def _read_values(architecture: str, written: str) -> tuple[TextConfig, tuple[Modality, ...]]:
+def _shape(architecture: str, written: str) -> Shape:
     values = json.loads(written)
-    module = built(architecture, values, Section(values, "config.json"))
+    module = skeleton.build(architecture, values)
     refuse_arguments(module)
     if not any(isinstance(values.get(f"{name}_config"), dict) for name in TOWERS):
         raise ConfigError(f"describes its towers under none of {', '.join(f'{name}_config' for name in TOWERS)}")
-    return text_of(module), served_kinds(module)
+    stem = module.base_model_prefix
+    axes = skeleton.axes_of(getattr(module, stem))
+    return Shape(served_kinds(module), axes, stem)
+
+
+@lru_cache(maxsize=8)
+def _text(architecture: str, written: str) -> TextConfig:
+    values = json.loads(written)
+    return text_of(built(architecture, values, Section(values, "config.json")))
 
 
 def tower(reads: tuple[Modality, ...], section: Section) -> TowerOfClass:
     """The tower's rows are as wide as the decoder: transformers' projector sees to it."""
     assert section.outer is not None, "a tower's section lies in another one"
-    kinds = tuple(kind for kind in _read(section.outer)[1] if kind in reads)
-    return TowerOfClass(_config(section.outer).get_text_config(decoder=True).hidden_size, kinds)
+    kinds = tuple(kind for kind in shape_of(section.outer).kinds if kind in reads)
+    return TowerOfClass(config(section.outer).get_text_config(decoder=True).hidden_size, kinds)
 
 
 def processor(outer: Section) -> str:
     """The checkpoint's own, which is asked for films where the class takes them."""
-    return "watching:Watching" if "video" in _read(outer)[1] else "through:Through"
+    return "watching:Watching" if "video" in shape_of(outer).kinds else "through:Through"
 
 
 def media_token_ids(outer: Section) -> dict[str, int]:
     """The tokens that stand for rows, which the class may know where config.json is silent."""
-    config = _config(outer)
-    given = {kind: getattr(config, f"{kind}_token_id", None) for kind in ITEMS}
+    found = config(outer)
+    given = {kind: getattr(found, f"{kind}_token_id", None) for kind in ITEMS}
     return {kind: int(token) for kind, token in given.items() if token is not None}
 
 
@@ -129,7 +146,8 @@ def _named(outer: Section) -> str:
     return next(name for name in outer.items("architectures", ()) if name in skeleton.seeing())
 
 
-def _config(outer: Section) -> Any:
+def config(outer: Section) -> Any:
+    """What transformers makes of config.json."""
     return skeleton.config_of(_named(outer), outer.values)
 
 

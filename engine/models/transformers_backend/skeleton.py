@@ -79,7 +79,6 @@ def build(architecture: str, values: Mapping[str, Any]) -> Any:
                 section._attn_implementation = None  # a tower attends as transformers chooses
         module = module_class(config)
         module.config._experts_implementation = experts.NAME
-    _refuse_states(module, decoder_in(module))
     return module.train(mode=False).requires_grad_(False)
 
 
@@ -124,6 +123,7 @@ def calls_of(module: Any) -> list[Call]:
     base = decoder_in(module)
     if base is None or "position_ids" not in inspect.signature(base.forward).parameters:
         raise ConfigError("has a decoder that takes no position_ids: a chunk of a prompt would stand at its beginning")
+    _refuse_states(module, base)
     config, positions = base.config, torch.arange(3, device="meta")
     with _refusing(), recording(calls):
         axes = axes_of(getattr(module, module.base_model_prefix, None))

@@ -8,7 +8,7 @@ each part of ours takes the tensors of one conversion and runs it forwards. Thre
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,6 +76,20 @@ class Parameters:
         dtype = torch.float32 if name in self.kept else placement.dtype
         placed = value.to(placement.device, dtype, copy=value.is_cpu).contiguous()
         owner._parameters[last] = nn.Parameter(placed, requires_grad=False)
+
+
+def await_all(parts: Sequence[Parameters], done: Callable[[], None]) -> None:
+    """`done` is called once all parts are filled."""
+    left = len(parts)
+
+    def filled() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done()
+
+    for part in parts:
+        part.filled = filled
 
 
 def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
