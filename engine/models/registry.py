@@ -194,9 +194,9 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
         raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
     inside = _decoder_inside(root, implementation, through)
     if through:
-        from engine.models.transformers_backend.mixed import suits  # transformers, which takes seconds
-        from engine.models.transformers_backend.skeleton import known, seeing
+        from engine.models.transformers_backend.skeleton import known, seeing  # transformers, which takes seconds
 
+        suits = importlib.import_module(MIXED).suits
         for name in named:
             if name in seeing() and not text_only and implementation == "auto" and suits(name, root.values):
                 return name, "generate", "mixed"
