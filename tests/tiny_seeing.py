@@ -266,6 +266,18 @@ def idefics3(kind: str = "Idefics3") -> Any:
     return tiny._model(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
+def lfm2_vl() -> Any:
+    """Lfm2VlForConditionalGeneration."""
+    from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+
+    text = {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}
+    vision = {
+        **TILE, "model_type": "siglip2_vision_model", "patch_size": 14, "num_patches": 16, "vision_use_head": False,
+    }  # fmt: skip
+    config = Lfm2VlConfig(text_config=text, vision_config=vision, projector_hidden_size=80, **MARKS)
+    return tiny._model(Lfm2VlForConditionalGeneration, config)
+
+
 def hunyuan_vl(sections: tuple[int, ...] = (3, 2, 4, 1)) -> Any:
     """HunYuanVLForConditionalGeneration: positions on a square of 7, `sections` of a token's rows of positions."""
     from transformers import HunYuanVLConfig, HunYuanVLForConditionalGeneration
@@ -328,6 +340,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "paligemma2": lambda: paligemma("gemma2", sliding_window=13, query_pre_attn_scalar=24),
     "idefics3": idefics3,
     "smolvlm": lambda: idefics3("SmolVLM"),
+    "lfm2_vl": lfm2_vl,
 }
 
 
@@ -339,6 +352,8 @@ def write_processors(config: Any, folder: Path) -> None:
     if kind in ("pixtral", "mistral3"):
         words = {"image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_eos|>"}
         tiny._write(folder / "processor_config.json", words)
+    if kind == "lfm2_vl":  # the tiny tokenizer would spell them letter by letter
+        tiny._write(folder / "processor_config.json", {"use_image_special_tokens": False})
     if kind == "llama4":
         marks = ("vision_bos", "audio_bos", "audio_eos", "IMAGE", "vision_eos")
         words = {key: f"<|{mark}|>" for key, mark in zip(LLAMA4_WORDS, marks)}
@@ -421,6 +436,16 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
         },
     ),
     "gemma3": lambda _: _square({"height": 112, "width": 112}, HALF, HALF, do_pan_and_scan=None, resample=2),
+    "lfm2_vl": lambda _: _square(
+        {"height": 56, "width": 56},
+        HALF,
+        HALF,
+        resample=2,
+        tile_size=56,
+        min_image_tokens=2,
+        max_image_tokens=6,
+        max_tiles=4,
+    ),
     "idefics3": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     "smolvlm": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     **dict.fromkeys(

@@ -44,6 +44,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "LlavaForConditionalGeneration": "engine.models.llava",
     "LlavaNextForConditionalGeneration": "engine.models.llava_next",
     "LlavaOnevisionForConditionalGeneration": "engine.models.llava_onevision",
+    "Lfm2VlForConditionalGeneration": "engine.models.lfm2_vl",
     "Mistral3ForConditionalGeneration": "engine.models.mistral3",
     "InternVLForConditionalGeneration": "engine.models.internvl",
     "InternVLChatModel": "engine.models.internvl_chat",

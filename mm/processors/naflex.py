@@ -59,7 +59,11 @@ class NaflexPictures(Pictures):
         return Scale(rows * self.patch, columns * self.patch, self.patching.resample)
 
     def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
-        features = self.tiles([item.data])
-        by_colour = features["pixel_values"].reshape(-1, 3, self.patch**2)
-        features["pixel_values"] = np.ascontiguousarray(by_colour.swapaxes(1, 2)).reshape(len(by_colour), -1)
-        return features, 1
+        return by_pixel(self.tiles([item.data])), 1
+
+
+def by_pixel(features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same patches, the three colours of each pixel side by side."""
+    patches = features["pixel_values"]
+    by_colour = patches.reshape(len(patches), 3, -1)
+    return {**features, "pixel_values": np.ascontiguousarray(by_colour.swapaxes(1, 2)).reshape(len(patches), -1)}

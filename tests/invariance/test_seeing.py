@@ -26,6 +26,7 @@ SHORT = (
     "internvl-gpt_oss",
     "gemma4-small-vision",
     "llama4-vision",
+    "lfm2_vl",
 )  # caches of several groups, or pictures in one chunk
 FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", "hunyuan_vl", *SHORT)
 

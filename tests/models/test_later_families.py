@@ -80,13 +80,6 @@ FAMILIES = {
         f"than to put its rows into the prompt (visual_indicator_features), which is not served; {WITHOUT}",
         "natively, as Qwen2ForCausalLM",
     ),
-    "LFM2-VL": (
-        {"architectures": ["Lfm2VlForConditionalGeneration"], "model_type": "lfm2_vl", "image_token_id": 150,
-         "downsample_factor": 2, "vision_config": TOWER | {"model_type": "siglip2_vision_model"},
-         "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["conv", "conv", "full_attention"]}},
-        NO_PROCESSOR,
-        "natively, as Lfm2ForCausalLM",
-    ),
     "PaddleOCR-VL": (
         {"architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": "paddleocr_vl", "image_token_id": 150,
          "vision_config": TOWER, "text_config": TEXT},

@@ -30,8 +30,7 @@ from tests.invariance.devices import Device
 from tests.mm.made import noise
 from tests.models.harness import Harness, generated
 from tests.tiny_seeing import SQUARE
-from tests.tiny_seeing import TEXT as LLAMA
-from tests.tiny_through import CHECKPOINTS, _made
+from tests.tiny_through import CHECKPOINTS
 
 HEARS = "moss_transcribe_diarize"
 JOINS = "idefics2"  # pictures side by side, and pictures and texts, by what its processor writes between them
@@ -351,37 +350,3 @@ def test_without_pictures_no_tower_is_built(name, without):
 def test_a_family_of_ours_goes_that_way_when_it_is_asked_to():
     config = load_model_config(tiny.checkpoint("mistral3"), implementation="transformers")
     assert (config.implementation, config.modalities) == ("transformers", ("text", "image"))
-
-
-@torch.inference_mode()
-def test_rows_of_a_tower_stand_before_a_decoder_of_ours_whatever_it_keeps(tmp_path):
-    """LFM2-VL: pictures of two sizes in a run, convolutions behind them. Its processor needs torchvision."""
-    text = {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8}
-    vision = {
-        **SQUARE,
-        "model_type": "siglip2_vision_model",
-        "patch_size": 14,
-        "num_patches": 16,
-        "vision_use_head": False,
-    }
-    made = _made(
-        "Lfm2Vl", text_config={**LLAMA, **text}, vision_config=vision, projector_hidden_size=80, image_token_id=9
-    )
-    made.save_pretrained(tmp_path)
-    config = load_model_config(tmp_path)
-    assert (config.implementation, config.modalities) == ("mixed", ("text", "image"))
-    model = build_model(config, torch.float32)
-    load_weights(model, config.folder)
-    sizes = torch.tensor([[4, 6], [2, 2]])
-    shown = {
-        "pixel_values": torch.randn(2, 24, 3 * 14 * 14),
-        "pixel_attention_mask": torch.tensor([[1] * 24, [1] * 4 + [0] * 20]),
-        "spatial_shapes": sizes,
-    }
-    tokens = [3, *[9] * 6, 5, 9, 7, 8, 11]
-    rows = model.towers["image"].encode({**shown, "token_ids": torch.tensor(tokens)})
-    want = made.eval()(input_ids=torch.tensor([tokens]), **shown).logits[0]
-    harness = Harness(model)
-    for chunk in (0, 5):
-        row = harness.add(tokens, media=[(1, rows[:6]), (8, rows[6:])])
-        assert (harness.prefill(row, chunk) - want).abs().max() <= 2e-4

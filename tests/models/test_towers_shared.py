@@ -17,7 +17,7 @@ from tests.tiny_hearing import qwen2_audio, whisper
 SEEING = (
     "llava", "llava-siglip", "llava-pixtral", "mistral3", "internvl", "internvl-6b", "gemma3-vision", "paligemma",
     "idefics3", "llava_next", "llava_onevision", "glm4v", "gemma4-vision", "gemma4-small-vision", "llama4-vision",
-    "qwen2_vl", "qwen3_vl", "hunyuan_vl",
+    "qwen2_vl", "qwen3_vl", "hunyuan_vl", "lfm2_vl",
 )  # fmt: skip
 
 HEARING = (

@@ -36,6 +36,7 @@ NAMES = (
     "smolvlm",
     "llava_next",
     "llava_onevision",
+    "lfm2_vl",
 )
 PROMPTS = ("text", "picture", "large picture", "two pictures")
 FILMS = ("internvl", "llava_onevision", "gemma4-vision", "gemma4-small-vision")
@@ -56,6 +57,8 @@ def oracle_inputs(name, prompt):
     if name == "llava_onevision" and "film" in prompt:
         films = [pixels_of(item.parts[0].features, 14) for item in processed]
         return {**inputs, "pixel_values_videos": torch.tensor(np.stack(films))}
+    if name == "lfm2_vl":
+        return {**inputs, **(lfm2_inputs([part for item in processed for part in item.parts]) if processed else {})}
     if name.startswith("gemma4"):
         return {**inputs, **gemma4_inputs(ids, [item.parts[0] for item in processed])}
     pictures = [pixels_of(item.parts[0].features, 14) for item in processed]
@@ -81,6 +84,18 @@ def oracle_inputs(name, prompt):
     if pictures and name in ("mistral3", "llava-pixtral"):
         inputs["image_sizes"] = torch.tensor([picture.shape[2:] for picture in pictures])
     return inputs
+
+
+def lfm2_inputs(parts):
+    """Tiles and wholes of all pictures, each filled up to as many patches as the largest has."""
+    grids = [part.features["grid"] for part in parts for _ in range(frames_of(part))]
+    shown = [tile for part in parts for tile in np.split(part.features["pixel_values"], frames_of(part))]
+    most = max(map(len, shown))
+    return {
+        "pixel_values": torch.tensor(np.stack([np.pad(each, ((0, most - len(each)), (0, 0))) for each in shown])),
+        "pixel_attention_mask": torch.tensor(np.stack([np.arange(most) < len(each) for each in shown])).int(),
+        "spatial_shapes": torch.tensor(np.stack(grids)),
+    }
 
 
 def gemma4_inputs(ids, parts):

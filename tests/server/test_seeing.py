@@ -32,6 +32,7 @@ WIDTHS = {
     "paligemma": 16,
     "glm4v": 2 * 3,
     "llava_onevision": 16,
+    "lfm2_vl": 6,
 }  # of PICTURE
 
 

@@ -31,6 +31,7 @@ class ProjectorConfig:
     norm_name: str = ""  # in the checkpoint, where it is not LLaVA's
     reduces: bool = False  # a product brings neighbours back to the width of one
     products: int = 2
+    inner_size: int = 0  # between two products; 0: out_size
     bias: bool = True
     activation: Activation = Activation.GELU
     newline: bool = False  # a learned row, which processors place

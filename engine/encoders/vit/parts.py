@@ -95,8 +95,9 @@ class Projector:
             self.norm = RMSNorm(size, this.norm_eps, this.norm_offset) if rms else LayerNorm(wide, this.norm_eps)
         self.reduce = Linear(wide, size) if this.reduces else None
         wide = size if this.reduces else wide
-        self.inner = Linear(wide, this.out_size, bias=this.bias) if this.products > 1 else None
-        wide = wide if self.inner is None else this.out_size
+        inner = this.inner_size or this.out_size
+        self.inner = Linear(wide, inner, bias=this.bias) if this.products > 1 else None
+        wide = wide if self.inner is None else inner
         self.outer = (
             Turned(this.turned, wide, this.out_size) if this.turned else Linear(wide, this.out_size, bias=this.bias)
         )
