@@ -32,8 +32,9 @@ def activated(array: np.ndarray, activation: Activation) -> np.ndarray:
             return 1 / (1 + np.exp(-array))
     if activation == "relu":
         return np.maximum(array, 0)
-    if activation == "log1p_relu":
-        return np.log1p(np.maximum(array, 0))
+    if activation in ("log1p", "log1p_twice"):
+        once = np.log1p(np.maximum(array, 0))
+        return once if activation == "log1p" else np.log1p(once)
     if activation == "softmax":
         shifted = np.exp(array - array.max(axis=-1, keepdims=True))
         return shifted / shifted.sum(axis=-1, keepdims=True)
