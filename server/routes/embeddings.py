@@ -114,9 +114,10 @@ def task_of(state: AppState, body: EmbeddingBody) -> str:
             raise not_here("model", f"the served model makes {made}, not embeddings of inputs; ask {ask}")
         return "embed"
     if body.task == "embed&token_classify":
-        raise not_here("task", "task: this model has no second head; send embed or token_embed")
+        known = " and ".join(pooling_of(state).tasks)
+        raise not_here("task", f"task: two tasks in one request are not supported; send one of this model's: {known}")
     one_of("task", body.task, TASKS)
-    task = body.task or tasks[0]
+    task = tasks[0] if body.task is None else body.task
     if task not in tasks:
         raise invalid("task", f"task: got {shown(task)}; this model has {' and '.join(tasks)}")
     return task
