@@ -22,6 +22,7 @@ from server.state import AppState
 
 T = TypeVar("T")
 SLICE = 64  # texts that are tokenized in one call
+WIDER = 16  # times as many characters as a prompt may have bytes are tokenized to find the tokens that are kept
 SPARE = 64  # tokens at the end of a part of a text that the rest of it might have changed
 Inputs = list[str] | list[list[int]]
 Frame = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens before a text and behind it
@@ -164,21 +165,30 @@ def encoded(
 def checked_text(state: AppState, text: str, name: str, most: int | None = None, side: Side = "right") -> str:
     """400 for a text that no tokenizer could make short enough, or that has no characters. Pool.
 
-    Where only `most` of its tokens are needed, and `side` may be cut, a text may have any length. What is returned is
-    then a part that has them, or the text itself where white space or the like takes all of the part.
+    Where only `most` of its tokens are needed, and `side` may be cut, a text may have any length: a part that has so
+    many is returned.
     """
     room = state.renderer.config.prompt_bytes
     if most is None:
         if 4 * len(text) > room and len(text.encode("utf-8", "surrogatepass")) > room:
             raise too_long(state.engine.max_model_len, max(len(text) // 16, state.engine.max_model_len + 1), name)
     elif len(text) > room:
-        part = text[:room] if side == "right" else text[-room:]
-        text = part if len(state.tokenizer.encode(part)) >= most + SPARE else text
+        text = _part_of(state, text, name, most + SPARE, side)
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError:
         raise invalid(name, f"{name}: contains half of a surrogate pair, which is no character") from None
     return text
+
+
+def _part_of(state: AppState, text: str, name: str, most: int, side: Side) -> str:
+    """The beginning of a text, or its end, that has `most` tokens. White space may take many characters of it."""
+    for size in (state.renderer.config.prompt_bytes, WIDER * state.renderer.config.prompt_bytes):
+        part = text[:size] if side == "right" else text[-size:]
+        if len(state.tokenizer.encode(part)) >= most or len(part) == len(text):
+            return part
+    raise invalid(name, f"{name}: {len(part)} characters of it make fewer than {most} tokens; leave out white space",
+                  "context_length_exceeded")  # fmt: skip
 
 
 def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut: Cut, name: str) -> np.ndarray:

@@ -131,6 +131,32 @@ async def test_what_was_got_and_what_is_allowed_is_said(pooling, path, body, par
     assert text in refused.error["message"]
 
 
+async def test_a_text_is_counted_that_has_more_tokens_than_the_context(pooling):
+    client = await pooling(kit.embedder("bert", "mean_tokens"))
+    text = "a b c d " * 50
+    body = (await client.post("/tokenize", {"prompt": text})).json()
+    assert body["count"] == len(body["tokens"]) == len(client.state.tokenizer.encode(text)) + 2
+    assert body["count"] > body["max_model_len"] == LIMIT
+    refused = await client.post("/tokenize", {"prompt": LONG})
+    assert (refused.status, refused.error["reason"]) == (400, "context_length_exceeded")
+    assert f"at most {16 * LIMIT} are counted" in refused.error["message"]
+
+
+async def test_a_text_that_hardly_has_tokens_is_refused_rather_than_tokenized_to_its_end(pooling, monkeypatch):
+    client = await pooling(kit.embedder("bert", "mean_tokens"))
+    encode, sizes = client.state.tokenizer.encode, []
+
+    def without_blanks(text, *more):
+        sizes.append(len(text))
+        return encode(text.replace(" ", ""), *more)
+
+    monkeypatch.setattr(type(client.state.tokenizer), "encode", staticmethod(without_blanks))
+    refused = await client.post("/v1/embeddings", {"input": " " * 10**6 + "x", "truncate_prompt_tokens": -1})
+    assert (refused.status, refused.error["param"]) == (400, "input")
+    assert "leave out white space" in refused.error["message"]
+    assert max(sizes) == 16 * 16 * LIMIT
+
+
 async def test_two_tasks_in_one_request_are_not_served_and_those_of_the_model_are_named(pooling):
     client = await pooling(kit.bge_m3())
     refused = await client.post("/pooling", {"input": "x", "task": "embed&token_classify"})
