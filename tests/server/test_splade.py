@@ -180,6 +180,8 @@ async def test_files_of_both_generations_and_what_is_refused():
         kit.write(folder / "1_SpladePooling" / "config.json", {key: value})
         with pytest.raises(ConfigError, match=f"{key}='{value}' is not supported; supported: "):
             load_model_config(folder)
+    with pytest.raises(ConfigError, match="--pooler-config: this model pools as its files say"):
+        load_model_config(checkpoint("bert"), pooler={"pooling_type": "CLS"})
     other = kit.changed(kit.encoder("deberta"), "splade-deberta")
     kit.write(other / "modules.json", kit.read(folder / "modules.json"))
     with pytest.raises(ConfigError, match=r"SpladePooling is supported behind the \.\.\.ForMaskedLM of BERT, RoBERTa"):
