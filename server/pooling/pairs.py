@@ -26,7 +26,18 @@ from mm.splice import Spliced
 from server.errors import ApiError, invalid, shown
 from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, messages_of, text_part
 from server.pooling.roles import PROMPTS
-from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, frame_of, framed, no_room, shaped, where
+from server.pooling.tokens import (
+    AROUND_PAIR,
+    Cut,
+    PooledInputs,
+    counted_from,
+    encoded,
+    frame_of,
+    framed,
+    no_room,
+    shaped,
+    where,
+)
 from server.pooling.written import pairs_of
 from server.render.messages import BARE_KEYS
 from server.state import AppState
@@ -186,7 +197,7 @@ def prepared(
         lead = (*before, *queries[query], *between)
         second = _cut_document(documents[document], per_document)
         if len(lead) + len(after) >= cut.most:
-            raise no_room(cut, len(lead) + len(after), pairs.query_named(query), query=True)
+            raise no_room(cut, len(lead) + len(after), pairs.query_named(query), AROUND_PAIR)
         ids.append(framed(second, lead, after, cut, pairs.document_named(document)))
         seconds[at] = len(lead) if state.frames.has_types else 0
     return PooledInputs(ids, seconds if state.frames.has_types else None)
@@ -198,7 +209,7 @@ def _with_template(state: AppState, pairs: Pairs, cut: Cut, per_document: int | 
     lengths = [len(ids) for ids in encoded(state, heads, pairs.query_param, cut.limit)]  # as above
     for query, length in enumerate(lengths):
         if (got := len(before) + length + len(after)) >= cut.most:
-            raise no_room(cut, got, pairs.query_named(query), query=True)
+            raise no_room(cut, got, pairs.query_named(query), AROUND_PAIR)
     most, _ = cut.kept(per_document)
     joined = [heads[query] + pairs.documents[document] for query, document in pairs.of]
     texts = encoded(state, joined, pairs.param, None if most is None else most + max(lengths))

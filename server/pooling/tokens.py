@@ -24,6 +24,9 @@ T = TypeVar("T")
 SLICE = 64  # texts that are tokenized in one call
 WIDER = 16  # times as many characters as a prompt may have bytes are tokenized to find the tokens that are kept
 SPARE = 64  # tokens at the end of a part of a text that the rest of it might have changed
+# What is kept whole where a text is cut, for refusals.
+AROUND_TEXT, AROUND_PAIR = "what stands around a text", "the query with what stands around a pair"
+WITH_MEDIA = "an input with media"
 Inputs = list[str] | list[list[int]]
 Frame = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens before a text and behind it
 
@@ -266,18 +269,15 @@ def too_long(limit: int, got: int, name: str) -> ApiError:
     )
 
 
-def no_room(cut: Cut, got: int, name: str, query: bool = False) -> ApiError:
-    """`got`: tokens that are never cut; `query`: those of a query among them."""
-    kept = f"the query ({name}) and the tokens around a pair" if query else f"the tokens around a text ({name})"
-    if cut.asked is not None and cut.asked < cut.limit and cut.asked != -1:
-        return invalid(
-            "truncate_prompt_tokens",
-            f"truncate_prompt_tokens: got {cut.asked}; {kept} are {got} and are never cut, so send more than {got}",
-        )
+def no_room(cut: Cut, got: int, name: str, kept: str = AROUND_TEXT) -> ApiError:
+    """`got`: tokens of what is kept whole, which has to leave room for a text, or with media to fit."""
+    takes, least = f"{kept} ({name}) takes {got} tokens and is never cut", got + (kept != WITH_MEDIA)
+    if cut.most < cut.limit:
+        text = f"truncate_prompt_tokens: got {cut.asked}; {takes}, so send at least {least}"
+        return invalid("truncate_prompt_tokens", text)
     return ApiError(
         400,
         "context_length_exceeded",
-        f"This model's maximum context length is {cut.limit} tokens. However, {kept} are {got} and are never cut. "
-        "Please shorten it.",
+        f"This model's maximum context length is {cut.limit} tokens. However, {takes}. Please shorten it.",
         name,
     )
