@@ -200,7 +200,7 @@ class HeadLayer:
 
 
 # Of a result, applied by the server.
-Activation = Literal["normalize", "identity", "sigmoid", "softmax", "relu", "log1p_relu"]
+Activation = Literal["normalize", "identity", "sigmoid", "softmax", "relu", "log1p", "log1p_twice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class PoolingConfig:
     skipped: tuple[int, ...] = ()  # tokens of documents whose vectors take no part
     page: str = ""  # a picture's whole input with its placeholder: pictures are documents, alone in their inputs
     endings: Mapping[str, str] = field(default_factory=dict)  # with `page`: texts behind a text, by the prompt's name
-    layers_first: bool = False  # `layers` are computed of every token, and what they make is pooled
+    layers_first: bool = False  # `layers` are computed of every token, and the largest of what they make is kept, or 0
     compares_products: bool = False  # texts are compared by the product of their vectors as they are, else by cosine
     two_towers: bool = False  # an input is a text or a picture, and tokens have no results
     text_len: int = 0  # tokens to which texts are filled up with `pad_token`; 0: they are as long as they are

@@ -27,7 +27,7 @@ PROMPTS = "config_sentence_transformers.json"
 # Names of models that may be cut and whose files do not say so.
 ANY_DIMENSIONS = ("qwen3-embedding", "jina-embeddings-v3", "nomic-embed-text-v2")
 GIVEN = (  # keys of --pooler-config
-    "pooling_type", "use_activation", "normalize", "dimensions", "step_tag_id", "returned_token_ids",
+    "pooling_type", "use_activation", "normalize", "step_tag_id", "returned_token_ids",
 )  # fmt: skip
 OF_TOKENS = ("ALL", "STEP")  # further values of its pooling_type: tokens have results, inputs have none
 STEP_TAG = "<extra_0>"  # ends a step in Qwen2.5-Math-PRM's inputs
@@ -66,6 +66,8 @@ def read_pooling(
     prompts = read_json(folder / PROMPTS, required=False)
     steps = str(given.get("pooling_type")).upper() == "STEP"
     if body.form == "lexical":
+        if given:
+            raise ConfigError("--pooler-config: this model pools as its files say (SpladePooling); leave the flag out")
         found = lexical(folder, modules, body.head, prompts, **_of_every_kind(folder, prompts))
     elif body.form in ("tokens", "process") or steps:
         found = _classes_of_tokens(folder, root, body, given, prompts)
@@ -75,7 +77,9 @@ def read_pooling(
         found = _scorer(folder, modules, body, prompts)
     else:
         found = _embedder(folder, root, modules, body, given, prompts)
-    if found.task == "embed" and not found.tokens_only and not found.layers_first:
+    if found.task == "classify":
+        return _as_given(found, given)
+    if not found.tokens_only and not found.layers_first:
         found = replace(found, token_heads=token_heads(folder, body.hidden_size, found.activation))
     return found
 
@@ -173,6 +177,17 @@ def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: d
         template="" if not original else "qwen3" if root.values.get("vision_config") is None else "qwen3_vl",
         template_opens_answer=original,
         **_of_every_kind(folder, prompts),
+    )
+
+
+def _as_given(found: PoolingConfig, given: Mapping[str, Any]) -> PoolingConfig:
+    """A classifier with what the operator says of it."""
+    said = str(given.get("pooling_type", ""))
+    return replace(
+        found,
+        kind=KINDS.get(said.lower(), found.kind),
+        activation=found.activation if given.get("use_activation", True) else "identity",
+        tokens_only=found.tokens_only or said.upper() == "ALL",
     )
 
 

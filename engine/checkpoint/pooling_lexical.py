@@ -1,8 +1,9 @@
 """SPLADE's checkpoints, as sentence-transformers' SparseEncoder saves them: weights of all tokens of the vocabulary.
 
 A model that fills gaps in texts gives each token of an input a logit of every token of the vocabulary; the input's
-weight of one of these is log(1 + relu(its largest logit)) (https://arxiv.org/abs/2109.10086). In: modules.json, the
-module's folder, the layers of the family's head. Out: PoolingConfig. Thread: any.
+weight of one of these is log(1 + relu(its largest logit)) (https://arxiv.org/abs/2109.10086), in some checkpoints the
+log(1 + ...) of that once more (https://arxiv.org/abs/2504.14839). In: modules.json, the module's folder, the layers of
+the family's head. Out: PoolingConfig. Thread: any.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
 from engine.errors import ConfigError
-from engine.model_config import HeadLayer, PoolingConfig
+from engine.model_config import Activation, HeadLayer, PoolingConfig
 
 POOLING = "SpladePooling"
 FIRST = ("MLMTransformer", "Transformer")  # sentence-transformers 5, and later
+ACTIVATIONS: dict[str, Activation] = {"relu": "log1p", "log1p_relu": "log1p_twice"}  # activation_function -> ours
+OF_HEADS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "silu")  # activations before the norm
+BODIES = "BERT, RoBERTa, XLM-R, CamemBERT, DistilBERT, MPNet, ELECTRA, ALBERT and ModernBERT"
 
 
 def lexical(
@@ -30,12 +34,13 @@ def lexical(
     if len(names) != 2 or names[0] not in FIRST or names[1] != POOLING:
         raise ConfigError(f"modules.json: {', '.join(names)}; {POOLING} is supported behind MLMTransformer, and last")
     if not head or not head[-1].tied:
-        raise ConfigError(f"modules.json: {POOLING} is supported behind BertForMaskedLM and DistilBertForMaskedLM")
+        raise ConfigError(f"modules.json: {POOLING} is supported behind the ...ForMaskedLM of {BODIES}")
     path = f"{modules[1][1]}/config.json"
-    values = read_json(folder / path)
-    for key, value in {"pooling_strategy": "max", "activation_function": "relu"}.items():
-        if values.get(key, value) != value:
-            raise ConfigError(f"{path}: {key}={values[key]!r} is not supported; supported is {value!r}")
+    values = {"pooling_strategy": "max", "activation_function": "relu"} | read_json(folder / path)
+    for key, allowed in {"pooling_strategy": ("max",), "activation_function": tuple(ACTIVATIONS)}.items():
+        if values[key] not in allowed:
+            listed = ", ".join(map(repr, allowed))
+            raise ConfigError(f"{path}: {key}={values[key]!r} is not supported; supported: {listed}")
     similarity = said.get("similarity_fn_name") or "dot"
     if similarity not in ("dot", "cosine"):
         raise ConfigError(
@@ -45,7 +50,7 @@ def lexical(
     return PoolingConfig(
         task="embed",
         kind="max",
-        activation="log1p_relu",
+        activation=ACTIVATIONS[values["activation_function"]],
         layers=head,
         layers_first=True,
         compares_products=similarity == "dot",
@@ -55,14 +60,22 @@ def lexical(
     )
 
 
-def head_of_gaps(body: Section, names: tuple[str, str, str]) -> tuple[HeadLayer, ...]:
-    """Of a class that fills gaps; names: the modules of its product, of the norm behind it and of the logits' bias."""
-    refuse(body, tie_word_embeddings=True, hidden_act="gelu")
+def head_of_gaps(
+    body: Section, names: tuple[str, str, str], activation: str = "gelu", width: int | None = None, **layer: Any
+) -> tuple[HeadLayer, ...]:
+    """Of a class that fills gaps; names: the modules of its product, of the norm behind it and of the logits' bias.
+
+    width: of an embedding, None: that of a hidden state; layer: fields of the first layer that differ from BERT's.
+    """
+    refuse(body, tie_word_embeddings=True)
+    if activation not in OF_HEADS:
+        raise ConfigError(
+            f"{body.path}: hidden_act={activation!r} is not supported with {POOLING}; supported: {', '.join(OF_HEADS)}"
+        )
     hidden, (product, norm, logits) = body.size("hidden_size"), names
+    width = hidden if width is None else width
+    first = {"bias": True, "norm_eps": body.number("layer_norm_eps", 1e-12), "norm_bias": True, **layer}
     return (
-        HeadLayer(
-            product, hidden, hidden, bias=True, activation="gelu", norm=norm,
-            norm_eps=body.number("layer_norm_eps", 1e-12), norm_bias=True,
-        ),
-        HeadLayer(logits, hidden, body.size("vocab_size"), bias=True, tied=True),
-    )  # fmt: skip
+        HeadLayer(product, hidden, width, activation=activation, norm=norm, **first),
+        HeadLayer(logits, width, body.size("vocab_size"), bias=True, tied=True),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.checkpoint.pooling import Form, labels_of
+from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
 from engine.model_config import HeadLayer, TextConfig
@@ -30,7 +31,7 @@ class Albert(bert.Bert):
     """One layer, which runs as often as the file says."""
 
     WEIGHTS = Table(ROWS, prefixes=("albert.",), ignore=IGNORED)
-    narrow = 128
+    narrow: int = 128
 
     def made_layers(self, text: TextConfig) -> list[EncoderLayer]:
         return [self.layer(text)] * len(text.layers)
@@ -43,7 +44,11 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of AlbertForSequenceClassification and AlbertForTokenClassification."""
+    """Of Albert's ForSequenceClassification, ForTokenClassification and ForMaskedLM."""
+    if form == "lexical":
+        names = "predictions.dense", "predictions.LayerNorm", "predictions"
+        activation = str(body.values.get("hidden_act") or "gelu_new")
+        return head_of_gaps(body, names, activation, body.size("embedding_size", Albert.narrow))
     hidden = body.size("hidden_size")
     last = HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
     if form != "score":

@@ -88,8 +88,8 @@ def post_norm_text(body: Section, rope: RopeDefaults | None, **family: Any) -> T
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     """Of Bert's ForSequenceClassification, ForTokenClassification and ForMaskedLM, and of families with such heads."""
     if form == "lexical":
-        gaps = "cls.predictions"
-        return head_of_gaps(body, (f"{gaps}.transform.dense", f"{gaps}.transform.LayerNorm", gaps))
+        gaps, activation = "cls.predictions", str(body.values.get("hidden_act") or "gelu")
+        return head_of_gaps(body, (f"{gaps}.transform.dense", f"{gaps}.transform.LayerNorm", gaps), activation)
     hidden = body.size("hidden_size")
     last = HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
     if form != "score":

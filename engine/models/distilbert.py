@@ -45,7 +45,8 @@ class DistilBert(Encoder):
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     """Of DistilBertForSequenceClassification, DistilBertForTokenClassification and DistilBertForMaskedLM."""
     if form == "lexical":
-        return head_of_gaps(body, ("vocab_transform", "vocab_layer_norm", "vocab_projector"))
+        activation = str(body.values.get("hidden_act") or "gelu")
+        return head_of_gaps(body, ("vocab_transform", "vocab_layer_norm", "vocab_projector"), activation)
     hidden = body.size("hidden_size")
     last = HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
     if form != "score":

@@ -6,6 +6,7 @@ The small ones have embeddings that are narrower than hidden states.
 from __future__ import annotations
 
 from engine.checkpoint.pooling import Form, labels_of
+from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.section import Section
 from engine.model_config import HeadLayer
 from engine.models import bert
@@ -19,11 +20,14 @@ class Electra(bert.Bert):
     """BERT's body under another name."""
 
     WEIGHTS = Table((*bert.ROWS, Row(("embeddings_project",), "widen")), prefixes=("electra.",), ignore=IGNORED)
-    narrow = 128  # numbers of an embedding, where a file says nothing
+    narrow: int = 128  # numbers of an embedding, where a file says nothing
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of ElectraForSequenceClassification and ElectraForTokenClassification."""
+    """Of Electra's ForSequenceClassification, ForTokenClassification and ForMaskedLM."""
+    if form == "lexical":
+        names = "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
+        return head_of_gaps(body, names, width=body.size("embedding_size", Electra.narrow))
     hidden, count = body.size("hidden_size"), len(labels_of(body))
     if form != "score":
         return (HeadLayer("classifier", hidden, count, bias=True),) if form == "tokens" else ()

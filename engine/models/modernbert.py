@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.checkpoint.pooling import Form, labels_of
+from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import read_text, refuse
@@ -78,16 +79,20 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of ModernBertForSequenceClassification and ModernBertForTokenClassification."""
-    if form not in ("score", "tokens"):
+    """Of ModernBert's ForSequenceClassification, ForTokenClassification and ForMaskedLM."""
+    if form not in ("score", "tokens", "lexical"):
         return ()
     refuse(body, norm_bias=False)
     hidden, bias = body.size("hidden_size"), body.boolean("classifier_bias", False)
     activation = str(body.values.get("classifier_activation") or "gelu")
     if activation not in ACTIVATIONS or activation not in BY_NAME:
         raise ConfigError(f"{body.path}: classifier_activation={activation!r} is not supported; supported is gelu")
-    norm = {"norm": "head.norm", "norm_eps": body.number("rms_norm_eps", 1e-5)}
-    first = HeadLayer("head.dense", hidden, hidden, bias, activation, **norm)  # type: ignore[arg-type]
+    eps = body.number("rms_norm_eps", 1e-5)
+    if form == "lexical":
+        refuse(body, decoder_bias=True)
+        names = "head.dense", "head.norm", "decoder"
+        return head_of_gaps(body, names, activation, bias=bias, norm_eps=eps, norm_bias=False)
+    first = HeadLayer("head.dense", hidden, hidden, bias, activation, norm="head.norm", norm_eps=eps)
     return first, HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
 
 

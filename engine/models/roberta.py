@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from engine.checkpoint.pooling import Form, labels_of
+from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.section import Section
 from engine.model_config import HeadLayer, ModelConfig
 from engine.models.bert import ROWS, text
@@ -34,7 +35,9 @@ def first_position(body: Section) -> int:
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of RobertaForSequenceClassification and XLM-R's."""
+    """Of Roberta's ForSequenceClassification, ForTokenClassification and ForMaskedLM, and of MPNet's and XLM-R's."""
+    if form == "lexical":
+        return head_of_gaps(body, ("lm_head.dense", "lm_head.layer_norm", "lm_head"))
     hidden = body.size("hidden_size")
     if form != "score":
         return (HeadLayer("classifier", hidden, len(labels_of(body)), bias=True),) if form == "tokens" else ()

@@ -7,7 +7,8 @@ multiplied in float32.
     last, cls      forward of these tokens alone -> layers
     mean and such  forward of all tokens -> one row for each input (kernels/pool_rows) -> layers
     SPLADE         forward of all tokens -> layers, whose last makes a logit of every token of the vocabulary -> the
-                   largest of each (its log(1 + relu) is the server's: the order of both does not matter)
+                   largest of each, or 0, LOGITS_OF tokens at a time (the log(1 + ...) of it is the server's: the order
+                   of both does not matter)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,9 +39,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by their names in conf
     "tanh": torch.tanh,
     "relu": torch.relu,
     "gelu": functional.gelu,
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), partial(functional.gelu, approximate="tanh")),
     "silu": functional.silu,
     "sigmoid": torch.sigmoid,
 }
+LOGITS_OF = 256  # tokens whose logits of the vocabulary are in memory at a time; a full step's would take gigabytes
 
 
 class PooledLinear:
@@ -194,10 +198,19 @@ class Pooler:
 
     def _pooled(self, hidden: Tensor, starts: Tensor, batch: Batch) -> Tensor:
         """Of all tokens' hidden states a line for each input; they begin and end at `starts`."""
-        kind, counted = self.config.kind, None if batch.pool_start is None else batch.pool_start[: len(starts) - 1]
         if self.config.layers_first:
-            return pool_rows(self.project(hidden), starts, kind, counted)
+            return self._highest(hidden, starts)
+        kind, counted = self.config.kind, None if batch.pool_start is None else batch.pool_start[: len(starts) - 1]
         return self.project(pool_rows(hidden, starts, kind, counted))
+
+    def _highest(self, hidden: Tensor, starts: Tensor) -> Tensor:
+        """float32 [rows, width]: of each number of the layers' the largest among an input's tokens, or 0."""
+        found = torch.zeros(len(starts) - 1, self.layers[-1].layer.out_features, device=hidden.device)
+        for first in range(0, len(hidden), LOGITS_OF):
+            logits = self.project(hidden[first : first + LOGITS_OF])
+            bounds = (starts - first).clamp_(0, len(logits))
+            torch.maximum(found, pool_rows(logits, bounds, "max"), out=found)
+        return found
 
     def project(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden_size] -> float32 [n, width]."""

@@ -24,7 +24,16 @@ from mm.splice import Spliced, splice
 from server.errors import ApiError
 from server.http.exchange import Exchange
 from server.job import media_preload, note_media
-from server.pooling.tokens import Cut, PooledInputs, check_text, too_long
+from server.pooling.tokens import (
+    AROUND_PAIR,
+    AROUND_TEXT,
+    WITH_MEDIA,
+    Cut,
+    PooledInputs,
+    checked_text,
+    no_room,
+    too_long,
+)
 from server.render.leads import with_leads
 from server.render.messages import MessageReader, MessageRules
 from server.render.prompt import Prompt, id_array
@@ -126,8 +135,9 @@ class Conversations:
         of the others. Pool."""
         tokenizer = self._state.tokenizer
         *before, text = texts
+        text = checked_text(self._state, text, name, *cut.kept(most))
+        before = [checked_text(self._state, one, kept) for one in before]
         for one, path in ((text, name), *((one, kept) for one in before)):
-            check_text(self._state, one, path)
             self._state.renderer.media.refuse_in_text(one, path)
         if most is not None and len(own := tokenizer.encode(text)) > most:
             text = tokenizer.decode(own[:most])
@@ -141,7 +151,7 @@ class Conversations:
         own = tokenizer.encode(text) if len(ids) > cut.most else []
         while len(ids) > cut.most:  # texts may join with what stands around them: what is cut is counted again
             if not own:
-                raise too_long(cut.limit, len(ids), kept)
+                raise no_room(cut, len(ids), kept, AROUND_PAIR if before else AROUND_TEXT)
             over = len(ids) - cut.most
             own = own[: max(0, len(own) - over)] if cut.side == "right" else own[over:]
             ids = made(tokenizer.decode(own))
@@ -161,7 +171,7 @@ class Conversations:
             prompt = with_leads(prompt, leads, state.tokenizer)
         made = splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
         if len(made.prompt_token_ids) > cut.most:
-            raise too_long(cut.most, len(made.prompt_token_ids), name)
+            raise no_room(cut, len(made.prompt_token_ids), name, WITH_MEDIA)
         return made
 
 

@@ -23,10 +23,21 @@ import numpy as np
 
 from engine.model_config import PoolingConfig
 from mm.splice import Spliced
-from server.errors import ApiError, invalid
+from server.errors import ApiError, invalid, shown
 from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, messages_of, text_part
 from server.pooling.roles import PROMPTS
-from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, frame_of, framed, shaped, too_long, where
+from server.pooling.tokens import (
+    AROUND_PAIR,
+    Cut,
+    PooledInputs,
+    counted_from,
+    encoded,
+    frame_of,
+    framed,
+    no_room,
+    shaped,
+    where,
+)
 from server.pooling.written import pairs_of
 from server.render.messages import BARE_KEYS
 from server.state import AppState
@@ -47,6 +58,7 @@ class Pairs:
     documents: list[str]
     of: list[tuple[int, int]]  # (query, document) by pair
     param: str  # of the documents, for refusals
+    query_param: str = "query"
     parts: Mapping[int, Parts] = field(default_factory=dict)  # of the items with media, queries first
 
     def shows(self, query: int, document: int) -> bool:
@@ -60,7 +72,15 @@ class Pairs:
             if self.shows(query, document):
                 items = ((query, self.queries[query]), (count + document, self.documents[document]))
                 both = [seen[number] if number in seen else Seen(text_part(text)) for number, text in items]
-                yield at, both, where(self.param, document, len(self.documents))
+                yield at, both, self.document_named(document)
+
+    def query_named(self, at: int) -> str:
+        """For refusals."""
+        return where(self.query_param, at, len(self.queries))
+
+    def document_named(self, at: int) -> str:
+        """For refusals."""
+        return where(self.param, at, len(self.documents))
 
 
 def sides(one: Any, other: Any, name: str, other_name: str, most: int, sees: bool) -> Pairs:
@@ -68,7 +88,7 @@ def sides(one: Any, other: Any, name: str, other_name: str, most: int, sees: boo
     queries, shown = items(one, name, most, sees)
     documents, others = items(other, other_name, most, sees)
     parts = shown | {len(queries) + at: found for at, found in others.items()}
-    return replace(paired(queries, documents, other_name), parts=parts)
+    return replace(paired(queries, documents, other_name), query_param=name, parts=parts)
 
 
 def items(given: Any, param: str, most: int, sees: bool) -> tuple[list[str], dict[int, Parts]]:
@@ -80,8 +100,8 @@ def items(given: Any, param: str, most: int, sees: bool) -> tuple[list[str], dic
         raise invalid(param, f"{param}: got {len(listed)} texts; at most {most} are allowed")
     paths = [where(param, at, len(listed)) for at in range(len(listed))]
     found = [_with_media(item, path) if sees else None for item, path in zip(listed, paths)]
-    texts = [_text_of(item, path, shown is not None) for item, path, shown in zip(listed, paths, found)]
-    return texts, {at: shown for at, shown in enumerate(found) if shown is not None}
+    texts = [_text_of(item, path, media is not None) for item, path, media in zip(listed, paths, found)]
+    return texts, {at: media for at, media in enumerate(found) if media is not None}
 
 
 def is_parts(given: list[Any]) -> bool:
@@ -115,6 +135,16 @@ def _with_media(item: Any, param: str) -> Parts | None:
     return (parts, param) if any(isinstance(part, dict) and not _is_text(part) for part in parts) else None
 
 
+def _named(part: Any) -> str:
+    """A part that is no text, for a refusal."""
+    if not isinstance(part, dict):
+        return f"a part {shown(part)}"
+    kind = part.get("type") or next((key for key in BARE_KEYS if key in part and key != "text"), None)
+    if kind is None or kind in ("text", "input_text"):
+        return f"an object with {', '.join(shown(key) for key in part)}" if part else "an empty object"
+    return f"a part of type {shown(kind)}, and this model reads texts alone"
+
+
 def _text_of(item: Any, param: str, holds_media: bool) -> str:
     """What an item says; `holds_media`: beside what it shows."""
     if isinstance(item, str):
@@ -122,7 +152,7 @@ def _text_of(item: Any, param: str, holds_media: bool) -> str:
     parts = _parts_of(item)
     for part in parts:
         if not holds_media and not (isinstance(part, dict) and _is_text(part)):
-            raise invalid(param, f"{param}: must be a text, an object with text, or parts of text")
+            raise invalid(param, f"{param}: got {_named(part)}; must be a text, an object with text, or parts of text")
     if not parts:
         raise invalid(param, f"{param}: has no text")
     return "".join(part if isinstance(part, str) else part["text"] for part in parts if _is_text(part))
@@ -149,26 +179,26 @@ def prepared(
     if config.template == "qwen3":
         return _with_template(state, pairs, cut, per_document, instruction or INSTRUCTION)
     if config.template:
-        count = len(pairs.documents)
         made = pairs_of(state, config, instruction)
         side = replace(cut, side="right")  # of a document; the query stands on the left
         return PooledInputs([
             LATER if pairs.shows(query, document) else
             made.ids((pairs.queries[query], pairs.documents[document]), side, per_document,
-                     where(pairs.param, document, count), "query")
+                     pairs.document_named(document), pairs.query_named(query))
             for query, document in pairs.of
         ])  # fmt: skip
     if instruction is not None:
         raise invalid("instruction", "instruction: this model's pairs hold none; leave the field out")
-    queries, documents = encoded(state, pairs.queries, "query"), encoded(state, pairs.documents, pairs.param)
+    queries = encoded(state, pairs.queries, pairs.query_param, cut.limit)  # longer ones are refused below
+    documents = encoded(state, pairs.documents, pairs.param, *cut.kept(per_document))
     before, between, after = state.frames.pair
     ids, seconds = [], np.zeros(len(pairs.of), np.int32)
     for at, (query, document) in enumerate(pairs.of):
         lead = (*before, *queries[query], *between)
         second = _cut_document(documents[document], per_document)
         if len(lead) + len(after) >= cut.most:
-            raise too_long(cut.limit, len(lead) + len(after), "query")
-        ids.append(framed(second, lead, after, cut, where(pairs.param, document, len(documents))))
+            raise no_room(cut, len(lead) + len(after), pairs.query_named(query), AROUND_PAIR)
+        ids.append(framed(second, lead, after, cut, pairs.document_named(document)))
         seconds[at] = len(lead) if state.frames.has_types else 0
     return PooledInputs(ids, seconds if state.frames.has_types else None)
 
@@ -176,15 +206,18 @@ def prepared(
 def _with_template(state: AppState, pairs: Pairs, cut: Cut, per_document: int | None, instruction: str) -> PooledInputs:
     heads = [f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: " for query in pairs.queries]
     before, after = (tuple(state.tokenizer.encode(text)) for text in (QWEN3_BEFORE, QWEN3_AFTER))
-    lengths = [len(ids) for ids in encoded(state, heads, "query")]
-    texts = encoded(state, [heads[query] + pairs.documents[document] for query, document in pairs.of], pairs.param)
+    lengths = [len(ids) for ids in encoded(state, heads, pairs.query_param, cut.limit)]  # as above
+    for query, length in enumerate(lengths):
+        if (got := len(before) + length + len(after)) >= cut.most:
+            raise no_room(cut, got, pairs.query_named(query), AROUND_PAIR)
+    most, _ = cut.kept(per_document)
+    joined = [heads[query] + pairs.documents[document] for query, document in pairs.of]
+    texts = encoded(state, joined, pairs.param, None if most is None else most + max(lengths))
     found = []
     for (query, document), ids in zip(pairs.of, texts):
-        if len(before) + lengths[query] + len(after) >= cut.most:
-            raise too_long(cut.limit, len(before) + lengths[query] + len(after), "query")
-        kept = ids if per_document is None else ids[: lengths[query] + per_document]
+        ids = ids if per_document is None else ids[: lengths[query] + per_document]
         only_right = replace(cut, side="right")  # the query stands on the left
-        found.append(framed(kept, before, after, only_right, where(pairs.param, document, len(pairs.documents))))
+        found.append(framed(ids, before, after, only_right, pairs.document_named(document)))
     return PooledInputs(found)
 
 
@@ -199,7 +232,7 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
     adapters: list[int] = []
     said = [INSTEAD if at in pairs.parts else text for at, text in enumerate((*pairs.queries, *pairs.documents))]
     middle = len(pairs.queries)
-    for texts, role, param in ((said[:middle], "query", "query"), (said[middle:], "document", pairs.param)):
+    for texts, role, param in ((said[:middle], "query", pairs.query_param), (said[middle:], "document", pairs.param)):
         name = _prompt_of(config, role)
         prompt = config.prompts.get(name, "")
         adapters += [config.adapter_of(name)] * len(texts)
@@ -208,7 +241,9 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
             made = Conversations(state, message(prompt), 1, config.template_opens_answer)
             found += [made.ids([text], cut, most, where(param, at, len(texts)), param) for at, text in enumerate(texts)]
             continue
-        listed = encoded(state, [prompt + text for text in texts], param)
+        listed = encoded(
+            state, [prompt + text for text in texts], param, *cut.kept(per_document if role == "document" else None)
+        )
         if role == "document" and per_document is not None:
             listed = [ids[:per_document] for ids in listed]
         frame = frame_of(state, role)

@@ -20,7 +20,7 @@ from server.errors import invalid
 from server.http.exchange import Exchange
 from server.job import media_preload, note_media
 from server.pooling.conversations import Parts, replaced
-from server.pooling.tokens import Cut, PooledInputs, pooling_of, tokenized, too_long
+from server.pooling.tokens import WITH_MEDIA, Cut, PooledInputs, no_room, pooling_of, tokenized
 from server.render.chat import FORMAT_FACTS
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
@@ -103,7 +103,7 @@ async def loaded(
     made = {at: splice(ids, slots, [item], processor) for at, item in zip(refs, processed)}
     for at, ref in refs.items():
         if len(made[at].prompt_token_ids) > cut.limit:
-            raise too_long(cut.limit, len(made[at].prompt_token_ids), ref.param or "input")
+            raise no_room(Cut(cut.limit), len(made[at].prompt_token_ids), ref.param or "input", WITH_MEDIA)
     note_media(exchange, ahead.report)
     return replaced(inputs, made)
 

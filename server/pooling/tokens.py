@@ -22,6 +22,11 @@ from server.state import AppState
 
 T = TypeVar("T")
 SLICE = 64  # texts that are tokenized in one call
+WIDER = 16  # times as many characters as a prompt may have bytes are tokenized to find the tokens that are kept
+SPARE = 64  # tokens at the end of a part of a text that the rest of it might have changed
+# What is kept whole where a text is cut, for refusals.
+AROUND_TEXT, AROUND_PAIR = "what stands around a text", "the query with what stands around a pair"
+WITH_MEDIA = "an input with media"
 Inputs = list[str] | list[list[int]]
 Frame = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens before a text and behind it
 
@@ -37,6 +42,12 @@ class Cut:
     @property
     def most(self) -> int:
         return self.limit if self.asked is None or self.asked == -1 else min(self.limit, self.asked)
+
+    def kept(self, per_document: int | None = None) -> tuple[int | None, Side]:
+        """How many tokens of a text are needed, None: all of them; and from which side they are cut."""
+        if per_document is not None and per_document <= self.limit:
+            return per_document, "right"
+        return (None if self.asked is None else self.most), self.side
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,7 @@ async def tokenized(
 
         def encode() -> PooledInputs:
             frame = frame_of(state, role) if special else ((), ())
-            listed = encoded(state, texts, param)
+            listed = encoded(state, texts, param, *cut.kept())
             made = [
                 shaped(config, framed(ids, *frame, cut, where(param, k, len(listed)))) for k, ids in enumerate(listed)
             ]
@@ -139,28 +150,48 @@ def where(param: str, at: int, count: int) -> str:
     return param if count == 1 else f"{param}[{at}]"
 
 
-def encoded(state: AppState, texts: list[str], param: str) -> list[list[int]]:
-    """Token ids without those around a text. Pool."""
+def encoded(
+    state: AppState, texts: list[str], param: str, most: int | None = None, side: Side = "right"
+) -> list[list[int]]:
+    """Token ids without those around a text; `most`, `side`: as `checked_text` has them. Pool."""
     if pooling_of(state).lower_case:
         texts = [text.lower() for text in texts]
     found: list[list[int]] = []
     for start in range(0, len(texts), SLICE):
         part = texts[start : start + SLICE]
-        for at, text in enumerate(part, start):
-            check_text(state, text, where(param, at, len(texts)))
-        found += state.tokenizer.encode_batch(part)
+        found += state.tokenizer.encode_batch([
+            checked_text(state, text, where(param, at, len(texts)), most, side) for at, text in enumerate(part, start)
+        ])  # fmt: skip
     return found
 
 
-def check_text(state: AppState, text: str, name: str) -> None:
-    """400 for a text that no tokenizer could make short enough, or that has no characters."""
-    most = state.renderer.config.prompt_bytes
-    if 4 * len(text) > most and len(text.encode("utf-8", "surrogatepass")) > most:
-        raise too_long(state.engine.max_model_len, max(len(text) // 16, state.engine.max_model_len + 1), name)
+def checked_text(state: AppState, text: str, name: str, most: int | None = None, side: Side = "right") -> str:
+    """400 for a text that no tokenizer could make short enough, or that has no characters. Pool.
+
+    Where only `most` of its tokens are needed, and `side` may be cut, a text may have any length: a part that has so
+    many is returned.
+    """
+    room = state.renderer.config.prompt_bytes
+    if most is None:
+        if 4 * len(text) > room and len(text.encode("utf-8", "surrogatepass")) > room:
+            raise too_long(state.engine.max_model_len, max(len(text) // 16, state.engine.max_model_len + 1), name)
+    elif len(text) > room:
+        text = _part_of(state, text, name, most + SPARE, side)
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError:
         raise invalid(name, f"{name}: contains half of a surrogate pair, which is no character") from None
+    return text
+
+
+def _part_of(state: AppState, text: str, name: str, most: int, side: Side) -> str:
+    """The beginning of a text, or its end, that has `most` tokens. White space may take many characters of it."""
+    for size in (state.renderer.config.prompt_bytes, WIDER * state.renderer.config.prompt_bytes):
+        part = text[:size] if side == "right" else text[-size:]
+        if len(state.tokenizer.encode(part)) >= most or len(part) == len(text):
+            return part
+    raise invalid(name, f"{name}: {len(part)} characters of it make fewer than {most} tokens; leave out white space",
+                  "context_length_exceeded")  # fmt: skip
 
 
 def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut: Cut, name: str) -> np.ndarray:
@@ -169,7 +200,9 @@ def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut:
     if len(ids) > room:
         if cut.asked is None:
             raise too_long(cut.limit, len(ids) + len(before) + len(after), name)
-        ids = ids[: max(room, 0)] if cut.side == "right" else ids[len(ids) - max(room, 0) :]
+        if room < 1:
+            raise no_room(cut, len(before) + len(after), name)
+        ids = ids[:room] if cut.side == "right" else ids[len(ids) - room :]
     found = id_array([*before, *ids, *after])
     if not len(found):
         raise ApiError(400, "empty_prompt", f"{name}: has no tokens; send at least one", name)
@@ -214,14 +247,14 @@ def checked(state: AppState, ids: list[int], cut: Cut, name: str) -> np.ndarray:
     if len(ids) > cut.most:
         if cut.asked is None:
             raise too_long(cut.limit, len(ids), name)
+        if not cut.most:
+            raise no_room(cut, 0, name)
         ids = ids[: cut.most] if cut.side == "right" else ids[len(ids) - cut.most :]
-    low, high = min(ids, default=0), max(ids, default=0)
+    low, high = min(ids), max(ids)
     if low < 0 or high >= width:
         bad = low if low < 0 else high
         text = f"{name}: token id {bad} is out of range; ids are 0 to {width - 1}"
         raise invalid(name, text, "token_id_out_of_range")
-    if not ids:
-        raise ApiError(400, "empty_prompt", f"{name}: has no tokens left; send at least one", name)
     return id_array(ids)
 
 
@@ -232,5 +265,19 @@ def too_long(limit: int, got: int, name: str) -> ApiError:
         "context_length_exceeded",
         f"This model's maximum context length is {limit} tokens. However, your prompt contains {got} input tokens "
         f"({name}). Please shorten it, or send truncate_prompt_tokens: -1.",
+        name,
+    )
+
+
+def no_room(cut: Cut, got: int, name: str, kept: str = AROUND_TEXT) -> ApiError:
+    """`got`: tokens of what is kept whole, which has to leave room for a text, or with media to fit."""
+    takes, least = f"{kept} ({name}) takes {got} tokens and is never cut", got + (kept != WITH_MEDIA)
+    if cut.most < cut.limit:
+        text = f"truncate_prompt_tokens: got {cut.asked}; {takes}, so send at least {least}"
+        return invalid("truncate_prompt_tokens", text)
+    return ApiError(
+        400,
+        "context_length_exceeded",
+        f"This model's maximum context length is {cut.limit} tokens. However, {takes}. Please shorten it.",
         name,
     )

@@ -19,6 +19,7 @@ from server.errors import invalid, shown
 Format = Literal["float", "base64", "bytes"]
 FORMATS = ("float", "base64", "bytes")
 DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
+EMPTY = "an empty text"
 LARGE = 16384  # numbers of an answer, beyond which it is written in the pool
 
 
@@ -32,8 +33,9 @@ def activated(array: np.ndarray, activation: Activation) -> np.ndarray:
             return 1 / (1 + np.exp(-array))
     if activation == "relu":
         return np.maximum(array, 0)
-    if activation == "log1p_relu":
-        return np.log1p(np.maximum(array, 0))
+    if activation in ("log1p", "log1p_twice"):
+        once = np.log1p(np.maximum(array, 0))
+        return once if activation == "log1p" else np.log1p(once)
     if activation == "softmax":
         shifted = np.exp(array - array.max(axis=-1, keepdims=True))
         return shifted / shifted.sum(axis=-1, keepdims=True)
@@ -82,17 +84,19 @@ def of_tokens(lines: np.ndarray, ids: np.ndarray, pooling: PoolingConfig, task: 
 
 def format_of(asked: str | None, dtype: str | None, endianness: str | None) -> tuple[Format, np.dtype[Any]]:
     """The fields encoding_format, embed_dtype and endianness."""
-    form = asked or "float"
+    form = "float" if asked is None else asked
     if form not in FORMATS:
-        raise invalid("encoding_format", f"encoding_format: got {shown(form)}; must be one of {', '.join(FORMATS)}")
-    if (dtype or "float32") not in DTYPES:
-        names = ", ".join(DTYPES)
-        raise invalid("embed_dtype", f"embed_dtype: got {shown(dtype or '')}; must be one of {names}")
-    if dtype not in (None, "float32") and form == "float":
+        raise invalid(
+            "encoding_format", f"encoding_format: got {shown(form) or EMPTY}; must be one of {', '.join(FORMATS)}"
+        )
+    kind = "float32" if dtype is None else dtype
+    if kind not in DTYPES:
+        raise invalid("embed_dtype", f"embed_dtype: got {shown(kind) or EMPTY}; must be one of {', '.join(DTYPES)}")
+    if kind != "float32" and form == "float":
         raise invalid("embed_dtype", "embed_dtype: numbers in JSON have none; send encoding_format base64 or bytes")
     if endianness not in (None, "native", "little"):
-        raise invalid("endianness", f"endianness: got {shown(endianness or '')}; must be native or little")
-    return form, DTYPES[dtype or "float32"]  # type: ignore[return-value]
+        raise invalid("endianness", f"endianness: got {shown(endianness) or EMPTY}; must be native or little")
+    return form, DTYPES[kind]  # type: ignore[return-value]
 
 
 def written(array: np.ndarray, form: Format, dtype: np.dtype[Any]) -> Any:

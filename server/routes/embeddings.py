@@ -29,14 +29,15 @@ from server.pooling.pictures import shown as shown_instead
 from server.pooling.roles import prompt_named
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import (
+    WITH_MEDIA,
     Cut,
     PooledInputs,
     cut_of,
     in_pool_if,
     inputs_of,
+    no_room,
     pooling_of,
     tokenized,
-    too_long,
     where,
 )
 from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, of_tokens, written
@@ -114,9 +115,10 @@ def task_of(state: AppState, body: EmbeddingBody) -> str:
             raise not_here("model", f"the served model makes {made}, not embeddings of inputs; ask {ask}")
         return "embed"
     if body.task == "embed&token_classify":
-        raise not_here("task", "task: this model has no second head; send embed or token_embed")
+        known = " and ".join(pooling_of(state).tasks)
+        raise not_here("task", f"task: two tasks in one request are not supported; send one of this model's: {known}")
     one_of("task", body.task, TASKS)
-    task = body.task or tasks[0]
+    task = tasks[0] if body.task is None else body.task
     if task not in tasks:
         raise invalid("task", f"task: got {shown(task)}; this model has {' and '.join(tasks)}")
     return task
@@ -208,7 +210,7 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
     async with media_preload(exchange, salt) as ahead:
         spliced = await with_media(exchange, prompt, ahead)
     if len(spliced.prompt_token_ids) > cut.limit:
-        raise too_long(cut.limit, len(spliced.prompt_token_ids), "messages")
+        raise no_room(Cut(cut.limit), len(spliced.prompt_token_ids), "messages", WITH_MEDIA)
     return PooledInputs([spliced.prompt_token_ids], media=spliced.media, positions=spliced.positions)
 
 

@@ -52,6 +52,9 @@ async def score(request: Request) -> Response:
     fields = {name for names in SIDES for name in names if getattr(body, name) is not None}
     if len(given) != 1 or len(fields) != 2:
         names = "; or ".join(" and ".join(names) for names in SIDES)
+        if len(fields) == 1:
+            missing = next(two if one in fields else one for one, two in SIDES if fields & {one, two})
+            raise invalid(missing, f"{missing}: is missing, the other side of {fields.pop()}; send {names}")
         raise invalid("queries", f"queries: the two sides of the pairs are missing or named twice; send {names}")
     one, other = given[0]
     most = state.config.pooling.max_documents

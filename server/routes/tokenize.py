@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from server.errors import invalid
 from server.http.body import read_json
 from server.http.exchange import exchange_of, state_of
 from server.http.watch import client_present, preparing
-from server.render.prompt import Prompt, empty
+from server.render.prompt import context_error, empty, id_array
 from server.routes.endpoint import check_model, json_response, route
 from server.sampling import token_out_of_range
 from server.schema.tokenize import DetokenizeBody, TokenizeBody
@@ -35,8 +36,8 @@ async def tokenize(request: Request) -> Response:
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
             async with preparing(exchange, "tokens"):
-                prompt = await render(state, body)
-                data = await in_pool_if_long(state, len(prompt), lambda: tokens_of(state, body, prompt))
+                ids = await ids_of(state, body)
+                data = await in_pool_if_long(state, len(ids), lambda: tokens_of(state, body, ids))
     return Response(data, media_type="application/json")
 
 
@@ -47,22 +48,34 @@ async def in_pool_if_long(state: AppState, count: int, work: Callable[[], T]) ->
     return await asyncio.get_running_loop().run_in_executor(state.pool, work)
 
 
-def tokens_of(state: AppState, body: TokenizeBody, prompt: Prompt) -> bytes:
-    ids = prompt.token_ids.tolist()
+def tokens_of(state: AppState, body: TokenizeBody, made: np.ndarray) -> bytes:
+    ids = made.tolist()
     content: dict[str, Any] = {"count": len(ids), "max_model_len": state.engine.max_model_len, "tokens": ids}
     if body.return_token_strs:
         content["token_strs"] = [state.tokenizer.token_of(token) for token in ids]
     return orjson.dumps(content)
 
 
-async def render(state: AppState, body: TokenizeBody) -> Prompt:
+async def ids_of(state: AppState, body: TokenizeBody) -> np.ndarray:
+    """int32; a text may have more tokens than the context, since clients ask how many these are."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "send either prompt or messages")
-    if body.prompt is not None:
-        return await state.renderer.completion(body.prompt, body.add_special_tokens is not False)
+    if (text := body.prompt) is not None:
+        state.tokenizer.require_texts("prompt")
+        state.renderer.media.refuse_in_text(text, "prompt")
+        size, most = len(text.encode()), state.renderer.config.prompt_bytes
+        if size > most:
+            raise context_error(
+                state.engine.max_model_len,
+                -(-size // 16),
+                "prompt",
+                f" (estimated from {size} bytes; at most {most} are counted)",
+            )
+        special = body.add_special_tokens is not False
+        return await in_pool_if_long(state, size // 4, lambda: id_array(state.tokenizer.encode(text, special)))
     assert body.messages is not None
     open_end = bool(body.continue_final_message)
-    return await state.renderer.chat(
+    prompt = await state.renderer.chat(
         body.messages,
         tools=body.tools,
         add_generation_prompt=not open_end if body.add_generation_prompt is None else body.add_generation_prompt,
@@ -70,6 +83,7 @@ async def render(state: AppState, body: TokenizeBody) -> Prompt:
         template_kwargs=body.chat_template_kwargs,
         add_special_tokens=bool(body.add_special_tokens),
     )
+    return prompt.token_ids
 
 
 async def detokenize(request: Request) -> Response:

@@ -71,7 +71,7 @@ class ScoreBody(InputFields, kw_only=True):
 
 class RerankBody(InputFields, kw_only=True):
     query: Sides
-    documents: list[str | dict[str, Any] | list[dict[str, Any]]]
+    documents: Sides
     top_n: int | None = None
     max_tokens_per_doc: int | None = None
     instruction: str | None = None

@@ -97,6 +97,17 @@ async def test_what_encoders_refuse():
         load_model_config(folder, {"position_embedding_type": "relative_key"})
     assert load_model_config(kit.encoder("xlm_roberta")).max_position == 128
     assert load_model_config(folder, pooler={"pooling_type": "MEAN"}).pooling.kind == "mean"
+    with pytest.raises(ConfigError, match="pooler-config: dimensions is not supported; supported are pooling_type, "):
+        load_model_config(folder, pooler={"dimensions": 32})
+
+
+async def test_the_operator_says_how_a_classifier_pools():
+    folder = kit.encoder("bert", 3)
+    own, said = (load_model_config(folder, pooler=given).pooling for given in ({}, {"use_activation": True}))
+    assert own == said
+    assert (own.kind, own.activation) == ("cls", "softmax")
+    told = load_model_config(folder, pooler={"pooling_type": "MEAN", "use_activation": False}).pooling
+    assert (told.kind, told.activation, told.tokens_only) == ("mean", "identity", False)
 
 
 @pytest.mark.parametrize("architecture", ["RobertaForMaskedLM", "CamembertForMaskedLM"])

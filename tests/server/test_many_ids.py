@@ -33,13 +33,14 @@ def threads(client, monkeypatch):
 
     monkeypatch.setattr(state.tokenizer, "decode", noting(state.tokenizer.decode))
     monkeypatch.setattr(state.renderer, "_checked_ids", noting(state.renderer._checked_ids))
-    monkeypatch.setattr(state.renderer, "_tokenized", noting(state.renderer._tokenized))
+    monkeypatch.setattr(state.tokenizer, "encode", noting(state.tokenizer.encode))
     return seen
 
 
 @pytest.mark.parametrize("count", [5, 3 * PIECE + 1])
 async def test_detokenize_works_in_the_pool_where_there_are_many_ids(client, state, threads, count):
     (token,) = state.tokenizer.encode("a")
+    threads.clear()
     reply = await client.post("/detokenize", {"tokens": [token] * count})
     assert reply.json() == {"prompt": "a" * count}
     ((thread, places),) = threads

@@ -88,6 +88,12 @@ async def test_conversations_that_cannot_be_seen_are_refused(pooling):
         assert answer.status == 400, answer.content
         assert text in answer.content.decode(), answer.content
 
+    refused = await client.post(
+        "/v1/embeddings", {"input": [{"content": [PICTURE, WORDS]}], "truncate_prompt_tokens": 2}
+    )
+    assert (refused.status, refused.error["param"]) == (400, "truncate_prompt_tokens")
+    assert refused.error["message"].startswith("truncate_prompt_tokens: got 2; an input with media (input) takes ")
+
 
 async def test_scores_of_an_embedder_are_cosines_of_its_vectors(pooling):
     client = await pooling(tiny.checkpoint("qwen3_vl"), **POOLS)

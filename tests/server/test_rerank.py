@@ -124,7 +124,10 @@ async def test_both_sides_go_by_four_names(pooling):
 
 BAD = [
     ({"text_1": ["x", "x"], "text_2": ["x"] * 3}, "text_2"),
-    ({"text_1": "x"}, "queries"),
+    ({"text_1": "x"}, "text_2"),
+    ({"items": "x"}, "queries"),
+    ({}, "queries"),
+    ({"text_1": ["x", "a b c d " * 60], "text_2": ["x", "x"]}, "text_1[1]"),
     ({"text_1": "x", "text_2": "x", "documents": "x"}, "queries"),
     ({"text_1": "x", "text_2": []}, "text_2"),
     ({"text_1": "x", "text_2": ["x", {}]}, "text_2[1]"),
@@ -192,7 +195,7 @@ async def test_logit_score_reads_pairs_by_the_roles_of_its_template(pooling, tem
     short = client.state.tokenizer.decode(encode(long)[:3])
     np.testing.assert_allclose(cut.json()["results"][0]["relevance_score"], sigmoid(wanted(short)), atol=1e-4)
     refused = await client.post("/score", {"text_1": long, "text_2": "x", "truncate_prompt_tokens": -1})
-    assert (refused.status, refused.error["param"]) == (400, "query")
+    assert (refused.status, refused.error["param"]) == (400, "text_1")
 
 
 async def test_a_template_without_the_roles_of_a_pair_is_501(pooling):

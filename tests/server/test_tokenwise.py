@@ -78,6 +78,14 @@ async def test_the_reward_of_an_input_is_that_of_its_last_token(pooling):
     close(found, rewards(folder, ids)[-1])
 
 
+async def test_the_operator_may_ask_for_the_reward_of_every_token(pooling):
+    folder, ids = kit.rewarding("Qwen2ForRewardModel", 1), [5, 6, 7, 8, 9]
+    client = await pooling(folder, pooler_config={"pooling_type": "ALL"})
+    (found,) = await pooled(client, [ids])
+    close(found, rewards(folder, ids))
+    assert (await client.post("/classify", {"input": [ids]})).status == 501
+
+
 async def test_tokens_of_a_language_model_as_the_classes_of_steps(pooling):
     told = {"pooling_type": "STEP", "step_tag_id": TAG, "returned_token_ids": [11, 12]}
     client = await pooling(tiny.checkpoint("qwen3"), runner="pooling", pooler_config=told)
