@@ -226,6 +226,7 @@ class PoolingConfig:
     max_tokens: int = 0  # of an input, as sentence_bert_config.json says; 0: what the body holds
     lower_case: bool = False  # texts are made lower case before they are tokenized
     dimensions: tuple[int, ...] | None = ()  # to which vectors may be cut; (): any, None: no cut is allowed
+    usual_dimensions: int | None = None  # to which they are cut where a request says nothing; None: they are not
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
     default_prompt: str | None = None
     adapters: tuple[str, ...] = ()  # prompts, or tasks, whose inputs are computed with an adapter, in the model's order

@@ -27,7 +27,7 @@ PROMPTS = "config_sentence_transformers.json"
 # Names of models that may be cut and whose files do not say so.
 ANY_DIMENSIONS = ("qwen3-embedding", "jina-embeddings-v3", "nomic-embed-text-v2")
 GIVEN = (  # keys of --pooler-config
-    "pooling_type", "use_activation", "normalize", "step_tag_id", "returned_token_ids",
+    "pooling_type", "use_activation", "normalize", "dimensions", "step_tag_id", "returned_token_ids",
 )  # fmt: skip
 OF_TOKENS = ("ALL", "STEP")  # further values of its pooling_type: tokens have results, inputs have none
 STEP_TAG = "<extra_0>"  # ends a step in Qwen2.5-Math-PRM's inputs
@@ -77,6 +77,8 @@ def read_pooling(
         found = _scorer(folder, modules, body, prompts)
     else:
         found = _embedder(folder, root, modules, body, given, prompts)
+    if given.get("dimensions") is not None:
+        found = replace(found, usual_dimensions=_usual_dimensions(found, given, body))
     if found.task == "classify":
         return _as_given(found, given)
     if not found.tokens_only and not found.layers_first:
@@ -307,6 +309,18 @@ def _dimensions(folder: Path, root: Section, prompts: dict[str, Any]) -> tuple[i
         return tuple(int(size) for size in listed)
     free = root.boolean("is_matryoshka", False) or any(name in folder.name.lower() for name in ANY_DIMENSIONS)
     return () if free else None
+
+
+def _usual_dimensions(found: PoolingConfig, given: Mapping[str, Any], body: Body) -> int:
+    """Of vectors of requests that say nothing."""
+    if found.dimensions is None:
+        raise ConfigError("--pooler-config: dimensions: this model's vectors cannot be cut; leave the key out")
+    width = found.layers[-1].out_features if found.layers else body.hidden_size
+    asked = Section(dict(given), "--pooler-config").integer("dimensions", least=1, most=width)
+    if found.dimensions and asked not in (*found.dimensions, width):
+        listed = ", ".join(map(str, found.dimensions))
+        raise ConfigError(f"--pooler-config: dimensions={asked}; this model has {listed}")
+    return asked
 
 
 def _prompts(values: dict[str, Any]) -> dict[str, str]:

@@ -74,9 +74,10 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
     per_token = task in config.heads_of_tokens
     activation = config.heads_of_tokens[task].activation if per_token else config.activation
     role = body.prompt_name or config.default_prompt or ""
+    dimensions = body.dimensions if per_token else body.dimensions or config.usual_dimensions
 
     def answer(inputs: list[np.ndarray], arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
-        ending = activation, body.use_activation, body.dimensions
+        ending = activation, body.use_activation, dimensions
         if per_token:
             made = [finished(of_tokens(lines, ids, config, task, role), *ending) for lines, ids in zip(arrays, inputs)]
         else:  # in one call of NumPy each, as a call costs more than a vector's arithmetic

@@ -167,6 +167,16 @@ async def test_dimensions_are_cut_and_normalised_again(pooling):
     assert abs(np.linalg.norm(raw[0]) - 1) > 0.1
 
 
+async def test_the_operator_says_how_long_vectors_are(pooling):
+    folder = kit.changed(kit.embedder("qwen3"), "matryoshka", is_matryoshka=True)
+    whole = await vectors(await pooling(folder), FEW)
+    short = await pooling(folder, pooler_config={"dimensions": 16})
+    close(await vectors(short, FEW), kit.unit(whole[:, :16]))
+    close(await vectors(short, FEW, dimensions=8), kit.unit(whole[:, :8]))
+    with pytest.raises(ConfigError, match="pooler-config: dimensions=65 must be an integer from 1 to 64"):
+        load_model_config(folder, pooler={"dimensions": 65})
+
+
 async def test_prompts_of_the_checkpoint_stand_before_texts(pooling):
     client = await pooling(kit.embedder("qwen3", prompts=True))
     named = await vectors(client, "the cat", prompt_name="query")

@@ -97,7 +97,9 @@ async def test_what_encoders_refuse():
         load_model_config(folder, {"position_embedding_type": "relative_key"})
     assert load_model_config(kit.encoder("xlm_roberta")).max_position == 128
     assert load_model_config(folder, pooler={"pooling_type": "MEAN"}).pooling.kind == "mean"
-    with pytest.raises(ConfigError, match="pooler-config: dimensions is not supported; supported are pooling_type, "):
+    with pytest.raises(ConfigError, match="pooler-config: width is not supported; supported are pooling_type, "):
+        load_model_config(folder, pooler={"width": 32})
+    with pytest.raises(ConfigError, match="pooler-config: dimensions: this model's vectors cannot be cut"):
         load_model_config(folder, pooler={"dimensions": 32})
 
 
