@@ -7,7 +7,7 @@ the engine, in the server or in mm knows a family. Thread: any; frozen.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.model_config import HeadLayer, ModelConfig, PoolingConfig, TextConfig, TowerConfig
 from engine.models.base import Model
+from engine.request import Modality
 
 
 def _zero(body: Section) -> int:
@@ -34,8 +35,9 @@ class Family:
     model: Callable[[ModelConfig, torch.dtype, str], Model]
     text: Callable[[Section, Section], TextConfig]  # the decoder's section, and the section that holds it
     towers: Mapping[str, Callable[[Section], TowerConfig]] = field(default_factory=dict)  # "vision": of vision_config
-    # Of media, as mm/processors/registry names it; "" for text only. Of some families the tower's kind decides.
-    processor: str | Callable[[Section], str] = ""
+    # Of media, as mm/processors/registry names it; "" for text only. Of some families what the towers read decides.
+    processor: str | Callable[[Collection[Modality]], str] = ""
+    narrows: bool = False  # a tower that reads several kinds is built without those that no prompt will hold
     keys: Mapping[str, str] = field(default_factory=dict)  # of the decoder's section -> Llama's word for the same
     lead: Callable[[Section], int] | None = None  # rows of sound that begin every prompt; its tower has no section
     # Of encoders, whose tokens attend to all others: the layers of a classifier of this form; None: a decoder.
@@ -67,6 +69,7 @@ class Family:
                         f"config.json: {key} makes rows of {tower.row_width} numbers; the decoder's "
                         f"hidden_size={text.hidden_size} is needed"
                     )
-                if not set(tower.modalities) <= set(without):
-                    towers[name] = tower
+                kinds = tuple(kind for kind in tower.modalities if kind not in without)
+                if kinds:
+                    towers[name] = replace(tower, modalities=kinds) if self.narrows else tower
         return towers

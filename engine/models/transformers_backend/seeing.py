@@ -9,7 +9,7 @@ that does more than that with an item is refused (showing.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.class_tower import ClassTower
 from engine.models.transformers_backend.model import FAMILY as DECODER
 from engine.models.transformers_backend.model import TransformersModel, built, text_of
-from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, served_kinds
+from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, served_kinds, unused_children
 from engine.request import Modality
 
 
@@ -54,11 +54,12 @@ class SeeingModel(TransformersModel):
         self.towers = by_modality(*(ClassTower(kind, base, config, dtype, device) for kind in kinds))
 
     def built(self) -> Any:
-        """The module on the meta device; without towers where no prompt will hold an item."""
+        """The module on the meta device; without what is for items alone that no prompt will hold."""
         module = skeleton.build(self.config.architecture, self.config.raw)
         base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
-        for name, child in list(base.named_children()):
-            if child is not decoder and not self.config.towers:
+        kept = {kind for tower in self.config.towers.values() for kind in tower.modalities}
+        for name in list(dict(base.named_children())) if not kept else unused_children(base, kept):
+            if getattr(base, name) is not decoder:
                 delattr(base, name)
         return module
 
@@ -105,9 +106,9 @@ def tower(reads: tuple[Modality, ...], section: Section) -> TowerOfClass:
     return TowerOfClass(_config(section.outer).get_text_config(decoder=True).hidden_size, kinds)
 
 
-def processor(outer: Section) -> str:
-    """The checkpoint's own, which is asked for films where the class takes them."""
-    return "watching:Watching" if "video" in _read(outer)[1] else "through:Through"
+def processor(kinds: Collection[Modality]) -> str:
+    """The checkpoint's own, which is asked for films where prompts may hold them."""
+    return "watching:Watching" if "video" in kinds else "through:Through"
 
 
 def media_token_ids(outer: Section) -> dict[str, int]:
@@ -140,5 +141,6 @@ FAMILY = Family(
     towers=TOWERS,
     keys=DECODER.keys,
     processor=processor,
+    narrows=True,
     media_token_ids=media_token_ids,
 )
