@@ -7,7 +7,7 @@ the engine, in the server or in mm knows a family. Thread: any; frozen.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,10 @@ class Family:
     model: Callable[[ModelConfig, torch.dtype, str], Model]
     text: Callable[[Section, Section], TextConfig]  # the decoder's section, and the section that holds it
     towers: Mapping[str, Callable[[Section], TowerConfig]] = field(default_factory=dict)  # "vision": of vision_config
-    # Of media, as mm/processors/registry names it; "" for text only. Of some families what the towers read decides.
-    processor: str | Callable[[Collection[Modality]], str] = ""
-    narrows: bool = False  # a tower that reads several kinds is built without those that no prompt will hold
+    # Of media, as mm/processors/registry names it; "" for text only. Of some families the towers decide.
+    processor: str | Callable[[Section, Collection[Modality]], str] = ""
+    # A tower for fewer kinds than it reads, where it is built without those that no prompt will hold; None: it is not.
+    narrowed: Callable[[Any, tuple[Modality, ...]], TowerConfig] | None = None
     keys: Mapping[str, str] = field(default_factory=dict)  # of the decoder's section -> Llama's word for the same
     lead: Callable[[Section], int] | None = None  # rows of sound that begin every prompt; its tower has no section
     # Of encoders, whose tokens attend to all others: the layers of a classifier of this form; None: a decoder.
@@ -71,5 +72,5 @@ class Family:
                     )
                 kinds = tuple(kind for kind in tower.modalities if kind not in without)
                 if kinds:
-                    towers[name] = replace(tower, modalities=kinds) if self.narrows else tower
+                    towers[name] = tower if self.narrowed is None else self.narrowed(tower, kinds)
         return towers

@@ -24,7 +24,7 @@ from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.errors import ConfigError
-from engine.model_config import ModelConfig
+from engine.model_config import ModelConfig, TowerConfig
 from engine.models.base import Model
 from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
 from engine.models.decoders import DECODERS
@@ -179,7 +179,7 @@ def load_model_config(
         folder=str(folder),
         text=text,
         towers=towers,
-        processor=family.processor if isinstance(family.processor, str) else family.processor(taken),
+        processor=family.processor if isinstance(family.processor, str) else family.processor(outer, taken),
         media_token_ids={name: token for name, token in ids if name in taken or name not in MODALITIES},
         eos_token_ids=common.drawable(
             common.eos_token_ids(generation, root.values, outer.values, body.values), text.vocab_size
@@ -190,12 +190,15 @@ def load_model_config(
         raw=root.values,
         lead=lead,
         ahead=family.ahead_of(outer, bool(towers)),
-        left_out=text_only
-        or (family.narrows and bool(without))
-        or any(outer.values.get(f"{name}_config") is not None and name not in towers for name in family.towers),
+        left_out=text_only or (family.narrowed is not None and bool(without)) or _without_one(family, outer, towers),
         pooling=pooling,
         is_encoder=family.head is not None,
     )
+
+
+def _without_one(family: Family, outer: Section, towers: Mapping[str, TowerConfig]) -> bool:
+    """Whether a tower that the checkpoint has is not built."""
+    return any(outer.values.get(f"{name}_config") is not None and name not in towers for name in family.towers)
 
 
 def _under(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
@@ -106,7 +106,11 @@ def tower(reads: tuple[Modality, ...], section: Section) -> TowerOfClass:
     return TowerOfClass(_config(section.outer).get_text_config(decoder=True).hidden_size, kinds)
 
 
-def processor(kinds: Collection[Modality]) -> str:
+def narrowed(tower: TowerOfClass, kinds: tuple[Modality, ...]) -> TowerOfClass:
+    return replace(tower, modalities=kinds)
+
+
+def processor(outer: Section, kinds: Collection[Modality]) -> str:
     """The checkpoint's own, which is asked for films where prompts may hold them."""
     return "watching:Watching" if "video" in kinds else "through:Through"
 
@@ -141,6 +145,6 @@ FAMILY = Family(
     towers=TOWERS,
     keys=DECODER.keys,
     processor=processor,
-    narrows=True,
+    narrowed=narrowed,
     media_token_ids=media_token_ids,
 )
