@@ -74,3 +74,10 @@ class Family:
                 if kinds:
                     towers[name] = tower if self.narrowed is None else self.narrowed(tower, kinds)
         return towers
+
+    def leaves_out(self, outer: Section, towers: Mapping[str, TowerConfig], without: Collection[str]) -> bool:
+        """Whether a tower that the checkpoint has is not built, or not all of it."""
+        narrower = self.narrowed is not None and bool(without)
+        return narrower or any(
+            outer.values.get(f"{name}_config") is not None and name not in towers for name in self.towers
+        )

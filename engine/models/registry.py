@@ -24,7 +24,7 @@ from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.errors import ConfigError
-from engine.model_config import ModelConfig, TowerConfig
+from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
 from engine.models.decoders import DECODERS
@@ -190,15 +190,10 @@ def load_model_config(
         raw=root.values,
         lead=lead,
         ahead=family.ahead_of(outer, bool(towers)),
-        left_out=text_only or (family.narrowed is not None and bool(without)) or _without_one(family, outer, towers),
+        left_out=text_only or family.leaves_out(outer, towers, without),
         pooling=pooling,
         is_encoder=family.head is not None,
     )
-
-
-def _without_one(family: Family, outer: Section, towers: Mapping[str, TowerConfig]) -> bool:
-    """Whether a tower that the checkpoint has is not built."""
-    return any(outer.values.get(f"{name}_config") is not None and name not in towers for name in family.towers)
 
 
 def _under(
