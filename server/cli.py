@@ -31,6 +31,9 @@ COMMANDS = {
 def build(values: dict[str, Any]) -> Config:
     """Config from what was set; the rest keeps its default."""
     flags = all_flags()
+    if limits := values.get("limit-mm-per-prompt"):  # vLLM's longer form also says how large its trial items are
+        counts = {name: each.get("count") if isinstance(each, dict) else each for name, each in limits.items()}
+        values = {**values, "limit-mm-per-prompt": counts}
     grouped: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         grouped.setdefault(flags[name].group, {})[flags[name].field] = value
