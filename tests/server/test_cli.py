@@ -252,6 +252,17 @@ def test_no_flag_is_dead():
             assert f".{flag.field}" in sources + config, f"nothing reads --{flag.name}"
 
 
+def test_a_key_meant_for_vllm_does_not_leave_the_server_open(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    with pytest.raises(UsageError, match="VLLM_API_KEY: is not read here; name it SERVER_API_KEY") as refused:
+        config_of()
+    assert "secret" not in str(refused.value)
+    assert config_of("--api-key", "a").server.api_key == ("a",)
+    assert parse(["check"])[0] == "check"
+    monkeypatch.setenv("SERVER_API_KEY", "b")
+    assert config_of().server.api_key == ("b",)
+
+
 @pytest.mark.parametrize(
     "words",
     [
