@@ -47,6 +47,8 @@ def parse_base64(text: str) -> Embedded:
 def base64_size(text: str, start: int) -> int:
     """Bytes that text[start:] decodes to; its length must fit the padding."""
     length = len(text) - start
+    if length % 4 and any(text.find(space, start) >= 0 for space in "\n\r "):
+        raise invalid_data_url("base64 must stand on one line, without spaces (base64 -w0 writes it so)")
     if length == 0 or length % 4:
         raise invalid_data_url(f"base64 comes in groups of four characters; got {length}")
     return length // 4 * 3 - (2 if text.endswith("==") else 1 if text.endswith("=") else 0)
@@ -68,7 +70,7 @@ def _decoded(text: str) -> bytes:
             return _decoder.decode(f'"{text}"')
     except ValueError:
         pass
-    raise invalid_data_url("the data is not strict base64 (A-Z a-z 0-9 + / and padding, no spaces)")
+    raise invalid_data_url("the data is not strict base64 (A-Z a-z 0-9 + / and padding, no spaces or line breaks)")
 
 
 def invalid_data_url(message: str) -> MediaError:

@@ -16,7 +16,7 @@ from typing import Any
 from engine.errors import ConfigError, EngineError
 from mm.item import MediaOptions
 from server import __version__, signals
-from server.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys
+from server.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
 from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
 from server.http.proxies import TrustedProxies
 
@@ -31,6 +31,9 @@ COMMANDS = {
 def build(values: dict[str, Any]) -> Config:
     """Config from what was set; the rest keeps its default."""
     flags = all_flags()
+    if limits := values.get("limit-mm-per-prompt"):  # vLLM's longer form also says how large its trial items are
+        counts = {name: each.get("count") if isinstance(each, dict) else each for name, each in limits.items()}
+        values = {**values, "limit-mm-per-prompt": counts}
     grouped: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         grouped.setdefault(flags[name].group, {})[flags[name].field] = value
@@ -105,7 +108,11 @@ def parse(argv: Sequence[str]) -> tuple[str, Config]:
         say(help_text(flags, arguments.help) if arguments.help else f"omniloop {__version__}")
         raise SystemExit(0)
     values = from_file(arguments.config_file, flags) if arguments.config_file else {}
-    return command, build({**values, **arguments.values})
+    config = build({**values, **arguments.values})
+    other, server = unread_key(), config.server
+    if command == "serve" and other and not (server.api_key or server.api_key_file):
+        raise UsageError(f"{other}: is not read here; name it SERVER_API_KEY, or unset it to serve without a key")
+    return command, config
 
 
 def help_text(flags: dict[str, Flag], word: str = "all") -> str:

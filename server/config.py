@@ -381,8 +381,13 @@ class Config:
         )
 
 
+def unread_key() -> str:
+    """A variable that holds vLLM's key, where one is set: a server that passed over it would be open to everybody."""
+    return "VLLM_API_KEY" if os.environ.get("VLLM_API_KEY") else ""
+
+
 def environment_keys() -> tuple[str, ...]:
-    """Keys from SERVER_API_KEY, comma-separated; the one environment variable that is read. Raises ValueError."""
+    """Keys from SERVER_API_KEY, comma-separated; the one variable whose value is read. Raises ValueError."""
     text = os.environ.get("SERVER_API_KEY")
     keys = tuple(key for key in (text or "").split(",") if key)
     if text is not None and not keys:

@@ -134,13 +134,13 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def number(flag: Flag, text: str) -> int | float:
-    scale = {"k": 1000, "m": 1_000_000, "K": 1024, "M": 1 << 20}
+    scale = {"k": 1000, "m": 1_000_000, "g": 10**9, "K": 1024, "M": 1 << 20, "G": 1 << 30}
+    counts_tokens = flag.hints.get("tokens")
     try:
-        if flag.hints.get("tokens"):
-            if text == "auto":
-                return 0
-            if text[-1:] in scale:
-                return int(float(text[:-1]) * scale[text[-1]])
+        if counts_tokens and text == "auto":
+            return 0
+        if (counts_tokens or flag.name.endswith("-bytes")) and text[-1:] in scale:
+            return int(float(text[:-1]) * scale[text[-1]])
         return flag.kind(text)
     except ValueError:
         what = "a whole number" if flag.kind is int else "a number"
@@ -169,6 +169,9 @@ def pass_over(name: str, text: str, entry: Foreign, where: str = "") -> None:
     print(f"omniloop: {said.removesuffix('; leave the flag out')}; the flag changes nothing", file=sys.stderr)
 
 
+SWITCHED = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
 class Arguments:
     """Walks argv; `values` holds what was set, by flag name."""
 
@@ -180,6 +183,7 @@ class Arguments:
         self.help = ""  # "all", or the word that the lines shown must hold
         self.version = False
         self.several = ""  # a list flag that goes on taking words
+        self.switch = ""  # the last flag, if it takes none
 
     def read(self, argv: Sequence[str]) -> None:
         words = iter(argv)
@@ -196,6 +200,10 @@ class Arguments:
                 self.take(long_name(word[1:]), words)
             elif self.several:
                 self.values[self.several] = (*self.values[self.several], *listed(self.flags[self.several], word))
+            elif self.switch and word.lower() in SWITCHED:
+                raise UsageError(
+                    f"--{self.switch} {word}: a switch takes no word; write --{self.switch}={word.lower()}"
+                )
             elif "model" in self.values:
                 raise UsageError(f"{word!r}: one model is already named ({self.values['model']})")
             else:
@@ -203,7 +211,7 @@ class Arguments:
 
     def take(self, word: str, words: Iterator[str]) -> None:
         """One flag and its value."""
-        self.several = ""
+        self.several = self.switch = ""
         name, equals, text = word.partition("=")
         name, dot, path = name.partition(".")
         name = name.replace("_", "-")
@@ -216,6 +224,8 @@ class Arguments:
         other = foreign(name, self.others) if flag is None else None
         if flag is None and other is None and name != "config":
             raise unknown(name, self.flags, "", self.others)
+        if not equals and (other.switch if other else flag is not None and flag.kind is bool):
+            self.switch = name
         if flag is not None and flag.kind is bool and not equals:
             self.values[name] = True
             return
@@ -277,10 +287,9 @@ def listed(flag: Flag, text: str) -> list[Any]:
 
 
 def boolean(flag: Flag, text: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    if text.lower() not in words:
+    if text.lower() not in SWITCHED:
         raise UsageError(f"--{flag.name}={text}: must be true or false")
-    return words[text.lower()]
+    return SWITCHED[text.lower()]
 
 
 def from_file(path: str, flags: dict[str, Flag], others: Others = FOREIGN) -> dict[str, Any]:

@@ -127,7 +127,7 @@ async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsin
     for job in jobs:
         key, make = behind(state, structure, job.prompt, parsing)
         try:
-            grammar = await state.grammars.get(key, make)
+            grammar = await state.grammars.get(key, make, structure.param)
         except GrammarError as error:
             raise ApiError(400, error.reason, f"{structure.param}: {error}", structure.param) from None
         given = grammar if budget is None else with_budget(grammar, budget)

@@ -17,25 +17,19 @@ from server.config import LimitsConfig
 from server.errors import ApiError, shown
 from server.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, inside, num_remainders
 from server.patterns import check_pattern, json_pattern
+from server.schema_formats import ENFORCED, FORMATS, format_rules
 
 SCHEMA_OF = ("items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties")
 SCHEMAS_OF = ("anyOf", "oneOf", "allOf", "prefixItems")
 NAMED_OF = ("properties", "patternProperties", "$defs", "definitions")
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-FORMATS = ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 NEVER: tuple[tuple[str, tuple[Any, ...]], ...] = (  # with the values under which a keyword asks for nothing
     ("uniqueItems", (False,)), ("contains", ()), ("minContains", (0,)), ("maxContains", ()), ("not", (False,)),
     ("if", ()), ("then", ()), ("else", ()), ("dependentRequired", ({},)), ("dependentSchemas", ({},)),
     ("dependencies", ({},)), ("unevaluatedItems", (True, {})), ("$dynamicRef", ()), ("$recursiveRef", ()),
 )  # fmt: skip
-# Days that there are. The library knows how many days a month has, but no leap years.
-DAYS = (
-    r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|[0-9]{4}-(?:0[13-9]|1[0-2])-(?:29|30)"
-    r"|[0-9]{4}-(?:0[13578]|1[02])-31"
-    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29"
-)
 MAX_BRANCHES = 64  # of a oneOf whose branches are compared
 
 
@@ -194,13 +188,13 @@ class Cleaner:
         return written
 
     def _format(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        if value not in FORMATS:
-            raise wrong(path, f"got {shown(value)}; the formats that are enforced are {', '.join(FORMATS)}")
-        found[key] = value
-        if value in ("date", "date-time"):
-            end = "$" if value == "date" else "[Tt]"
-            days = {"pattern": f"^(?:{DAYS}){end}"}, {"pattern": "^0{0,3}[1-9]"}
-            found["allOf"] = [*found.get("allOf", []), *days]
+        rules = format_rules(value)
+        if rules is None:
+            raise wrong(path, f"got {shown(value)}; the formats that are enforced are {', '.join(ENFORCED)}")
+        if value in FORMATS:
+            found[key] = value
+        if rules:
+            found["allOf"] = [*found.get("allOf", []), *rules]
 
     def _ref(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         if not isinstance(value, str) or self._target(value) is None:
@@ -259,8 +253,14 @@ class Cleaner:
 
     def _property_names(self, found: dict[str, Any], path: str) -> None:
         names = found.pop("propertyNames")
+        if isinstance(names, dict) and names.keys() == {"$ref"}:  # an enum that other places of the schema name too
+            target = self._resolved(names)
+            if _CLEAN.keys() & target <= {"type", "enum", "const", "pattern"}:
+                names = self.clean(target, f"{path}.propertyNames")
         if names is True or names in ({}, {"type": "string"}):
             return
+        if isinstance(names, dict) and "const" in names:
+            names = {"enum": [names["const"]]} if names.keys() <= {"const", "type"} else names
         said = {*names} - {"type"} if isinstance(names, dict) else set()
         open_only, rest = not found.get("patternProperties"), found.get("additionalProperties", True)
         if open_only and said == {"enum"}:

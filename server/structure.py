@@ -86,7 +86,10 @@ def format_structure(asked: dict[str, Any] | None, param: str, limits: LimitsCon
     if asked is None or kind == "text":
         return None
     if kind == "json_object":
-        return _structure("json_object", True, param, SEPARATORS, limits)
+        schema = asked.get("schema")  # as llama.cpp and some hosts spell json_schema
+        if schema is None:
+            return _structure("json_object", True, param, SEPARATORS, limits)
+        return _structure("json", _schema(schema, f"{param}.schema"), f"{param}.schema", SEPARATORS, limits)
     if kind == "structural_tag":
         return _structure("structural_tag", asked, param, SEPARATORS, limits)
     if kind != "json_schema":
@@ -98,10 +101,13 @@ def format_structure(asked: dict[str, Any] | None, param: str, limits: LimitsCon
         inner, path = asked.get("json_schema"), f"{param}.json_schema"
         if not isinstance(inner, dict):
             raise invalid(path, f"{path}: must be an object with name and schema")
-    schema = inner.get("schema")
-    if not isinstance(schema, dict | bool):
-        raise invalid(f"{path}.schema", f"{path}.schema: must be a JSON Schema: an object")
-    return _structure("json", schema, f"{path}.schema", SEPARATORS, limits)
+    return _structure("json", _schema(inner.get("schema"), f"{path}.schema"), f"{path}.schema", SEPARATORS, limits)
+
+
+def _schema(value: Any, path: str) -> Any:
+    if not isinstance(value, dict | bool):
+        raise invalid(path, f"{path}: must be a JSON Schema: an object")
+    return value
 
 
 def schema_text(schema: Any, path: str, limits: LimitsConfig, options: dict[str, Any] = SEPARATORS) -> str:

@@ -43,7 +43,7 @@ def architectures() -> str:
 
 def processor_class(family: Family) -> type[Processor]:
     """The class that makes the media of a family's checkpoints."""
-    named = family.processor if isinstance(family.processor, str) else family.processor(Section({}, "config.json"))
+    named = family.processor if isinstance(family.processor, str) else family.processor(Section({}, "config.json"), ())
     module, _, kind = named.partition(":")
     return getattr(importlib.import_module(f"mm.processors.{module}"), kind)
 

@@ -112,8 +112,8 @@ class GrammarCompiler:
         )  # started by the first grammar
         self.held_bytes = 0
 
-    async def get(self, key: bytes, make: Callable[[], GrammarSpec]) -> Grammar:
-        """The grammar of this key. Raises GrammarError, or what `make` raises."""
+    async def get(self, key: bytes, make: Callable[[], GrammarSpec], field: str = "") -> Grammar:
+        """The grammar of this key. Raises GrammarError, or what `make` raises, which may name the request's `field`."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
@@ -121,12 +121,13 @@ class GrammarCompiler:
                 adding = self._adding[key] = asyncio.ensure_future(self._add_lane(key, found))
                 adding.add_done_callback(_look)
             return found
-        failed = self._failed.get(key)
+        named = key + field.encode()  # a failure belongs to one field: routes call theirs by other names
+        failed = self._failed.get(named)
         if failed is not None and time.monotonic() - failed[0] < FAILURE_S:
             raise failed[1].with_traceback(None)
-        running = self._running.get(key)
+        running = self._running.get(named)
         if running is None:
-            running = self._running[key] = asyncio.ensure_future(self._compile(key, make))
+            running = self._running[named] = asyncio.ensure_future(self._compile(key, make, named))
             running.add_done_callback(_look)
         try:
             return await asyncio.wait_for(asyncio.shield(running), self._timeout)
@@ -134,7 +135,7 @@ class GrammarCompiler:
             text = f"the grammar did not compile within --grammar-timeout {self._timeout:g} s; make it smaller"
             raise GrammarError("grammar_too_complex", text) from None
 
-    async def _compile(self, key: bytes, make: Callable[[], GrammarSpec]) -> Grammar:
+    async def _compile(self, key: bytes, make: Callable[[], GrammarSpec], named: bytes) -> Grammar:
         loop = asyncio.get_running_loop()
         try:
             async with self._turns:
@@ -143,12 +144,12 @@ class GrammarCompiler:
             self._keep(key, grammar)
             return grammar
         except Exception as error:
-            self._failed[key] = time.monotonic(), error
+            self._failed[named] = time.monotonic(), error
             while len(self._failed) > MAX_FAILURES:
                 self._failed.popitem(last=False)
             raise
         finally:
-            del self._running[key]
+            del self._running[named]
 
     async def _add_lane(self, key: bytes, grammar: Grammar) -> None:
         """Nobody waits for it; a compile that fails leaves the lanes there are."""
@@ -184,8 +185,9 @@ class GrammarCompiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _keep(self, key: bytes, grammar: Grammar) -> None:
+        before = self._known.pop(key, None)  # two fields may have asked at the same time
         self._known[key] = grammar
-        self.held_bytes += grammar.num_bytes
+        self.held_bytes += grammar.num_bytes - (before.num_bytes if before else 0)
         self._evict()
 
     def _evict(self) -> None:

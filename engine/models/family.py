@@ -20,6 +20,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.model_config import HeadLayer, ModelConfig, PoolingConfig, TextConfig, TowerConfig
 from engine.models.base import Model
+from engine.request import Modality
 
 
 def _zero(body: Section) -> int:
@@ -34,8 +35,10 @@ class Family:
     model: Callable[[ModelConfig, torch.dtype, str], Model]
     text: Callable[[Section, Section], TextConfig]  # the decoder's section, and the section that holds it
     towers: Mapping[str, Callable[[Section], TowerConfig]] = field(default_factory=dict)  # "vision": of vision_config
-    # Of media, as mm/processors/registry names it; "" for text only. Of some families the tower's kind decides.
-    processor: str | Callable[[Section], str] = ""
+    # Of media, as mm/processors/registry names it; "" for text only. Of some families the towers decide.
+    processor: str | Callable[[Section, Collection[Modality]], str] = ""
+    # A tower for fewer kinds than it reads, where it is built without those that no prompt will hold; None: it is not.
+    narrowed: Callable[[Any, tuple[Modality, ...]], TowerConfig] | None = None
     keys: Mapping[str, str] = field(default_factory=dict)  # of the decoder's section -> Llama's word for the same
     lead: Callable[[Section], int] | None = None  # rows of sound that begin every prompt; its tower has no section
     # Of encoders, whose tokens attend to all others: the layers of a classifier of this form; None: a decoder.
@@ -67,6 +70,14 @@ class Family:
                         f"config.json: {key} makes rows of {tower.row_width} numbers; the decoder's "
                         f"hidden_size={text.hidden_size} is needed"
                     )
-                if not set(tower.modalities) <= set(without):
-                    towers[name] = tower
+                kinds = tuple(kind for kind in tower.modalities if kind not in without)
+                if kinds:
+                    towers[name] = tower if self.narrowed is None else self.narrowed(tower, kinds)
         return towers
+
+    def leaves_out(self, outer: Section, towers: Mapping[str, TowerConfig], without: Collection[str]) -> bool:
+        """Whether a tower that the checkpoint has is not built, or not all of it."""
+        narrower = self.narrowed is not None and bool(without)
+        return narrower or any(
+            outer.values.get(f"{name}_config") is not None and name not in towers for name in self.towers
+        )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from engine.checkpoint.section import Section
 from engine.encoders.vit.config import VitConfig
 from engine.errors import ConfigError
 from engine.models.family import Family
 from engine.models.seeing import outside, read_vision, seeing, text
+from engine.request import Modality
 
 
 def vision(section: Section) -> VitConfig:
@@ -23,7 +26,7 @@ def vision(section: Section) -> VitConfig:
     return config
 
 
-def processor(outer: Section) -> str:
+def processor(outer: Section, kinds: Collection[Modality]) -> str:
     """Pixtral's pictures have sizes of their own, and rows that end."""
     sees = outer.values.get("vision_config") or {}
     return "pixtral:Pixtral" if sees.get("model_type") == "pixtral" else "llava:Llava"

@@ -138,7 +138,7 @@ def load_model_config(
         folder=str(folder),
         text=text,
         towers=towers,
-        processor=family.processor if isinstance(family.processor, str) else family.processor(outer),
+        processor=family.processor if isinstance(family.processor, str) else family.processor(outer, taken),
         media_token_ids={name: token for name, token in ids if name in taken or name not in MODALITIES},
         eos_token_ids=common.drawable(
             common.eos_token_ids(generation, root.values, outer.values, body.values), text.vocab_size
@@ -149,8 +149,7 @@ def load_model_config(
         raw=root.values,
         lead=lead,
         ahead=family.ahead_of(outer, bool(towers)),
-        left_out=text_only
-        or any(outer.values.get(f"{name}_config") is not None and name not in towers for name in family.towers),
+        left_out=text_only or family.leaves_out(outer, towers, without),
         pooling=pooling,
         is_encoder=family.head is not None,
     )

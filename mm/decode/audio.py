@@ -19,7 +19,7 @@ import numpy as np
 
 from mm.decode.alarm import Alarm
 from mm.decode.magic import as_audio
-from mm.decode.whole import check_whole, cut_short, flac_seconds
+from mm.decode.whole import check_whole, cut_short, flac_seconds, wav_seconds
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
 
@@ -120,6 +120,9 @@ class SoundFile:
 
     def promised_seconds(self) -> float | None:
         """How long the header says that the sound is; None where it does not say so. Nothing relies on it."""
+        stated = wav_seconds(self._data) if self._demuxer == "wav" else None
+        if stated is not None:  # FFmpeg opens the file once, to decode it
+            return stated
         with open_container(self._data, self._demuxer, self._limits) as container:
             return None if container.duration is None else container.duration / codec_library().time_base
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from mm.errors import MediaError, invalid
 
 _OPEN_ENDED = 0x7FFFF000  # RIFF sizes from here on are what streaming writers put for "unknown"
+_CHUNKS = 64  # of a WAV file that are looked at; most have two to four
 _SEGMENT = b"\x18\x53\x80\x67"
 
 
@@ -34,6 +35,23 @@ def flac_seconds(data: bytes) -> float:
     fields = int.from_bytes(data[18:26], "big")
     rate, total = fields >> 44, fields & ((1 << 36) - 1)
     return total / rate if rate else 0.0
+
+
+def wav_seconds(data: bytes) -> float | None:
+    """Length that the chunks of a WAV file state, or the bytes behind its last header; None: it states no rate."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return None
+    position, rate = 12, 0  # bytes of a second
+    for _ in range(_CHUNKS):
+        kind, size = data[position : position + 4], int.from_bytes(data[position + 4 : position + 8], "little")
+        position += 8
+        if kind == b"fmt ":
+            rate = int.from_bytes(data[position + 8 : position + 12], "little")
+        elif kind == b"data":
+            rest = len(data) - position
+            return (size if 0 < size < rest else rest) / rate if rate else None
+        position += size + size % 2
+    return None
 
 
 def _check_riff(data: bytes) -> None:

@@ -8,6 +8,7 @@ Content becomes parts or one string, as the template wants it.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ MEDIA_KEYS: dict[str, tuple[Modality, str]] = {
 BARE_KEYS = ("text", "image_url", "audio_url", "video_url", "input_audio", "file", "image", "audio", "video", "refusal")
 
 LOOKED_AT = 256  # messages, and their parts, that `embedded` goes through: a few hundredths of a millisecond
+
+BASE64 = re.compile("[A-Za-z0-9+/]{64}")  # no URL begins like this: a scheme ends with a colon
 
 PART_TYPES = "text, image_url, input_audio, audio_url, video_url, file"
 EMBEDS = ("image_embeds", "audio_embeds", "video_embeds")
@@ -166,6 +169,8 @@ class MessageReader:
 
     def _content(self, message: dict[str, Any], path: str) -> Any:
         content = message.get("content")
+        if content is None and message["role"] == "assistant":  # a refusal is what the assistant said
+            content = message.get("refusal")
         if content is None:
             if message["role"] not in ("assistant", "tool"):
                 raise invalid(f"{path} is missing; send a string or a list of parts.", path)
@@ -248,6 +253,8 @@ class MessageReader:
             raise invalid(f"{path}.{key} needs a url (http, https or data).", f"{path}.{key}")
         if url is not None and (not isinstance(url, str) or not url):
             raise invalid(f"{path}.{key}.url must be a non-empty string.", f"{path}.{key}")
+        if url is not None and BASE64.match(url):
+            raise invalid(f"{path}.{key} is bare base64; send it as data:<type>;base64,<data>.", f"{path}.{key}")
         return MediaRef(modality, url, None, uuid, f"{path}.{key}")
 
     def _rows(self, part: dict[str, Any], kind: str, path: str) -> MediaRef:

@@ -30,7 +30,7 @@ from server.speech.choose import hearer_of
 from server.speech.heard import FORMATS, MEDIA_TYPES, Transcript, Word, body, joined
 from server.speech.hearer import Hearer, Said, Task
 from server.speech.languages import code_of, separator
-from server.speech.listening import Listening, logprobs_of
+from server.speech.listening import Listening, all_logprobs
 from server.speech.stream import SpeechStream
 
 Kind = TypeVar("Kind", bound=SpeechForm)
@@ -88,7 +88,7 @@ async def answer(
         await SpeechStream(listening, name, model, lambda: separator(hearer.language), fields).run(recording)
         return None
     said = await listening.run(recording)
-    logprobs = logprobs_of(exchange.state.tokenizer, said) if task.with_logprobs else None
+    logprobs = all_logprobs(exchange.state.tokenizer, said) if task.with_logprobs else None
     form = fields.response_format or "json"
     content = body(transcript(task, hearer, recording, said), form)
     if logprobs is not None and isinstance(content, dict):

@@ -173,6 +173,8 @@ def calls_of(state: AppState, body: ChatBody) -> Calls:
 def check_function(tool: dict[str, Any], path: str) -> None:
     """A tool is a function with a name and, where it has parameters, their schema."""
     function = tool.get("function")
+    if function is None and tool.get("type") not in (None, "function"):
+        raise invalid(f"{path}.type", f"{path}.type: got {shown(tool['type'])}; this route takes function")
     if not isinstance(function, dict):
         raise invalid(f"{path}.function", f"{path}.function: must be an object with a name")
     tool_name(function.get("name"), f"{path}.function")

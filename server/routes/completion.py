@@ -99,7 +99,7 @@ def rows_of(state: AppState, body: CompletionBody) -> list[Rows]:
 
 def texts_of(body: CompletionBody, most: int) -> Prompts:
     prompt = body.prompt
-    if body.suffix is not None:
+    if body.suffix:
         raise not_here("suffix", "suffix: not supported; the model has no fill-in-the-middle tokens")
     if prompt is None:
         raise invalid("prompt", "prompt: is missing and required")

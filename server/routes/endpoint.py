@@ -71,8 +71,8 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 def check_model(state: AppState, name: str | None) -> str:
-    """The name to report: as requested, or the first one. 404 for an unknown name."""
-    if name is None or name in state.names:
+    """The name to report: as requested, or the first one. 404 for an unknown name; an empty one is none."""
+    if not name or name in state.names:
         return name or state.names[0]
     if len(name.encode()) > state.config.limits.max_name_bytes:
         most = state.config.limits.max_name_bytes

@@ -41,7 +41,7 @@ from server.routes.endpoint import check_model, gateway_priority, generating_rou
 from server.routes.response_tools import Tools, check_tools, parsing_for
 from server.routes.stored_responses import missing
 from server.routes.tools import held_to_calls
-from server.sampling import Asked, in_range, priority_of, resolve
+from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.responses import ResponsesBody
 from server.state import AppState
@@ -57,6 +57,10 @@ INCLUDE = frozenset({
     "file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources",
     "web_search_call.results",
 })  # fmt: skip
+SAMPLED = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
+    "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logit_bias", "structured_outputs",
+)  # fmt: skip
 MakePrompt = Callable[[], Awaitable[tuple[Turn, Job]]]
 
 
@@ -70,8 +74,9 @@ async def create(request: Request) -> Response | None:
     asked = held_to_calls(state, asked, tools[0], tool_places(body.tools), calls)
     parsing = parsing_for(state, body, tools, calls)
     parent = earlier(state, exchange.key_name, body.previous_response_id)
-    priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
-    prompt = partial(prompt_of, exchange, body, parent, tools, asked, priority)
+    common = SamplingFields(priority=body.priority, cache_salt=body.cache_salt)
+    priority, salt = priority_of(common, state.config, gateway_priority(request)), salt_of(common)
+    prompt = partial(prompt_of, exchange, body, parent, tools, asked, priority, salt)
     shape = partial(shape_of, exchange, body, model, asked, tools)
     if body.background:
         return await in_background(request, body, asked, prompt, shape, parsing)
@@ -179,11 +184,13 @@ def check(state: AppState, body: ResponsesBody) -> Asked:
     if body.top_logprobs is not None and state.config.limits.max_logprobs != -1:
         in_range("top_logprobs", body.top_logprobs, 0, state.config.limits.max_logprobs)
     watched = body.stream or body.background  # whoever asks for the latter may follow it as it grows
-    fields = SamplingFields(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, stream=watched)
+    fields = SamplingFields(**{name: getattr(body, name) for name in SAMPLED}, stream=watched)
     logprobs = (body.top_logprobs or 0) if wanted else None
     asked = resolve(fields, logprobs, body.max_output_tokens, state.defaults, state.config, state.vocabulary)
-    format = body.text.format if body.text else None
-    return replace(asked, structure=format_structure(format, "text.format", state.config.limits))
+    structure = format_structure(body.text.format if body.text else None, "text.format", state.config.limits)
+    if structure is not None and asked.structure is not None:
+        raise invalid("structured_outputs", "structured_outputs: not beside text.format; send one of them")
+    return replace(asked, structure=structure or asked.structure)
 
 
 def check_background(state: AppState, body: ResponsesBody) -> None:
@@ -226,7 +233,7 @@ def earlier(state: AppState, key: str, name: str | None) -> Turn | None:
 
 
 async def prompt_of(
-    exchange: Exchange, body: ResponsesBody, parent: Turn | None, tools: Tools, asked: Asked, priority: int
+    exchange: Exchange, body: ResponsesBody, parent: Turn | None, tools: Tools, asked: Asked, priority: int, salt: str
 ) -> tuple[Turn, Job]:
     """Items to a prompt with its media; complaints name the client's own fields."""
     state = exchange.state
@@ -246,7 +253,7 @@ async def prompt_of(
         too_long: Exception | None = None
         for shorter in cuts:
             try:
-                return turn, await render(exchange, shorter, body, tools, asked, priority)
+                return turn, await render(exchange, shorter, body, tools, asked, priority, salt)
             except (RenderError, ApiError) as error:
                 if error.reason != "context_length_exceeded":
                     raise
@@ -256,16 +263,18 @@ async def prompt_of(
 
 
 async def render(
-    exchange: Exchange, conversation: Conversation, body: ResponsesBody, tools: Tools, asked: Asked, priority: int
-) -> Job:
+    exchange: Exchange, conversation: Conversation, body: ResponsesBody, tools: Tools, asked: Asked, priority: int,
+    salt: str,
+) -> Job:  # fmt: skip
     effort = body.reasoning.effort if body.reasoning else None
-    kwargs = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else None
+    said = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else {}
+    kwargs = {**said, **(body.chat_template_kwargs or {})}
     renderer, messages = exchange.state.renderer, conversation.messages()
     with conversation.told():
-        async with media_preload(exchange, "") as ahead:
+        async with media_preload(exchange, salt) as ahead:
             await ahead.begin(renderer.embedded(messages))
             prompt = await renderer.chat(messages, tools=tools[2], template_kwargs=kwargs)
-            return await prepare(exchange, prompt, asked, priority=priority, param="input", ahead=ahead)
+            return await prepare(exchange, prompt, asked, salt=salt, priority=priority, param="input", ahead=ahead)
 
 
 def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, tools: Tools) -> ResponseObject:

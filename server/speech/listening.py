@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from engine.errors import EngineError
-from engine.request import Delta, FinishReason
+from engine.request import Delta, FinishReason, TokenLogprob
 from engine.stream import TokenStream
 from mm.errors import MediaError
 from mm.item import Processed
@@ -36,14 +36,22 @@ from server.state import AppState
 ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
 
 
-def logprobs_of(tokenizer: Tokenizer, said: Iterable[Said]) -> list[dict[str, Any]]:
+# (window, text that it has more, its tokens where log-probabilities are told); text "": the window has ended
+Tell = Callable[[int, str, Sequence[TokenLogprob]], None]
+
+
+def logprobs_of(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
     """Of each token of the text: `token`, `logprob`, `bytes`."""
     names = TokenNames(tokenizer)
-    pairs = (pair for each in said for pair in zip(each.token_ids, each.logprobs))
-    return [names.token(entry.token_id, entry.logprob) for token, entry in pairs if not tokenizer.is_special(token)]
+    return [names.token(each.token_id, each.logprob) for each in entries if not tokenizer.is_special(each.token_id)]
 
 
-def ignore_text(index: int, text: str) -> None:
+def all_logprobs(tokenizer: Tokenizer, said: Iterable[Said]) -> list[dict[str, Any]]:
+    """Of all windows, without the tokens that end them."""
+    return logprobs_of(tokenizer, [entry for each in said for entry in each.logprobs[: len(each.token_ids)]])
+
+
+def ignore_text(index: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
     """A body needs no call per step."""
 
 
@@ -53,7 +61,7 @@ class Listening:
     def __init__(self, exchange: Exchange, task: Task, hearer: Hearer) -> None:
         self.exchange = exchange
         self.task = task
-        self.told: Callable[[int, str], None] = ignore_text  # (window, text that it has more; "": it has ended)
+        self.told: Tell = ignore_text
         self.error: ApiError | None = None
         self.prompt_tokens = 0
         self.audio_tokens = 0
@@ -139,7 +147,7 @@ class Listening:
                 self._begun.set()
             await self._begun.wait()
             said[number] = await self._hearer.hear(self.ask, number, recording.windows[number], processed)
-            self.told(number, "")
+            self.told(number, "", ())
 
     async def _processed(self, recording: Recording, number: int) -> Processed:
         """One window as the model takes it."""
@@ -158,7 +166,7 @@ class Listening:
         self.prompt_tokens += count
         self.audio_tokens += job.media_tokens.get("audio", 0)
         text = TextStream(self._state.tokenizer, at_start=True)
-        said = Said(temperature=job.request.sampling.temperature)
+        said, num_told = Said(temperature=job.request.sampling.temperature), 0
         places.take_tokens(count)
         try:
             stream = self._state.engine.submit(job.request)
@@ -169,7 +177,8 @@ class Listening:
                         new = self._take(delta, text, said, text_below)
                         said.text += new
                         if new and window is not None:
-                            self.told(window, new)
+                            self.told(window, new, said.logprobs[num_told : len(said.token_ids)])
+                            num_told = len(said.token_ids)
             finally:
                 self._streams.discard(stream)
         finally:

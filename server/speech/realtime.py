@@ -18,7 +18,7 @@ import math
 import secrets
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 import orjson
 from starlette.types import Receive
 
+from engine.request import TokenLogprob
 from mm.errors import MediaError
 from mm.sources import decode_base64, parse_base64
 from server.errors import ApiError, from_media, from_validation, internal, invalid
@@ -47,7 +48,7 @@ from server.schema.realtime import (
 from server.speech.choose import hearer_of
 from server.speech.hearer import Task
 from server.speech.languages import separator
-from server.speech.listening import Listening, logprobs_of
+from server.speech.listening import Listening, Tell, all_logprobs, logprobs_of
 from server.speech.stream import InOrder
 from server.speech.turns import TurnFinder, Vad
 
@@ -293,7 +294,7 @@ class RealtimeSession:
         hearer = hearer_of(exchange, task)
         listening = Listening(exchange, task, hearer)
         order = InOrder(lambda: separator(hearer.language))
-        listening.told = self._teller(turn, order)
+        listening.told = self._teller(turn, order, task.with_logprobs)
         assert state.media is not None, "the route has looked for a model that hears"
         with state.places.hold(1, exchange.key_name):
             wav = wave(turn.pcm, settings.rate)
@@ -301,15 +302,16 @@ class RealtimeSession:
                 said = await listening.run(recording)
                 usage = {"type": "duration", "seconds": math.ceil(recording.seconds)}
         kind = "conversation.item.input_audio_transcription.completed"
-        more = {"logprobs": logprobs_of(state.tokenizer, said)} if task.with_logprobs else {}
+        more = {"logprobs": all_logprobs(state.tokenizer, said)} if task.with_logprobs else {}
         self.tell(kind, item_id=turn.item_id, content_index=0, transcript=order.text, usage=usage, **more)
 
-    def _teller(self, turn: Turn, order: InOrder) -> Callable[[int, str], None]:
-        kind = "conversation.item.input_audio_transcription.delta"
+    def _teller(self, turn: Turn, order: InOrder, with_logprobs: bool) -> Tell:
+        kind, tokenizer = "conversation.item.input_audio_transcription.delta", self._exchange.state.tokenizer
 
-        def told(window: int, text: str) -> None:
-            if new := order.add(window, text):
-                self.tell(kind, item_id=turn.item_id, content_index=0, delta=new)
+        def told(window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
+            if new := order.add(window, text, tokens):
+                more = {"logprobs": logprobs_of(tokenizer, order.take_tokens())} if with_logprobs else {}
+                self.tell(kind, item_id=turn.item_id, content_index=0, delta=new, **more)
 
         return told
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 
+from engine.request import TokenLogprob
 from mm.recording import Recording
 from server.errors import ApiError
 from server.http.exchange import ClientGone
 from server.http.sse import DONE, EventStream
 from server.schema.audio import SpeechForm
 from server.speech.hearer import Said
-from server.speech.listening import Listening, logprobs_of
+from server.speech.listening import Listening, all_logprobs, logprobs_of
 
 
 class InOrder:
@@ -33,13 +34,16 @@ class InOrder:
         self.text = ""  # all that was told
         self._space = space
         self._waiting: dict[int, str] = {}
+        self._tokens: dict[int, list[TokenLogprob]] = {}  # of windows whose text waits
+        self._new_tokens: list[TokenLogprob] = []  # of text that was told
         self._ended: set[int] = set()
         self._front = 0
         self._held = ""  # spaces at the end of what the front window has said
         self._begun = False  # the front window has said something
 
-    def add(self, window: int, text: str) -> str:
-        """A window's next text, or "" when it has ended -> what follows in the transcript."""
+    def add(self, window: int, text: str, tokens: Sequence[TokenLogprob]) -> str:
+        """A window's next text and its tokens, or "" when it has ended -> what follows in the transcript."""
+        self._tokens.setdefault(window, []).extend(tokens)
         if text:
             self._waiting[window] = self._waiting.get(window, "") + text
         else:
@@ -52,8 +56,14 @@ class InOrder:
             self._take()
         return self.text[before:]
 
+    def take_tokens(self) -> list[TokenLogprob]:
+        """Those of what was told since the last call."""
+        taken, self._new_tokens = self._new_tokens, []
+        return taken
+
     def _take(self) -> None:
         """The front window's text, without spaces at either end of the window."""
+        self._new_tokens += self._tokens.pop(self._front, ())
         text = self._held + self._waiting.pop(self._front, "")
         if not self._begun:
             text = text.lstrip()
@@ -74,6 +84,7 @@ class SpeechStream:
         self._fields = {"id": name, "object": "transcription.chunk", "created": int(time.time()), "model": model}
         self._continuous = bool(form.stream_continuous_usage_stats)
         self._with_usage = form.stream_include_usage is not False
+        self._tokenizer = listening.exchange.state.tokenizer
         self._new = ""
         self._last: bytes = b""
         listening.told = self._take
@@ -97,8 +108,8 @@ class SpeechStream:
             await asyncio.sleep(0)  # the connection hears of it before the app returns
             raise ClientGone
 
-    def _take(self, window: int, text: str) -> None:
-        self._new += self.order.add(window, text)
+    def _take(self, window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
+        self._new += self.order.add(window, text, tokens)
         self.flush()
 
     def _end(self, error: BaseException | None, listening: asyncio.Future[list[Said]]) -> None:
@@ -109,7 +120,7 @@ class SpeechStream:
         else:
             done: dict[str, Any] = {"type": "transcript.text.done", "text": self.order.text, "choices": []}
             if self.listening.task.with_logprobs:
-                done["logprobs"] = logprobs_of(self.listening.exchange.state.tokenizer, listening.result())
+                done["logprobs"] = all_logprobs(self._tokenizer, listening.result())
             if self._with_usage:
                 done["usage"] = self._usage()
             self._last = self._event({"delta": {}, "finish_reason": "stop"}, "") + self._framed(done) + DONE
@@ -131,6 +142,8 @@ class SpeechStream:
 
     def _event(self, choice: dict[str, Any], delta: str) -> bytes:
         event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta, "choices": [{"index": 0, **choice}]}
+        if self.listening.task.with_logprobs:
+            event["logprobs"] = logprobs_of(self._tokenizer, self.order.take_tokens())
         if self._continuous:
             event["usage"] = self._usage()
         return self._framed(event)

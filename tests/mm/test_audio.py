@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from mm.decode import audio
 from mm.decode.alarm import Alarm
 from mm.decode.audio import SAMPLE_RATE, SoundFile, downmix_weights, open_container
 from mm.decode.magic import sniff
@@ -210,3 +211,21 @@ def test_a_long_wav_is_read_in_large_packets() -> None:
     assert len(packets) < 60
     assert sum(packet.size for packet in packets) == 2 * 100 * SAMPLE_RATE
     assert len(decode(data, seconds=101.0)) == 100 * SAMPLE_RATE
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels", "codec"), [(16000, 1, "pcm_s16le"), (44100, 2, "pcm_f32le"), (8000, 1, "pcm_mulaw")]
+)
+def test_a_wav_says_how_long_it_is_without_being_opened(monkeypatch, rate: int, channels: int, codec: str) -> None:
+    data = made.sound(made.tone(1.5, rate, channels), rate, codec=codec)
+    streamed = bytearray(data)
+    for field in (4, data.index(b"data") + 4):
+        streamed[field : field + 4] = b"\xff\xff\xff\xff"
+    opened = []
+    monkeypatch.setattr(audio, "open_container", lambda *given: opened.append(given) or open_container(*given))
+    for each in (data, bytes(streamed)):
+        assert SoundFile(each, "wav", LIMITS).promised_seconds() == pytest.approx(1.5, abs=0.01)
+    assert not opened
+    without_rate = data.replace(b"fmt ", b"odd ")
+    made.outcome(SoundFile(without_rate, "wav", LIMITS).promised_seconds)
+    assert len(opened) == 1

@@ -297,6 +297,7 @@ async def test_kinds_the_model_lacks_are_refused_by_name() -> None:
         ("image", "data:image/png;base64,", 400, "data_url_invalid"),
         ("image", "data:image/png;base64,AAA", 400, "data_url_invalid"),
         ("image", "data:image/png;base64,AA A", 400, "data_url_invalid"),
+        ("image", "data:image/png;base64,AAAA\nAAAA", 400, "data_url_invalid"),
         ("image", "data:image/png;base64,AA-_", 400, "data_url_invalid"),
         ("image", "data:image/png;base64,A===", 400, "data_url_invalid"),
         ("image", "data:image/png;base64,AA==AAAA", 400, "data_url_invalid"),

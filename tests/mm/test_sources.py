@@ -49,3 +49,9 @@ def test_every_length_comes_back_whole(size):
 @pytest.mark.parametrize("text", ["AA\\/", "\\u0041", 'AA"A', "A\\nB", "AA==" * 70_000])
 def test_nothing_hides_behind_an_escape_or_in_a_later_piece(text):
     assert ours(text) is None
+
+
+def test_broken_lines_are_told_as_such():
+    """As `base64` writes them where nobody asks for one line."""
+    with pytest.raises(MediaError, match="one line"):
+        parse_base64(base64.encodebytes(b"a" * 100).decode())

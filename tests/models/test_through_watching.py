@@ -13,7 +13,7 @@ from transformers import AutoProcessor
 
 from engine import Request, SamplingParams
 from engine.models.registry import build_model, load_model_config
-from engine.weights.load import load_weights
+from engine.weights.load import load_weights, weight_bytes
 from mm.decode.alarm import Alarm
 from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions
@@ -236,3 +236,28 @@ def test_check_says_what_it_takes(capsys):
         "served: its decoder natively, its towers through transformers (VideoLlavaForConditionalGeneration); "
         "takes text, image, video"
     )
+
+
+@pytest.mark.parametrize(("without", "left"), [("video", "image"), ("image", "video")])
+@pytest.mark.parametrize("name", ["video_llava", "llava_next_video"])
+@torch.inference_mode()
+def test_what_no_prompt_will_hold_has_no_tower(name, without, left):
+    """Video-LLaVA has a tower for films alone; LLaVA-NeXT-Video has one for both."""
+    config = load_model_config(tiny.checkpoint(name), without=(without,))
+    assert config.modalities == ("text", left)
+    assert config.processor == ("watching:Watching" if left == "video" else "through:Through")
+    model, whole_one = build_model(config, torch.float32), load(name)
+    load_weights(model, config.folder)
+    assert model.towers.keys() == {left}
+    fewer = weight_bytes(model) < weight_bytes(whole_one)
+    assert fewer == (name == "video_llava")
+    made = spliced(name, "film, picture, film")
+    features = next(item.features for item in made.media if item.modality == left)
+    given = {key: torch.tensor(value) for key, value in features.items()}
+    assert torch.equal(model.towers[left].encode(given), whole_one.towers[left].encode(given))
+
+
+def test_a_limit_of_no_films_is_what_check_says(capsys):
+    folder = str(tiny.checkpoint("video_llava"))
+    assert cli.main(["check", folder, "--limit-mm-per-prompt", '{"video": 0}']) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("takes text, image")

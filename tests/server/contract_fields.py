@@ -100,7 +100,10 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_responses_store.py::test_text_and_items_are_the_same": "input",
         "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
         ECHO: "instructions parallel_tool_calls text reasoning tools tool_choice store",
-        "test_responses.py::test_sampling_fields_reach_the_engine": "max_output_tokens temperature top_p top_k",
+        "test_responses.py::test_sampling_fields_reach_the_engine": "max_output_tokens temperature top_p top_k min_p "
+        "presence_penalty frequency_penalty repetition_penalty seed ignore_eos stop_token_ids logit_bias cache_salt",
+        "test_responses.py::test_stop_strings_and_forms_of_chat_are_heard": "stop include_stop_str_in_output "
+        "structured_outputs chat_template_kwargs",
         "test_responses.py::test_events_are_exactly_these_bytes": "stream",
         "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
         "test_route_fields.py::test_special_tokens_of_a_response_are_shown_when_asked": "skip_special_tokens",

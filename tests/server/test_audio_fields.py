@@ -47,8 +47,12 @@ async def test_log_probabilities_of_a_transcript_are_those_of_its_tokens(client)
         assert bytes(int(byte) for entry in heard.logprobs for byte in entry.bytes) == b"118"
         assert all(-1 < entry.logprob <= 0 for entry in heard.logprobs)
         stream = await api.audio.transcriptions.create(**asked, stream=True)
-        *_, done = [event async for event in stream]
+        *deltas, done = [event async for event in stream]
         assert done.type == "transcript.text.done"
+        assert all("".join(each.token for each in event.logprobs) == event.delta for event in deltas)
+        assert [(each.token, each.logprob) for event in deltas for each in event.logprobs] == [
+            (each.token, each.logprob) for each in done.logprobs
+        ]
         assert [(each.token, each.logprob) for each in done.logprobs] == [
             (each.token, each.logprob) for each in heard.logprobs
         ]

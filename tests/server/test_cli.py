@@ -38,6 +38,11 @@ def test_lengths_take_suffixes(text, tokens):
     assert config_of("--max-model-len", text).model.max_model_len == tokens
 
 
+def test_sizes_in_bytes_take_suffixes_too():
+    assert config_of("--kv-cache-memory-bytes", "2G").cache.kv_cache_memory_bytes == 2 << 30
+    assert config_of("--max-request-bytes=10m").limits.max_request_bytes == 10_000_000
+
+
 def test_booleans_switch_both_ways():
     assert config_of("--no-enable-prefix-caching").cache.enable_prefix_caching is False
     assert config_of("--enable_prefix_caching").cache.enable_prefix_caching is True
@@ -54,13 +59,15 @@ def test_lists_repeat_and_split():
 
 def test_dicts_are_json():
     assert config_of("--limit-mm-per-prompt", '{"image": 2}').media.limit_mm_per_prompt == {"image": 2}
+    longer = '{"image": {"count": 3, "width": 512}, "video": 1}'
+    assert config_of("--limit-mm-per-prompt", longer).media.limit_mm_per_prompt == {"image": 3, "video": 1}
     assert config_of("--limit-mm-per-prompt", "image=2,video=0").media.limit_mm_per_prompt == {"image": 2, "video": 0}
     assert config_of("--hf-overrides", '{"a": {"b": null}}').model.hf_overrides == {"a": {"b": None}}
     words = ["--hf-overrides", '{"a": {"b": 1}}', "--hf-overrides.a.c=x", "--hf_overrides.rope_theta", "1e6"]
     assert config_of(*words).model.hf_overrides == {"a": {"b": 1, "c": "x"}, "rope_theta": 1e6}
     with pytest.raises(UsageError, match="must be a JSON object"):
         config_of("--limit-mm-per-prompt", "image")
-    for wrong in ("pictures=1", "image=-1", "image=true", '{"image": {"count": 1}}'):
+    for wrong in ("pictures=1", "image=-1", "image=true", '{"image": {"width": 1}}'):
         with pytest.raises(UsageError, match="must be whole numbers of image, audio, video"):
             config_of("--limit-mm-per-prompt", wrong)
 
@@ -109,6 +116,8 @@ def test_the_model_may_stand_alone():
         (["--mm-processor-kwargs", '{"max_pixels": 1.5}'], "max_pixels must be a number above 0"),
         (["--mm-processor-kwargs", '{"use_audio_in_video": 1}'], "use_audio_in_video must be true or false, not 1"),
         (["--enable-prefix-caching=perhaps"], "must be true or false"),
+        (["--enable-prefix-caching", "False"], "a switch takes no word; write --enable-prefix-caching=false"),
+        (["--limit-mm-per-prompt", '{"image": {"width": 5}}'], "image=None: must be whole numbers"),
         (["--ssl-keyfile", "k"], "give both or neither"),
         (["--allowed-origins", "*", "--allow-credentials"], "name the origins"),
         (["--generation-config", "other"], "must be auto or vllm"),
@@ -241,6 +250,17 @@ def test_no_flag_is_dead():
     for flag in cli.all_flags().values():
         if flag.group != "media":  # mm reads its own
             assert f".{flag.field}" in sources + config, f"nothing reads --{flag.name}"
+
+
+def test_a_key_meant_for_vllm_does_not_leave_the_server_open(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    with pytest.raises(UsageError, match="VLLM_API_KEY: is not read here; name it SERVER_API_KEY") as refused:
+        config_of()
+    assert "secret" not in str(refused.value)
+    assert config_of("--api-key", "a").server.api_key == ("a",)
+    assert parse(["check"])[0] == "check"
+    monkeypatch.setenv("SERVER_API_KEY", "b")
+    assert config_of().server.api_key == ("b",)
 
 
 @pytest.mark.parametrize(

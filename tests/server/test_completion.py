@@ -113,6 +113,7 @@ async def test_s25_token_ids_out_of_range_are_refused(client, token):
 
 
 async def test_a_suffix_is_named_not_ignored(client):
+    assert (await client.complete(suffix="")).status == 200
     reply = await client.complete(suffix="x")
     assert reply.status == 501
     assert reply.error["param"] == "suffix"

@@ -86,6 +86,7 @@ BAD_FIELDS = [
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ({"tools": []}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tool_choice": "perhaps"}, "tool_choice"),
@@ -109,6 +110,7 @@ async def test_bad_fields_are_refused_by_name(client, fields, param):
 
 
 GOOD_FIELDS = [
+    {"model": ""},
     {"temperature": 2},
     {"temperature": 0.001},
     {"top_k": -1},

@@ -203,6 +203,8 @@ async def test_wrong_events_are_refused_and_end_nothing(client):
     socket.append(made_samples(DIGITS))
     socket.say("input_audio_buffer.commit")
     await socket.next("input_audio_buffer.committed")
+    first = await socket.next(f"{TRANSCRIPTION}delta")
+    assert "".join(entry["token"] for entry in first["logprobs"]) == first["delta"]
     told = await socket.next(f"{TRANSCRIPTION}completed")
     assert "".join(entry["token"] for entry in told["logprobs"]) == told["transcript"] == "118"
     await socket.leave()

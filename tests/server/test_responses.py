@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from tests.server.conftest import quiet
-from tests.server.live import named_events, without_end
+from tests.server.live import named_events, use_template, without_end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -176,6 +176,30 @@ async def test_sampling_fields_reach_the_engine(client, monkeypatch):
     await ask(client, max_output_tokens=3, temperature=0.5, top_p=0.25, top_k=7)
     params = seen[0].sampling
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (3, 0.5, 0.25, 7)
+    numbers = {"min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5, "seed": 11}
+    await ask(client, **numbers, ignore_eos=True, stop_token_ids=[7], logit_bias={"3": 5}, cache_salt="tenant")
+    params = seen[1].sampling
+    assert {name: getattr(params, name) for name in numbers} == numbers
+    assert (params.ignore_eos, params.stop_token_ids, params.logit_bias) == (True, (7,), ((3, 5.0),))
+    assert seen[1].cache_salt != seen[0].cache_salt
+
+
+async def test_stop_strings_and_forms_of_chat_are_heard(client):
+    """Fields that OpenAI's API leaves out and vLLM takes."""
+
+    async def said(**fields):
+        reply = (await ask(client, max_output_tokens=8, ignore_eos=True, **fields)).json()
+        return reply["output"][0]["content"][0]["text"]
+
+    (token,) = client.state.tokenizer.encode(" the")[:1]
+    the = {"logit_bias": {str(token): 100}, "stop": [" the the"]}
+    assert await said(**the) == ""
+    assert await said(**the, include_stop_str_in_output=True) == " the the"
+    assert await said(structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+    use_template(client, "{{ enable_thinking }} {{ messages[-1].content }}")
+    reply = await ask(client, chat_template_kwargs={"enable_thinking": "x" * 40}, reasoning={"effort": "low"})
+    shorter = await ask(client, chat_template_kwargs={"enable_thinking": "x"}, reasoning={"effort": "low"})
+    assert reply.json()["usage"]["input_tokens"] > shorter.json()["usage"]["input_tokens"]
 
 
 BAD = [
@@ -196,6 +220,12 @@ BAD = [
     ({"temperature": 3}, "temperature", "temperature: got 3"),
     ({"top_p": 0}, "top_p", "top_p"),
     ({"top_k": -2}, "top_k", "top_k"),
+    ({"cache_salt": "a/b"}, "cache_salt", "1 to 128 characters"),
+    (
+        {"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}},
+        "structured_outputs",
+        "not beside text.format",
+    ),
     ({"top_logprobs": 2}, "top_logprobs", "needs message.output_text.logprobs"),
     ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs", "0 to 20"),
     ({"include": ["everything"]}, "include[0]", "everything"),

@@ -41,6 +41,14 @@ def kept(schema):
             {"propertyNames": {"enum": ["a"]}, "additionalProperties": {"type": "null"}},
             {"properties": {"a": {"type": "null"}}, "additionalProperties": False},
         ),
+        (
+            {"propertyNames": {"$ref": "#/$defs/c"}, "$defs": {"c": {"type": "string", "enum": ["a"], "title": "C"}}},
+            {"properties": {"a": True}, "additionalProperties": False,
+             "$defs": {"c": {"type": "string", "enum": ["a"]}}},
+        ),
+        ({"propertyNames": {"const": "a"}}, {"properties": {"a": True}, "additionalProperties": False}),
+        ({"type": "number", "format": "double"}, {"type": "number"}),
+        ({"type": "string", "format": "password", "writeOnly": True}, {"type": "string"}),
         ({"required": ["a", "b", "a"], "minProperties": 2}, {"required": ["a", "b"]}),
         ({"unevaluatedProperties": False, "title": "t"}, {"additionalProperties": False}),
         ({"oneOf": [{"type": "null"}, {"const": 1}]}, {"allOf": [{"anyOf": [{"type": "null"}, {"const": 1}]}]}),
@@ -74,6 +82,8 @@ TAGGED = [{"properties": {"kind": {"const": name}}, "type": "object", "required"
         ({"enum": []}, "s.enum", "at least one value"),
         ({"type": "text"}, "s.type", "must be of null, boolean"),
         ({"format": "regex"}, "s.format", "the formats that are enforced are date-time"),
+        ({"type": "integer", "format": "int64"}, "s.format", "enforced are .*, uint32"),
+        ({"propertyNames": {"$ref": "#"}}, "s.propertyNames", "only an enum"),
         ({"pattern": "a(?!b)"}, "s.pattern", "look-around"),
         ({"pattern": r"(a)\1"}, "s.pattern", "back references"),
         ({"patternProperties": {r"\b": {}}}, "s.patternProperties", "word boundaries"),
@@ -152,6 +162,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type":
     [
         ({"response_format": {"type": "json_object"}}, "schema", '{"type":"object",'),
         ({"response_format": SCHEMA}, "schema", '{"type":"null",'),
+        ({"response_format": {"type": "json_object", "schema": {"type": "null"}}}, "schema", '{"type":"null",'),
         ({"structured_outputs": {"json": {"type": "null"}}}, "schema", '{"type":"null",'),
         ({"structured_outputs": {"json": '{"type": "null"}', "regex": None}}, "schema", '{"type":"null",'),
         ({"structured_outputs": {"json_object": True, "choice": None}}, "schema", '{"type":"object",'),
@@ -225,6 +236,7 @@ def test_text_asks_for_nothing():
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object", "schema": "x"}}, "response_format.schema"),
     ],
 )
 def test_bad_requests_are_refused_with_their_field(fields, param):

@@ -45,6 +45,24 @@ async def test_every_route_holds_answers_to_a_schema(client):
     fits((await client.post("/inference/v1/generate", body)).json()["choices"][0]["text"])
 
 
+async def test_a_schema_that_was_refused_before_is_refused_under_the_name_of_each_routes_field(client):
+    schema = {"type": "array", "uniqueItems": True, "title": "seen on four routes"}
+    flat = {"type": "json_schema", "name": "n", "schema": schema}
+    say, hi = {"max_tokens": 1}, [{"role": "user", "content": "hi"}]
+    for path, body, field in (
+        ("/v1/messages", {"messages": hi, **say, "output_config": {"format": flat}}, "output_config.format.schema"),
+        ("/v1/responses", {"input": "hi", "text": {"format": flat}}, "text.format.schema"),
+        (
+            "/v1/chat/completions",
+            {"messages": hi, **say, "structured_outputs": {"json": schema}},
+            "structured_outputs.json",
+        ),
+    ):
+        reply = await client.post(path, body)
+        assert reply.status == 400
+        assert reply.error["message"].startswith(f"{field}.uniqueItems: "), path
+
+
 @pytest.mark.parametrize("of", [[f"{n} birds" for n in range(4096)], ["a", "ab", "abc"]], ids=["most", "prefixes"])
 async def test_an_answer_is_one_of_the_choices(client, of):
     reply = await client.chat(structured_outputs={"choice": of}, **FREE)

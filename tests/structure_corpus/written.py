@@ -42,6 +42,8 @@ ENFORCED: list[dict[str, Any]] = [
     {"allOf": [{"type": "object", "properties": {"a": COUNT}, "required": ["a"]}, {"properties": {"b": TEXT}}]},
     {"type": "object", "propertyNames": {"pattern": "^[a-z]{1,4}$"}, "additionalProperties": COUNT, "maxProperties": 3},
     {"type": "object", "propertyNames": {"enum": ["left", "right"]}, "additionalProperties": TEXT},
+    {"$defs": {"side": {"enum": ["left", "right"], "title": "Side", "type": "string"}},
+     "type": "object", "propertyNames": {"$ref": "#/$defs/side"}, "additionalProperties": TEXT},
     {"type": "object", "patternProperties": {"^x-[a-z]{1,3}$": TEXT}, "additionalProperties": False,
      "maxProperties": 2},
     {"type": "object", "properties": {"a": COUNT}, "required": ["a"], "unevaluatedProperties": False},

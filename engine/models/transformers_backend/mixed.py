@@ -62,7 +62,7 @@ def mixed(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
     kinds = [kind for tower in config.towers.values() for kind in tower.modalities]
     if not kinds:
         return model
-    module = skeleton.build(config.architecture, config.raw)
+    module = seeing.with_towers(config)
     base, decoder, head = module.model, skeleton.decoder_in(module), module.get_output_embeddings()
     ours = tuple(f"{name}." for name, each in module.named_modules() if each is decoder or each is head)
     inner = tuple(f"{name}." for name, each in base.named_children() if each is decoder)
@@ -87,5 +87,6 @@ FAMILY = Family(
     text=text,
     towers=seeing.TOWERS,
     processor=seeing.processor,
+    narrowed=seeing.narrowed,
     media_token_ids=seeing.media_token_ids,
 )

@@ -9,8 +9,8 @@ that does more than that with an item is refused (showing.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,7 +28,7 @@ from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.class_tower import ClassTower
 from engine.models.transformers_backend.model import FAMILY as DECODER
 from engine.models.transformers_backend.model import TransformersModel, built, text_of
-from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, served_kinds
+from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, served_kinds, unused_children
 from engine.request import Modality
 
 
@@ -39,6 +39,17 @@ class TowerOfClass:
     row_parts: ClassVar[int] = 1
     row_width: int
     modalities: tuple[Modality, ...]
+
+
+def with_towers(config: ModelConfig) -> Any:
+    """The module on the meta device, without what is for items alone that no prompt will hold."""
+    module = skeleton.build(config.architecture, config.raw)
+    base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
+    kept = {kind for tower in config.towers.values() for kind in tower.modalities}
+    for name in list(dict(base.named_children())) if not kept else unused_children(base, kept):
+        if getattr(base, name) is not decoder:
+            delattr(base, name)
+    return module
 
 
 class SeeingModel(TransformersModel):
@@ -54,13 +65,7 @@ class SeeingModel(TransformersModel):
         self.towers = by_modality(*(ClassTower(kind, base, config, dtype, device) for kind in kinds))
 
     def built(self) -> Any:
-        """The module on the meta device; without towers where no prompt will hold an item."""
-        module = skeleton.build(self.config.architecture, self.config.raw)
-        base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
-        for name, child in list(base.named_children()):
-            if child is not decoder and not self.config.towers:
-                delattr(base, name)
-        return module
+        return with_towers(self.config)
 
     def tokens_of(self, batch: Batch) -> dict[str, Tensor]:
         """Embeddings, and rows of items in the place of their placeholders."""
@@ -122,9 +127,13 @@ def tower(reads: tuple[Modality, ...], section: Section) -> TowerOfClass:
     return TowerOfClass(config(section.outer).get_text_config(decoder=True).hidden_size, kinds)
 
 
-def processor(outer: Section) -> str:
-    """The checkpoint's own, which is asked for films where the class takes them."""
-    return "watching:Watching" if "video" in shape_of(outer).kinds else "through:Through"
+def narrowed(tower: TowerOfClass, kinds: tuple[Modality, ...]) -> TowerOfClass:
+    return replace(tower, modalities=kinds)
+
+
+def processor(outer: Section, kinds: Collection[Modality]) -> str:
+    """The checkpoint's own, which is asked for films where prompts may hold them."""
+    return "watching:Watching" if "video" in kinds else "through:Through"
 
 
 def media_token_ids(outer: Section) -> dict[str, int]:
@@ -158,5 +167,6 @@ FAMILY = Family(
     towers=TOWERS,
     keys=DECODER.keys,
     processor=processor,
+    narrowed=narrowed,
     media_token_ids=media_token_ids,
 )

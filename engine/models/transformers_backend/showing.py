@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -95,6 +96,31 @@ def encoders(base: Any) -> dict[Modality, Callable[..., Any]]:
     if hears and hasattr(base, "get_audio_features") and skeleton.axes_of(base) == 1:
         found["audio"] = base.get_audio_features
     return found
+
+
+def unused_children(base: Any, kept: Collection[Modality]) -> set[str]:
+    """The submodules that only the methods for other kinds of items name, as a film's own tower."""
+    used: dict[bool, set[str]] = {True: set(), False: set()}
+    for kind, encode in encoders(base).items():
+        used[kind in kept] |= children_named(base, encode.__name__)
+    return used[False] - used[True]
+
+
+def children_named(base: Any, method: str) -> set[str]:
+    """The submodules whose names stand in a method, and in the methods of the class that it calls."""
+    children, seen, methods = dict(base.named_children()), set[str](), [method]
+    codes: list[CodeType] = []
+    while methods or codes:
+        if methods:
+            function = inspect.unwrap(getattr(type(base), methods.pop()))
+            codes += [function.__code__] if inspect.isfunction(function) else []
+            continue
+        code = codes.pop()
+        codes += [value for value in code.co_consts if isinstance(value, CodeType)]
+        new = {name for name in code.co_names if name not in seen}
+        seen |= new
+        methods += [name for name in new if name not in children and name in vars(type(base))]
+    return seen & children.keys()
 
 
 def refuse_arguments(module: Any) -> None:

@@ -77,6 +77,13 @@ async def seen(make, messages, template=SEEN, **options):
 
 # -- media
 
+HELLO = {"role": "user", "content": "hello"}
+SAME = (
+    {"content": None, "refusal": "I will not."},
+    {"refusal": "I will not."},
+    {"content": [{"type": "refusal", "refusal": "I will not."}]},
+    {"content": "I will not.", "refusal": None},
+)
 IMAGE = {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}
 SOUND = {"type": "input_audio", "input_audio": {"data": "UklG", "format": "mp3"}}
 FILM = {"type": "video_url", "video_url": {"url": "https://example.com/v.mp4"}, "uuid": "film-1"}
@@ -111,6 +118,12 @@ async def test_media_become_references_in_order_with_their_slots(renderer, media
 async def test_every_shape_of_a_media_part(renderer, part, modality, source):
     prompt = await renderer.chat(user(part))
     assert [(ref.modality, ref.source) for ref in prompt.media] == [(modality, source)]
+
+
+async def test_an_assistants_refusal_is_what_it_said(renderer):
+    said = [await renderer.chat([HELLO, {"role": "assistant", **what}, HELLO]) for what in SAME]
+    assert len({prompt.text for prompt in said}) == 1
+    assert "I will not." in said[0].text
 
 
 async def test_string_templates_get_placeholders_where_the_items_stood(make):
@@ -197,6 +210,8 @@ async def test_items_are_counted_over_the_conversation(make):
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text must be a string"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "needs a url"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 3}}]}], "non-empty string"),
+        ([{"role": "user", "content": [{"image_url": {"url": "iVBORw0KGgo" * 9}}]}], "bare base64; send it as data:"),
+        ([{"role": "assistant", "refusal": 3}], r"messages\[0\].content must be a string"),
         ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "needs data"),
         ([{"role": "user", "content": [{**IMAGE, "uuid": ""}]}], "uuid"),
         ([{"role": "user", "content": "x", "name": 3}], "name must be a string"),
