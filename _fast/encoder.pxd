@@ -34,10 +34,12 @@ cdef class EncoderTable:
     cdef int32_t wanted
     cdef bint crowded
     cdef int64_t advanced_in
+    cdef int32_t advanced  # the entry of the newest piece
     cdef int64_t stamp
     cdef int64_t settled
 
     cdef void begin(self, int64_t settled, bint crowded, StepPlan plan, int64_t step) noexcept nogil
+    cdef void _renew(self, int32_t entry) noexcept nogil
     cdef void start_wanted(self, StepPlan plan, int64_t step) noexcept nogil
     cdef int32_t limit(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil
     cdef void claim(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count, StepPlan plan,

@@ -6,7 +6,7 @@ entries whose embeddings the engine drops after commit.
 
     new --(claimed by a chunk)--> ready --(capacity needed, nobody reads it)--> evicted --(engine told)--> new or gone
      |                              ^
-     +--(large, other rows decode)--> begun: a piece of its tower in each step, then ready
+     +--(large, other rows decode)--> begun: a piece of its tower in each step, then ready; new when no row decodes
 
 The budget bounds the work of a step. An entry with more work runs alone. While rows decode, such a large entry runs in
 pieces: one piece in each step, one entry at a time, and its first reader waits. When no row decodes, it runs whole.
@@ -31,6 +31,8 @@ cdef enum State:
 
 cdef enum:
     NO_LIMIT = 0x7FFFFFFF
+
+cdef int64_t IN_PIECES = 0x7FFFFFFFFFFFFFFF  # for the step that ran a tower: its readers run it where a piece failed
 
 
 @cython.final
@@ -87,9 +89,8 @@ cdef class EncoderTable:
 
     def discard_entry(self, int32_t entry):
         """Take back an entry that no live request names and that was never encoded; says whether it was one."""
-        if not (0 < entry < self.room and self.entries[entry].rows):
-            return False
-        if self.entries[entry].refs or self.entries[entry].state != NEW:
+        known = 0 < entry < self.room and self.entries[entry].rows
+        if not known or self.entries[entry].refs or self.entries[entry].state != NEW:
             return False
         self._forget(entry)
         return True
@@ -97,8 +98,7 @@ cdef class EncoderTable:
     def take_evicted(self):
         """(entry, dead) of every embedding to drop, told once. A dead entry's id is free: forget its hash as well."""
         cdef list told = []
-        cdef int32_t i
-        cdef int32_t entry
+        cdef int32_t i, entry
         for i in range(self.num_evicted):
             entry = self.gone[i]
             told.append((entry, self.entries[entry].refs == 0))
@@ -112,29 +112,39 @@ cdef class EncoderTable:
     cdef void begin(self, int64_t settled, bint crowded, StepPlan plan, int64_t step) noexcept nogil:
         """A step is about to be planned; steps up to `settled` are committed. `crowded`: rows decode in it.
 
-        The entry under way gets its next piece. It is ready with its last one; or at once when nothing decodes, and
+        The entry under way gets its next piece, and is ready with its last one. When nothing decodes it is new again:
         what is left of its tower runs with the first chunk that reads it. When nobody names it any more, it goes.
         """
-        cdef Entry* entry = &self.entries[self.under_way]
-        self.settled = settled
-        self.crowded = crowded
+        cdef Entry* entry = &self.entries[self.advanced]
+        self.settled, self.crowded = settled, crowded
         self.spent = self.wanted = 0
+        if self.advanced_in == step and entry.state == READY and entry.pins == 0:
+            self._unlink(self.advanced)  # a plan of this step came to nothing, and the last piece with it
+            self._renew(self.advanced)
         if not self.under_way:
             return
-        if entry.refs == 0:
-            if self.advanced_in <= settled:  # no piece is in flight
-                self.rows_held -= entry.rows
-                self._evict(self.under_way)
+        entry = &self.entries[self.under_way]
+        if entry.refs == 0 or not crowded:
+            if entry.refs or self.advanced_in <= settled:  # else a piece of what nobody names is in flight
+                self._renew(self.under_way)
                 self.under_way = 0
             return
         self.spent = self.budget
-        if self.advanced_in != step:  # else a plan of this step came to nothing
+        if self.advanced_in != step:
             self._advance(plan, step)
-        if not crowded or self.pieces_left == 0:
+        if self.pieces_left == 0:
             entry.state = READY
-            entry.last_use = entry.encoded_in = step
+            entry.last_use = step
+            entry.encoded_in = IN_PIECES
             self._append(self.under_way)
             self.under_way = 0
+
+    cdef void _renew(self, int32_t entry) noexcept nogil:
+        self.rows_held -= self.entries[entry].rows
+        self.entries[entry].state = NEW
+        self.entries[entry].encoded_in = -1
+        if self.entries[entry].refs == 0:
+            self._evict(entry)
 
     cdef void start_wanted(self, StepPlan plan, int64_t step) noexcept nogil:
         """The first large entry that a chunk was cut for begins, once all chunks of the step are planned."""
@@ -152,11 +162,11 @@ cdef class EncoderTable:
         plan.encode(-1, self.budget, self.under_way)
         self.pieces_left -= 1
         self.advanced_in = step
+        self.advanced = self.under_way
 
     cdef int32_t limit(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:
         """How many of `count` positions from `start` on can be planned now; changes nothing but `wanted`."""
-        cdef int32_t k = seqs.span_at[slot]
-        cdef int32_t spent = self.spent
+        cdef int32_t k = seqs.span_at[slot], spent = self.spent
         cdef int64_t room = NO_LIMIT
         cdef bint fits
         cdef Span* span
@@ -194,10 +204,9 @@ cdef class EncoderTable:
     cdef void claim(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count, StepPlan plan,
                     int64_t step) noexcept nogil:
         """The chunk is planned: pin what it reads, encode what is new. `limit` has said that this fits."""
-        cdef int32_t k = seqs.span_at[slot]
+        cdef int32_t k = seqs.span_at[slot], first = k
         cdef Span* spans = seqs.spans[slot]
         cdef Entry* entry
-        cdef int32_t first = k
         while k < seqs.num_spans[slot] and spans[k].start < start + count:
             if spans[k].start + spans[k].length > start and self.entries[spans[k].entry].state == READY:
                 self._pin(seqs, slot, k, step)
@@ -285,21 +294,14 @@ cdef class EncoderTable:
             if self.entries[i].rows and self.entries[i].state == READY and self.entries[i].encoded_in == step:
                 if self.entries[i].pins == 0:
                     self._unlink(i)
-                self.rows_held -= self.entries[i].rows
-                self.entries[i].state = NEW
-                self.entries[i].encoded_in = -1
-                if self.entries[i].refs == 0:
-                    self._evict(i)
+                self._renew(i)
 
     cdef int32_t largest_need(self, const int32_t[:, ::1] media) except -1:
         """Most rows that must be in the cache together for one request; checks ids and order of its spans."""
         cdef dict last = {}
         cdef set seen = set()
-        cdef int32_t k
-        cdef int32_t entry
-        cdef int64_t now = 0
-        cdef int64_t most = 0
-        cdef int64_t end = 0
+        cdef int32_t k, entry
+        cdef int64_t now = 0, most = 0, end = 0
         for k in range(media.shape[0]):
             entry = media[k, 2]
             if media[k, 0] < end or media[k, 1] < 1:
@@ -349,9 +351,7 @@ cdef class EncoderTable:
 
     cdef bint _make_room(self, int32_t rows) noexcept nogil:
         """Evict idle embeddings, oldest first: those nobody names, then those named by requests not there yet."""
-        cdef int32_t wanted
-        cdef int32_t i
-        cdef int32_t following
+        cdef int32_t wanted, i, following
         if self.capacity == 0:
             return True
         for wanted in range(2):

@@ -330,8 +330,22 @@ def test_what_is_left_of_a_large_tower_runs_when_nothing_decodes():
     assert [lens(step(scheduler)) for _ in range(2)] == [{0: 1, slot: 3}, {0: 1}]
     scheduler.abort(1)
     plan = step(scheduler)
-    assert (encodes(plan), lens(plan)) == ([(-1, 6, entry)], {slot: 9})
+    assert (encodes(plan), lens(plan)) == ([(slot, 0, entry)], {slot: 9})
     assert runs(plan) == [(0, 7, entry, 0)]
+
+
+def test_a_large_tower_under_way_holds_up_nobody_once_nothing_decodes():
+    """The first that waits, whose picture has no room beside that of the other, would wait for ever."""
+    scheduler = beside_a_row_that_decodes(encoder_capacity=10)
+    large, small = scheduler.add_entry(7, work=60), scheduler.add_entry(6, work=6)
+    slot = add(scheduler, 2, 12, (3, 7, large, 0))
+    assert [lens(step(scheduler)) for _ in range(2)] == [{0: 1, slot: 3}, {0: 1}]
+    first = add(scheduler, 3, 6, (0, 6, small, 0), max_tokens=1)
+    scheduler.abort(2)
+    again = add(scheduler, 4, 7, (0, 7, large, 0), max_tokens=1)
+    scheduler.abort(1)
+    assert lens(step(scheduler)) == {first: 6}
+    assert lens(step(scheduler)) == {again: 7}
 
 
 def test_large_towers_take_turns_and_others_wait_for_none_but_the_one_under_way():
