@@ -66,7 +66,7 @@ def open_audio(encoded: Encoded, alarm: Alarm) -> Opened:
     from mm.decode.audio import SoundFile
 
     track = SoundFile(encoded.data, encoded.container, encoded.limits)
-    return Opened(track.cost, track.cost // 2, lambda alarm: MediaItem("audio", track.decode(alarm)))
+    return Opened(track.cost, track.size, lambda alarm: MediaItem("audio", track.decode(alarm)))
 
 
 def open_video(encoded: Encoded, alarm: Alarm) -> Opened:

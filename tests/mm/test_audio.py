@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from functools import partial
 
@@ -229,3 +230,49 @@ def test_a_wav_says_how_long_it_is_without_being_opened(monkeypatch, rate: int, 
     without_rate = data.replace(b"fmt ", b"odd ")
     made.outcome(SoundFile(without_rate, "wav", LIMITS).promised_seconds)
     assert len(opened) == 1
+
+
+def frame_by_frame(*given):
+    raise audio.NotInBulk
+    yield
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files in memory that have no name are Linux's")
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("mp3", "libmp3lame"), ("flac", "flac"), ("ogg", "libopus"), ("ipod", "aac"), ("webm", "libopus")],
+)
+def test_frames_are_decoded_many_at_a_time(monkeypatch, container: str, codec: str) -> None:
+    """Each frame that Python sees takes the GIL several times."""
+    data, seen, bulk = made.sound(made.tone(6.0, 48000, 2), 48000, container, codec), [], audio.in_bulk
+
+    def counted(*given):
+        for frame in bulk(*given):
+            seen.append(frame.samples)
+            yield frame
+
+    monkeypatch.setattr(audio, "in_bulk", counted)
+    before = len(os.listdir("/proc/self/fd"))
+    together = decode(data)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(seen) == -(-sum(seen) // (1 << 16))
+    monkeypatch.setattr(audio, "in_bulk", frame_by_frame)
+    assert np.array_equal(together, decode(data))
+
+
+@pytest.mark.parametrize(("container", "codec"), FORMATS)
+def test_damage_is_told_as_frame_by_frame(monkeypatch, container: str, codec: str) -> None:
+    """The same sound, or a refusal, whichever way is taken."""
+    rng, data = np.random.default_rng(5), made.sound(made.tone(1.0, 48000, 2), 48000, container, codec)
+    for _ in range(30):
+        broken = bytearray(data)
+        for position in rng.integers(0, len(data), 6):
+            broken[position] = rng.integers(0, 256)
+        if sniff(bytes(broken)) is None:
+            continue
+        with monkeypatch.context() as patch:
+            got = made.outcome(partial(decode, bytes(broken)))
+            patch.setattr(audio, "in_bulk", frame_by_frame)
+            want = made.outcome(partial(decode, bytes(broken)))
+        assert type(got) is type(want)
+        assert isinstance(want, MediaError) or np.array_equal(got, want)
