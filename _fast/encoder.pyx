@@ -117,7 +117,7 @@ cdef class EncoderTable:
         """
         cdef Entry* entry = &self.entries[self.advanced]
         self.settled, self.crowded = settled, crowded
-        self.spent = self.wanted = 0
+        self.spent = self.wanted = plan.num_encodes = 0
         if self.advanced_in == step and entry.state == READY and entry.pins == 0:
             self._unlink(self.advanced)  # a plan of this step came to nothing, and the last piece with it
             self._renew(self.advanced)
@@ -130,8 +130,7 @@ cdef class EncoderTable:
                 self.under_way = 0
             return
         self.spent = self.budget
-        if self.advanced_in != step:
-            self._advance(plan, step)
+        self._advance(plan, step)
         if self.pieces_left == 0:
             entry.state = READY
             entry.last_use = step
@@ -160,7 +159,7 @@ cdef class EncoderTable:
 
     cdef void _advance(self, StepPlan plan, int64_t step) noexcept nogil:
         plan.encode(-1, self.budget, self.under_way)
-        self.pieces_left -= 1
+        self.pieces_left -= self.advanced_in != step  # else an earlier plan of this step came to nothing
         self.advanced_in = step
         self.advanced = self.under_way
 
