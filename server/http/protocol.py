@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.config import LimitsConfig
@@ -30,27 +29,11 @@ ABORT = "omniloop.abort"  # drops the connection and what it has not taken yet
 CHUNK = "omniloop.chunk"  # writes a piece of a streamed answer at once, if it can
 LINE = "omniloop.line"  # tells where pieces of an answer that has begun may be written past the transport
 LEAVING = "omniloop.leaving"  # takes what is to be called when the client leaves, and whether that still holds
-UNBOUNDED = 1 << 62  # bytes of an answer whose length nobody knows
 LINGER_S = 2.0  # how long an answered client may go on sending before it is cut off
 
 
 class HeaderLimit(Exception):
     """Raised in a parser callback; the parser stops and the refusal is sent."""
-
-
-class UntilClosed(RequestResponseCycle):
-    """An answer to HTTP/1.0, which knows no chunks: without a length the end of the connection ends it."""
-
-    open_ended = False
-
-    async def send(self, message: ASGISendEvent) -> None:
-        if message["type"] == "http.response.start":
-            self.open_ended = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
-            if self.open_ended:
-                self.chunked_encoding, self.expected_content_length = False, UNBOUNDED
-        elif message["type"] == "http.response.body" and self.open_ended and not message.get("more_body", False):
-            self.expected_content_length = len(message.get("body", b""))  # uvicorn compares at the end
-        await super().send(message)
 
 
 class Connection(HttpToolsProtocol):
@@ -150,8 +133,6 @@ class Connection(HttpToolsProtocol):
                 self.refusal = ApiError(400, "invalid_request", "a WebSocket begins on a connection of its own")
                 raise HeaderLimit
             return
-        if self.scope["http_version"] == "1.0":
-            self.cycle.__class__ = UntilClosed
         self.unanswered.append(self.cycle)
         self.scope["extensions"][CHUNK] = chunk_writer(self.cycle)  # type: ignore[assignment]
         self.scope["extensions"][LINE] = partial(line_of, self.cycle)  # type: ignore[assignment]

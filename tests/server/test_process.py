@@ -100,22 +100,6 @@ def test_the_whole_stream_on_the_wire(server):
     assert body.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 
-@pytest.mark.parametrize("fields", [{"stream": True}, {}], ids=["stream", "whole"])
-def test_an_answer_to_http_1_0_has_no_chunks_and_ends_with_the_connection(server, fields):
-    """As ApacheBench asks, and nginx where nothing else is set."""
-    asked = request(chat(temperature=0, **fields))
-    head, _, body = server.raw(asked.replace(b"HTTP/1.1", b"HTTP/1.0")).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK")
-    assert b"transfer-encoding" not in head
-    assert b"connection: close" in head
-    if not fields:
-        assert f"content-length: {len(body)}".encode() in head
-        return
-    events = body.split(b"\n\n")
-    assert events[-2:] == [b"data: [DONE]", b""]
-    assert all(event.startswith(b"data: {") for event in events[:-2])
-
-
 def test_s01_header_limits_answer_431_and_close(server):
     long = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 3000 + b"\r\n\r\n"
     many = b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"X%d: a\r\n" % at for at in range(30)) + b"\r\n"

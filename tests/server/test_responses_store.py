@@ -57,6 +57,7 @@ def shows(serve, monkeypatch):
 
 
 async def test_text_and_items_are_the_same(shows):
+    """As input."""
     expected = "[user]hi\n[assistant]"
     assert (await shows("hi"))[0] == expected
     assert (await shows([{"role": "user", "content": "hi"}]))[0] == expected
