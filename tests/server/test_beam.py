@@ -150,7 +150,7 @@ async def test_a_search_is_past_the_queue_with_its_first_token(client):
     reply = await client.complete("hi", use_beam_search=True, n=3, max_tokens=60, ignore_eos=True)
     assert reply.status == 200, reply.content
     times = client.state.metrics.histograms
-    assert 0 < times["time_to_first_token_seconds"].total < times["e2e_request_latency_seconds"].total / 6
+    assert 0 < times["time_to_first_token_seconds"].total < times["e2e_request_latency_seconds"].total / 3
 
 
 # -- under a grammar
