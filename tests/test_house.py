@@ -264,6 +264,33 @@ def test_nothing_heavy_is_imported_at_the_top_of_a_shipped_module():
                 assert module.split(".")[0] not in heavy, f"{name_of(path)} imports {module} at start-up"
 
 
+def on_import(path: Path) -> set[str]:
+    """Modules that a file imports when it is imported itself, a module's names among them."""
+    found = set()
+    for node in tree_of(path).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_what_runs_on_a_device_needs_no_client_library():
+    """The device's machine has none, and a file that asks for one takes all tests of that file with it."""
+    absent = {"openai", "anthropic", "cohere", "httpx", "langchain_openai", "llama_index", "sentence_transformers"}
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
+    open_ones = [(path, ()) for path in files if path.name != "test_house.py"]
+    seen = set(files)
+    while open_ones:
+        path, way = open_ones.pop()
+        for module in on_import(path):
+            assert module.split(".")[0] not in absent, f"{module}, by {' <- '.join((name_of(path), *way))}"
+            inner = (ROOT / module.replace(".", "/")).with_suffix(".py")
+            if module.startswith("tests.") and inner.is_file() and inner not in seen:
+                seen.add(inner)
+                open_ones.append((inner, (name_of(path), *way)))
+
+
 def test_top_level_holds_what_was_agreed():
     import subprocess
 

@@ -13,10 +13,9 @@ import openai
 import pytest
 
 from tests import pooling_kit as kit
+from tests.asked_vectors import DOCUMENTS, FEW, QUERY, scores, vectors
 from tests.pace import slowness
 from tests.server.live import listening
-from tests.server.test_embeddings import FEW, vectors
-from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -15,21 +15,11 @@ from engine.errors import ConfigError
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
 from tests import tiny
-from tests.pooling_kit import TEXTS, close
+from tests.asked_vectors import FEW, ids_of, vectors
+from tests.pooling_kit import close
 from tests.server.conftest import quiet
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-FEW = [text for text in TEXTS if text]
-
-
-async def ids_of(client, texts):
-    return [client.state.tokenizer.encode(text, True) for text in texts]
-
-
-async def vectors(client, inputs, **fields):
-    answer = await client.post("/v1/embeddings", {"input": inputs, **fields})
-    assert answer.status == 200, answer.content
-    return np.array([entry["embedding"] for entry in answer.json()["data"]], np.float32)
 
 
 @pytest.mark.parametrize("body", ["qwen3", "llama", "mistral", "qwen2"])

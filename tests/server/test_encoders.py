@@ -13,12 +13,11 @@ from engine.layers.distance import REACH, bucket_of, log_buckets
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
 from tests import tiny
+from tests.asked_vectors import DOCUMENTS, FEW, QUERY, ids_of, scores, vectors
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_pooling_steps import arrays
 from tests.engine_kit import running
 from tests.pooling_kit import close
-from tests.server.test_embeddings import FEW, ids_of, vectors
-from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 KINDS = ("bert", "xlm_roberta", "nomic", "gte", "distilbert", "electra", "mpnet", "albert", "deberta", "deberta-v1")

@@ -16,11 +16,10 @@ from engine.errors import ConfigError
 from engine.layers.distance import slopes_of
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
+from tests.asked_vectors import DOCUMENTS, FEW, QUERY, ids_of, scores, vectors
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_pooling_steps import arrays
 from tests.engine_kit import running
-from tests.server.test_embeddings import FEW, ids_of, vectors
-from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 session = pytest.mark.asyncio(loop_scope="session")
 LONG = "in an other land there are the birds " * 12

@@ -23,11 +23,10 @@ from engine.models.registry import load_model_config
 from engine.request import PoolingParams
 from tests import pooling_kit as kit
 from tests import tiny
+from tests.asked_vectors import DOCUMENTS, FEW, QUERY, ids_of, scores, vectors
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_pooling_steps import answered, arrays, request
 from tests.engine_kit import running
-from tests.server.test_embeddings import FEW, ids_of, vectors
-from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 session = pytest.mark.asyncio(loop_scope="session")
 TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")

@@ -16,11 +16,11 @@ from engine.kernels.moe.grouped import grouped_reference
 from engine.models.registry import load_model_config
 from tests import nomic_kit
 from tests import pooling_kit as kit
+from tests.asked_vectors import ids_of, vectors
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_pooling_steps import arrays
 from tests.engine_kit import running
 from tests.pooling_kit import close
-from tests.server.test_embeddings import ids_of, vectors
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TEXTS = [text for text in kit.TEXTS if text]

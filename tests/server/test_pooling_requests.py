@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests import pooling_kit as kit
-from tests.server.test_embeddings import vectors
-from tests.server.test_rerank import DOCUMENTS, PATHS, QUERY, scores, two_tokens
+from tests.asked_vectors import DOCUMENTS, QUERY, scores, vectors
+from tests.server.test_rerank import PATHS, two_tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 LIMIT = 128  # tokens that these models hold; a text of more than 16 bytes for each is not tokenized as it is

@@ -13,11 +13,9 @@ from engine.models.registry import load_model_config
 from server.pooling.pairs import INSTRUCTION, QWEN3_AFTER, QWEN3_BEFORE
 from tests import pooling_kit as kit
 from tests import tiny
-from tests.server.test_embeddings import vectors
+from tests.asked_vectors import DOCUMENTS, QUERY, scores, vectors
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-QUERY = "which bird"
-DOCUMENTS = ["the dog and the cat", "a bird in the land", "x", "the birds and the birds there", "x"]
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
@@ -29,12 +27,6 @@ def two_tokens(**more):
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-async def scores(client, path="/score", **body):
-    answer = await client.post(path, body)
-    assert answer.status == 200, answer.content
-    return [entry["score"] for entry in answer.json()["data"]]
 
 
 async def test_a_reranker_of_two_tokens_has_its_models_own_template(pooling):

@@ -11,12 +11,11 @@ from engine.errors import ConfigError
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
 from tests import tiny
+from tests.asked_vectors import DOCUMENTS, FEW, QUERY, ids_of, scores
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_pooling_steps import arrays
 from tests.engine_kit import running
 from tests.pooling_kit import close
-from tests.server.test_embeddings import FEW, ids_of
-from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 DRAW = np.random.default_rng(1)

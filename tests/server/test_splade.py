@@ -18,12 +18,11 @@ from engine.models.registry import load_model_config
 from engine.pooling import heads
 from tests import pooling_kit as kit
 from tests import tiny
+from tests.asked_vectors import DOCUMENTS, QUERY, scores, vectors
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_pooling_steps import arrays
 from tests.engine_kit import running
 from tests.pooling_kit import close
-from tests.server.test_embeddings import vectors
-from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TEXTS = [text for text in kit.TEXTS if text]

@@ -12,9 +12,8 @@ from engine.errors import ConfigError
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
 from tests import tiny
+from tests.asked_vectors import DOCUMENTS, FEW, QUERY, ids_of, scores, vectors
 from tests.pooling_kit import close
-from tests.server.test_embeddings import FEW, ids_of, vectors
-from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TAG = tiny.IDS["<|vision_pad|>"]  # stands for <extra_0>, which the tiny tokenizer does not have
