@@ -153,12 +153,16 @@ class DeviceThread:
 
     def _run(self, runtime: Runtime) -> None:
         previous: StepResult | None = None
+        held: StepOutput | None = None  # told once the next step is launched: the loop takes the GIL to tell clients
         stats = StepStats()
         while True:
             plan = None
             if runtime.admission.routed:
                 self._tell_routed(runtime)
             if self._steady is not None and self._goes_steadily(runtime, previous):
+                if held is not None:
+                    self._deliver(runtime, held, stats)
+                    held = None
                 previous, plan = self._run_steadily(runtime, previous, stats)
             if plan is None:
                 self._gather(runtime, previous)
@@ -166,7 +170,9 @@ class DeviceThread:
                     return
             plan = plan or self._plan(runtime, stats)  # step N+1: numbers
             step = self._launch(runtime, plan, stats) if plan is not None else None  # ... and its forward
-            output = None
+            if held is not None:
+                self._deliver(runtime, held, stats)
+            held = output = None
             if previous is not None:
                 output = self._settler.settle(previous, stats)  # step N: the only wait, then lengths settled
                 if self._settler.restarts:
@@ -174,12 +180,14 @@ class DeviceThread:
             if step is not None:
                 self._launch_sample(runtime, step, stats)  # step N+1: what it may say is known now
             if output is not None:
-                begun = time.perf_counter()
-                self._deliver(runtime, output)
                 # Until a step is settled times add up: a turn that settles none counts with the next that is.
-                stats = StepStats(commit_s=time.perf_counter() - begun)
+                stats = StepStats()
+                if step is not None and step.plan_at:  # what follows is planned at once
+                    held = output
+                else:
+                    self._deliver(runtime, output, stats)
             elif runtime.admission.refused:
-                self._deliver(runtime, self._settler.empty_output())
+                self._deliver(runtime, self._settler.empty_output(), stats)
             previous = step
 
     def _goes_steadily(self, runtime: Runtime, previous: StepResult | None) -> bool:
@@ -206,10 +214,10 @@ class DeviceThread:
                 of.schedule_s, of.launch_s, of.wait_s = numbers.schedule_s, numbers.launch_s, numbers.wait_s
                 of.device_s, of.gap_s = numbers.device_s, numbers.gap_s
                 of.launched_at, of.ended_at, of.waited_at = numbers.launched_at, numbers.ended_at, numbers.ended_at
-                self._deliver(runtime, output)
+                self._deliver(runtime, output, StepStats())
             elif handover.unpublished is not None:
                 news = (numbers, *columns(handover.unpublished)[:3], handover.told)
-                self._deliver(runtime, from_ring(news, runtime.limits.num_blocks))
+                self._deliver(runtime, from_ring(news, runtime.limits.num_blocks), StepStats())
             if handover.freed and handover.uncommitted is None:
                 runtime.admission.free_slots()
                 if runtime.admission.routed:
@@ -313,7 +321,9 @@ class DeviceThread:
         runtime.executor.launch_sample(step, self._inbox.put)
         stats.launch_s += time.perf_counter() - begun
 
-    def _deliver(self, runtime: Runtime, output: StepOutput) -> None:
+    def _deliver(self, runtime: Runtime, output: StepOutput, stats: StepStats) -> None:
+        """Hands a step's news to the loop; `stats`: of the step that is settled next, which counts the time."""
+        begun = time.perf_counter()
         for device_id, error in runtime.admission.refused.items():
             output.invalid[output.add(device_id, -1, FinishReason.ERROR)] = error
         runtime.admission.refused.clear()
@@ -321,6 +331,7 @@ class DeviceThread:
             self._steady.ring.put(output)
         else:
             self._tell(self._on_output, output)
+        stats.commit_s += time.perf_counter() - begun
 
     def _tell_routed(self, runtime: Runtime) -> None:
         """Experts of choices whose slots have come back; the loop may hear of the choices' ends before or after."""

@@ -54,15 +54,15 @@ class GrammarRow:
     """One choice under its grammar."""
 
     __slots__ = (
-        "_asleep", "_encode", "_end", "_ending_ids", "_is_free", "_jumped", "_jumps", "_left", "_matcher",
-        "_min_tokens", "_opens", "_starts", "_taken", "_verdict", "lane", "num_words", "over", "redoes", "wakes",
+        "_asleep", "_encode", "_ending_ids", "_is_free", "_jumped", "_jumps", "_left", "_matcher", "_min_tokens",
+        "_opens", "_starts", "_taken", "_verdict", "end", "lane", "num_words", "over", "redoes", "wakes",
     )  # fmt: skip
 
     def __init__(self, grammar: Grammar, params: SamplingParams, jumps: bool = False) -> None:
         self.lane = grammar.lane()
         self._matcher = self.lane.prototype.deep_copy()
         self._encode = grammar.vocabulary.encode
-        self._end, self.num_words = grammar.vocabulary.end, grammar.vocabulary.num_words
+        self.end, self.num_words = grammar.vocabulary.end, grammar.vocabulary.num_words
         self._ending_ids = params.ending_token_ids
         self._min_tokens = params.min_tokens
         self._starts, self._opens = frozenset(grammar.spec.starts), frozenset(grammar.spec.opens)
@@ -173,18 +173,20 @@ class GrammarRow:
                 return run
         return []
 
-    def finish(self, line: np.ndarray, allowed: np.ndarray | None) -> None:
-        """Applies the request's other rules to a filled line, uint32 [num_words].
+    @property
+    def may_open(self) -> bool:
+        """Whether the next token may be one with which the answer leaves its grammar for a while."""
+        return self._taken == 0 and bool(self._opens)
 
-        `allowed`: the line of the request's own rules, where it has one. A line that leaves nothing ends the row with
-        the step whose line it is.
+    def finish(self, line: np.ndarray, may_end: bool, allowed: np.ndarray | None) -> None:
+        """Applies the request's other rules to a filled line, uint32 [num_words], that has lost the bit of the end.
+
+        `may_end`: whether the line had that bit, as each line of a matcher in error has; `allowed`: the line of the
+        request's own rules, where it has one. A line that leaves nothing ends the row with the step whose line it is.
         """
-        if self._matcher.is_error():
+        if may_end and self._matcher.is_error():
             self._end_now(line, RowEnd(False, GrammarConflictError(CONFLICT)))
             return
-        word, bit = self._end >> 5, np.uint32(1 << (self._end & 31))
-        may_end = bool(line[word] & bit)
-        line[word] &= ~bit
         if self._taken == 0:
             self._set(line, self._opens)
         if allowed is not None:
@@ -314,17 +316,22 @@ class GrammarRows:
             return None
         rows = [self.rows[int(slots[place])] for place in places]
         lines = memory(len(rows), rows[0].num_words)
-        steered = [(row.matcher, number) for number, row in enumerate(rows) if row.matcher is not None]
+        matchers = [row.matcher for row in rows]
+        steered = [(matcher, number) for number, matcher in enumerate(matchers) if matcher is not None]
         if steered:
             assert self._executor is not None
             steered.sort(key=lambda one: id(rows[one[1]].lane))  # a thread takes neighbours, and a lane has one lock
             self._executor.unsafe_compute_mask_ptr(steered, lines.ctypes.data, 4 * lines.shape[1], len(rows))
         words, tails = lines.view(np.uint32), np.zeros(len(rows), np.int32)
-        for number, row in enumerate(rows):
+        word, bit = rows[0].end >> 5, np.uint32(1 << (rows[0].end & 31))  # all grammars are of one vocabulary
+        may_end = (words[:, word] & bit != 0).tolist()
+        words[:, word] &= ~bit
+        for number, (row, matcher) in enumerate(zip(rows, matchers)):
             flags = allowed_of(int(slots[places[number]]))
             allowed = None if flags is None else packed(flags, lines.shape[1])
-            if row.matcher is not None:
-                row.finish(words[number], allowed)
+            if matcher is not None:
+                if may_end[number] or allowed is not None or row.may_open:
+                    row.finish(words[number], may_end[number], allowed)
             elif row.must_wake:
                 row.wake(words[number])
             elif allowed is not None:

@@ -13,7 +13,7 @@ The library compiles without the GIL, so compiling threads cost others their cor
 back behind the threads that compute. `make` is Python: it holds the GIL; the pool, which does not step back, runs it.
 
 Matchers that were copied from one prototype share the states of its lexer and a lock, so their lines are filled one
-after another. A grammar that many choices follow at one time is compiled again, for up to four lanes.
+after another. A grammar that many choices follow at one time is compiled again, for up to eight lanes.
 
 The library's own step limits bound a compile (engine/grammar/vocabulary.py). The timeout ends the waiting alone.
 """
@@ -45,7 +45,7 @@ FAILURE_S = 60.0  # seconds for which a failure is remembered
 MAX_FAILURES = 1024
 AT_ONE_TIME = 2  # compiles
 MAX_THREADS = 8
-CROWDED, MOST_LANES = 4, 4  # choices of each lane, from which another one is made; each may grow to 100 MB
+CROWDED, MOST_LANES = 4, MAX_THREADS  # choices of each lane, from which another one is made; each may grow to 100 MB
 NICE = 10  # of the threads that compile: a tenth of the share of a thread that computes
 # Of the threads that compile: the library calls itself for each schema inside a schema, also along $ref, with 4 to 16
 # KiB each. Only what a compile touches is ever memory.

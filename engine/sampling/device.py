@@ -210,6 +210,19 @@ class DeviceSampler:
             if rules is not None and tokens[row] >= 0:
                 rules.record(int(tokens[row]))
 
+    def is_by_lines(self, slots: np.ndarray) -> bool:
+        """Whether `launch_plain` chooses for all of these slots once their lines lie in the table."""
+        return all(
+            slot not in self._logprobs and not (slot in self._rules and self._rules[slot].times)
+            for slot in slots[self._special[slots]].tolist()
+        )
+
+    def send_moved(self, slots: np.ndarray) -> None:
+        """Writes the lines of the slots whose bits move with their answers, and are not a grammar's, into the table."""
+        ruled = [(slot, self._rules[slot]) for slot in slots[self._special[slots]].tolist() if slot in self._rules]
+        moving = [(self._lines[slot], rules) for slot, rules in ruled if rules.moves and not rules.has_grammar]
+        self._lines.set_bits(self._lines.tables.allowed, allowed_bits(moving))
+
     def launch_special(
         self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, slots: np.ndarray
     ) -> Pending | None:
@@ -219,9 +232,7 @@ class DeviceSampler:
         row wants them. Not for capture.
         """
         special = np.flatnonzero(self._special[slots]).tolist()
-        ruled = [(slot, self._rules[slot]) for slot in slots[special].tolist() if slot in self._rules]
-        moving = [(self._lines[slot], rules) for slot, rules in ruled if rules.moves and not rules.has_grammar]
-        self._lines.set_bits(self._lines.tables.allowed, allowed_bits(moving))
+        self.send_moved(slots)
         asked = [row for row in special if int(slots[row]) in self._logprobs]
         drawn = self._weighed(logits, slots, special)
         self.launch_plain(inputs, logits, tokens_out, bool(asked) and not self._raw, drawn)

@@ -7,9 +7,8 @@ settled. A step with prompt log-probabilities, or more tokens than any graph hol
     host    plan n+1 |                                      plan n+2 |
     device  ... step n, tokens n home | step n+1: prep reads its plan, forward, sample, tokens home | ...
 
-Decode sizes are recorded twice: whole for plain steps, which most are, and in parts. A forward alone is what special
-steps need, since their choice waits for the host, and those whose gap is measured; parts of the choice serve mixed
-steps. That costs the start some ten milliseconds a size and neither kind of step anything.
+Decode sizes are recorded twice: whole for plain steps, and in parts for mixed and special ones, whose choice waits for
+the host, and where a gap is measured. That costs the start some ten milliseconds a size, and no step anything.
 """
 
 from __future__ import annotations
@@ -283,7 +282,6 @@ class DeviceExecutor:
 
     def _take_lines(self, slots: np.ndarray) -> None:
         """Lines for rules of the step's slots. A slot that lost its line gets another here: its next step is Python's.
-
         Words that are sent again take the slot's newest token away from it, which the host knows by then: a slot takes
         a line with its first step, or after a step that did not name it.
         """
@@ -339,15 +337,19 @@ class DeviceExecutor:
         if step.plain or step.error is not None:
             return
         try:
-            rows, buffers = step.rows, self.buffers
-            slots = rows.slots[rows.sampled]
-            logits = self.model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
+            slots = step.rows.slots[step.rows.sampled]
+            size = self.launcher.pick(GraphKind.SAMPLE, len(slots)) if self.sampler.is_by_lines(slots) else 0
+            logits = None if size else self.model.logits(self.buffers.sampled_hidden[: len(slots)])
             lines = self.grammars.fill(slots, self.upload.memory, self.sampler.allowed_of)
             if lines is not None:
                 step.plan_at = step.launched_at  # masks take any time: what follows is planned at once
                 self.upload.send(lines, [self.sampler.line(int(slots[place])) for place in lines.places])
-            step.pending = self.sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots)
-            buffers.send_tokens()
+            if logits is None:
+                self.sampler.send_moved(slots)
+                self.launcher.replay(GraphKind.SAMPLE, size)
+            else:
+                step.pending = self.sampler.launch_special(self.buffers.inputs, logits, self.buffers.tokens, slots)
+                self.buffers.send_tokens()
             self._finish(step)
         except Exception as error:
             step.error = error

@@ -14,6 +14,7 @@ from engine.grammar.advance import GrammarRows
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
+from engine.loop import DeviceThread
 from server.render.load_tokenizer import load_tokenizer
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -256,3 +257,19 @@ def test_each_bit_says_whether_the_matcher_takes_the_token(number):
             own.consume_token(token)
         rows.reset(0)
     assert rows.ledger() == {"matchers": 0}
+
+
+@pytest.mark.parametrize("where", ["device"])
+async def test_held_rows_choose_by_the_graph_and_clients_hear_of_them_behind_the_next_launch(path, where, monkeypatch):
+    seen, launch, deliver = [], DeviceThread._launch, DeviceThread._deliver
+    monkeypatch.setattr(DeviceThread, "_launch", lambda *args: seen.append("launch") or launch(*args))
+    monkeypatch.setattr(DeviceThread, "_deliver", lambda *args: seen.append("tell") or deliver(*args))
+    async with running(FOLDER) as engine:
+        counts = engine._device._runtime.executor.launcher.counts
+        alone = await told(engine, asked(PROMPTS[0], OPEN, max_tokens=20))
+        before = dict(counts)
+        named = await told(engine, asked(PROMPTS[0], OPEN, max_tokens=20, logprobs=0, logprob_token_ids=(A,)))
+        assert counts["sample"] == before["sample"]
+    assert named[0][0] == alone[0][0]
+    assert before["sample"] >= len(alone[0][0]) > 10
+    assert seen[:10] == ["launch", *["launch", "tell"] * 4, "launch"]
