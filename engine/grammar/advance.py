@@ -293,9 +293,11 @@ class GrammarRows:
 
     def consume(self, slots: np.ndarray, tokens: np.ndarray) -> dict[int, RowEnd]:
         """The tokens of a step's sampled rows, int [S], once per step, in order; which of these rows end."""
-        ends = {}
-        for place in np.flatnonzero(self._has[slots]).tolist() if self.rows else ():
-            end = self.rows[int(slots[place])].take(int(tokens[place]))
+        if not self.rows:
+            return {}
+        ends, named, chosen = {}, slots.tolist(), tokens.tolist()
+        for place in np.flatnonzero(self._has[slots]).tolist():
+            end = self.rows[named[place]].take(chosen[place])
             if end is not None:
                 ends[place] = end
         return ends
@@ -314,7 +316,8 @@ class GrammarRows:
         places = np.flatnonzero(self._has[slots]).tolist() if self.rows else []
         if not places:
             return None
-        rows = [self.rows[int(slots[place])] for place in places]
+        named = slots[places].tolist()
+        rows = [self.rows[slot] for slot in named]
         lines = memory(len(rows), rows[0].num_words)
         matchers = [row.matcher for row in rows]
         steered = [(matcher, number) for number, matcher in enumerate(matchers) if matcher is not None]
@@ -327,7 +330,7 @@ class GrammarRows:
         may_end = (words[:, word] & bit != 0).tolist()
         words[:, word] &= ~bit
         for number, (row, matcher) in enumerate(zip(rows, matchers)):
-            flags = allowed_of(int(slots[places[number]]))
+            flags = allowed_of(named[number])
             allowed = None if flags is None else packed(flags, lines.shape[1])
             if matcher is not None:
                 if may_end[number] or allowed is not None or row.may_open:
