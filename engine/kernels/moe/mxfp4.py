@@ -6,8 +6,9 @@ A step of the loop reads 64 columns of each row: 16 words of codes (gemm/widen) 
 bits. So all that it reads is copied ahead, past the registers, where units can. Gate and up are rows of one tile. The
 scales multiply values, because sums that end with each group would wait for the matrix units.
 
-Tiles of few pairs are too few to keep the memory busy: those of a row of gpt-oss-20b have 11 KB on their way to each of
-an H100's units. Then programs share a tile's columns, as in gemm/split_k: the last to arrive adds all sums, in order.
+A row's pairs take no matrix units (moe/pairs). Tiles of other few pairs are too few to keep the memory busy: those of a
+row of gpt-oss-20b have 11 KB on their way to each of an H100's units. Then programs share a tile's columns, as in
+gemm/split_k: the last to arrive adds all sums, in order.
 Users: moe/coded.
 """
 
@@ -23,6 +24,7 @@ from engine.kernels.gemm.groups import Packed, makes_pairs
 from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.widen import BLOCK, values_of
 from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile
+from engine.kernels.moe.pairs import launch_pairs, takes
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import Target, tl, triton
@@ -156,6 +158,8 @@ def launch_mxfp4_product(
     width = len(weight.codes) // experts // (2 if gated else 1)
     assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
     assert is_mxfp4(weight) and weight.scales is not None
+    if takes(x, pairs):
+        return launch_pairs(x, weight, experts, bias, pairs, activation, weights)
     out = x.new_empty(pairs.count, width)
     blocks, tiles, splits = triton.cdiv(width, tile.block_n), pairs.count, min(tile.splits, depth // BLOCK)
     if pairs.order is not None:  # every expert's last tile may be part empty

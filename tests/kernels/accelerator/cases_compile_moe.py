@@ -10,6 +10,7 @@ from engine.kernels.moe.coded import coded_kernel, coded_tile
 from engine.kernels.moe.combine import BLOCK, combine_kernel
 from engine.kernels.moe.grouped import grouped_kernel, tile_of
 from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
+from engine.kernels.moe.pairs import cut_of, pairs_kernel
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
 from engine.kernels.moe.sort import MANY as PAIRS
 from engine.kernels.moe.sort import sort_kernel
@@ -43,8 +44,10 @@ MXFP4 = {
     "ends": "*i32", "partial": "*fp32", "arrived": "*i32", "pairs": "i32", "experts": "i32", "width": "i32",
     "depth": "i32",
 }  # fmt: skip
-
-
+OF_PAIRS = {
+    "out": T, "x": "*i32", "words": "*i32", "scales": "*i32", "bias": "*fp32", "weights": "*fp32", "chosen": "*i32",
+    "experts": "i32", "width": "i32", "runs": "i32",
+}  # fmt: skip
 OF = {number: kind for kind, number in KINDS.items()}
 
 
@@ -71,10 +74,22 @@ def mxfp4(each, gated=True, weighed=False):
     return mxfp4_kernel, MXFP4, constants, {"num_warps": tile.warps, "num_stages": 2}
 
 
+def pairs(gated, **absent):
+    """A row's pairs by MXFP4."""
+    cut = cut_of(gated)
+    constants = {
+        "TOP_K": 4, "GATHER": gated, "GATED": gated, "ACT": 2, "BLOCK_N": cut.block_n, "TURN": cut.words,
+        "OVERLAP": True, **absent,
+    }  # fmt: skip
+    return pairs_kernel, OF_PAIRS, constants, {"num_warps": cut.warps, "num_stages": 1}
+
+
 OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in sorted(TARGETS.keys() - {"sm_90", "gfx942"})]
 KERNELS = {
     "codes e2m1 gated": coded(E2M1, 16, 0),
     "mxfp4 many": mxfp4(64),
+    "mxfp4 of a row": pairs(gated=True, weights=None),
+    "mxfp4 of a row, second product": pairs(gated=False),
     "mxfp4 few": mxfp4(0),
     "mxfp4 few, weighed": mxfp4(0, weighed=True),
     "mxfp4 few, second product": mxfp4(0, gated=False),

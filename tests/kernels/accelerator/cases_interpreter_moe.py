@@ -15,12 +15,14 @@ from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.kernels.gemm.epilogue import empty_unscaled
 from engine.kernels.gemm.groups import packed
+from engine.kernels.gemm.one_row import Cut
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.moe.coded import coded_product_reference, launch_coded_product
 from engine.kernels.moe.combine import BLOCK, combine_reference, launch_combine
 from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped
 from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference
+from engine.kernels.moe.pairs import launch_pairs
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
 from engine.kernels.moe.spread import launch_spread, spread_reference
@@ -292,6 +294,27 @@ def test_programs_that_share_the_columns_of_few_pairs(splits, activation):
         arguments = (x, weight, experts, bias, pairs, activation, Tile(8, 32, 64, 2, 2, splits), None)
         assert error(launch_mxfp4_product(*arguments), mxfp4_product_reference(*arguments)) < 1e-5
     assert not arrivals(x.device).any()
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("activation", [None, Activation.CLAMPED_SWIGLU])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("cut", [Cut(4, 16, 1), Cut(8, 64, 2)])
+def test_pairs_of_one_row_without_matrix_units(cut, weighed, biased, activation):
+    """A pair of padding has no expert, and its row is left as it is."""
+    experts, width, depth, gated = 4, 21, 192, activation is not None
+    rows = experts * width * (1 + gated)
+    scale = torch.randint(-20, 20, (rows, depth // 32)).float().exp2().to(torch.bfloat16)
+    weight = packed(Codes(Kind.E2M1, torch.randint(0, 16, (rows, depth)).to(torch.uint8), scale, 32))
+    pairs = Pairs(4, torch.tensor([[2, 0, 3, 4]], dtype=torch.int32), None, None)
+    x = (torch.randn(1 if gated else 4, depth) / 8).bfloat16()
+    bias = torch.randn(experts, rows // experts) if biased else None
+    given = torch.rand(1, 4) if weighed and gated else None
+    got = launch_pairs(x, weight, experts, bias, pairs, activation, given, cut)
+    tile = Tile(16, 64, 64, 2, 4)
+    want = mxfp4_product_reference(x.double(), weight, experts, bias, pairs, activation, tile, given)
+    torch.testing.assert_close(got[:3].double(), want[:3], rtol=2**-7, atol=1e-3)  # the interpreter cuts bits off
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
