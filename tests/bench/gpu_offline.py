@@ -224,7 +224,11 @@ def host(found: Decode) -> dict[str, Any]:
 
 
 def kernels(events: list[tuple[float, float, str]], steps: int) -> dict[str, Any]:
-    """Microseconds per step by kernel, and the device's idle time; `events` are (start, end, name) in microseconds."""
+    """Microseconds per step by kernel, and the device's idle time; `events` are (start, end, name) in microseconds.
+
+    Kernels overlap: one that has begun may wait for the one in front. So a kernel counts from the end of what ran
+    before it.
+    """
     if not events:
         return {"steps": steps, "step_us": 0.0, "idle_us": 0.0, "gaps_us": {}, "kernels": []}
     totals: dict[str, list[float]] = {}
@@ -232,7 +236,7 @@ def kernels(events: list[tuple[float, float, str]], steps: int) -> dict[str, Any
     gaps, busy_until = [], events[0][0]
     for start, end, name in events:
         entry = totals.setdefault(name, [0.0, 0])
-        entry[0] += end - start
+        entry[0] += max(end - max(start, busy_until), 0.0)
         entry[1] += 1
         if start > busy_until:
             gaps.append(start - busy_until)
