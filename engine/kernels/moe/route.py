@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.split_k import MAX_TILES, arrivals, fetch
+from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.kept import Kept
 from engine.kernels.pdl import grid_wait, launch_options
@@ -28,7 +28,7 @@ from engine.model_config import Routing
 
 BLOCK_M = 16  # tokens of a tile, whatever their number: the bits of a token's logits depend on the tile
 BLOCK_N = 16  # experts of a program
-BLOCK_BYTES = 512  # of an expert's row of the router that are read at a time
+BLOCK_K = 128
 
 
 @triton.jit
@@ -154,7 +154,6 @@ def route_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    LINES: tl.constexpr,  # of 128 bytes of each row of the router, power of two
     OVERLAP: tl.constexpr,
 ):
     """BLOCK_N experts' logits of BLOCK_M tokens per program; the last program of a tile of tokens chooses."""
@@ -162,9 +161,6 @@ def route_kernel(
     m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if OVERLAP:  # no kernel in front writes the router
-        line = tl.arange(0, LINES) * (1024 // router.dtype.element_ty.primitive_bitwidth)
-        fetch(router + n[:, None] * depth + line[None, :], (n < experts)[:, None] & (line < depth)[None, :])
     grid_wait(OVERLAP)
     live = rows
     if count is not None:
@@ -245,9 +241,7 @@ def launch_route(
         RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
         SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_BYTES // router.element_size(),
-        LINES=triton.next_power_of_2(triton.cdiv(depth * router.element_size(), 128)), num_warps=4, num_stages=3,
-        **launch_options(),
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=4, num_stages=3, **launch_options(),
     )  # fmt: skip
     return chosen, weights
 

@@ -19,7 +19,7 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 BLOCK = 1024  # pairs that a program looks at, at a time
-MANY = 4096  # the same of as many pairs or more, all of those between: each turn waits for memory twice
+MANY = 4096  # the same of so many pairs or more: each turn waits for memory twice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,8 +73,7 @@ def launch_sort_pairs(chosen: Tensor, num_experts: int) -> Pairs:
     assert chosen.is_contiguous() and chosen.dtype is torch.int32
     order = torch.empty(chosen.numel(), dtype=torch.int32, device=chosen.device)
     ends = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
-    block = min(max(triton.next_power_of_2(chosen.numel()), BLOCK), MANY)
-    warps = 4 if block == BLOCK else 8
+    block, warps = (BLOCK, 4) if chosen.numel() < MANY else (MANY, 8)
     sort_kernel[(num_experts,)](order, ends, chosen, chosen.numel(), BLOCK=block, num_warps=warps, **launch_options())
     return Pairs(chosen.shape[1], chosen, order, ends)
 

@@ -11,7 +11,7 @@ from engine.kernels.moe.combine import BLOCK, combine_kernel
 from engine.kernels.moe.grouped import grouped_kernel, tile_of
 from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
 from engine.kernels.moe.pairs import cut_of, pairs_kernel
-from engine.kernels.moe.route import BLOCK_BYTES, BLOCK_M, BLOCK_N, route_kernel
+from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
 from engine.kernels.moe.sort import MANY as PAIRS
 from engine.kernels.moe.sort import sort_kernel
 from engine.kernels.moe.spread import BLOCK as COUNTED
@@ -99,8 +99,8 @@ KERNELS = {
             route_kernel,
             {**ROUTE, "router": router},
             {"SIGMOID": sigmoid, "TOP_K": 8, "RENORMALISE": True, "GROUPS": groups, "KEPT": kept, "SIZE": 256 // groups,
-             "TWO": True, "COLUMNS": 256, "SLOTS": 8, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
-             "BLOCK_K": BLOCK_BYTES // (2 if router == T else 4), "LINES": 32, "OVERLAP": True, "NEAR": None, **rest},
+             "TWO": True, "COLUMNS": 256, "SLOTS": 8, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K,
+             "OVERLAP": True, "NEAR": None, **rest},
             {"num_warps": 4, "num_stages": 3},
         )
         for name, sigmoid, groups, kept, router, rest in (
