@@ -52,12 +52,14 @@ async def test_arrays_are_those_of_the_host(name, per_token):
         # Scores of three classes are sums that nearly cancel: bfloat16 leaves them 0.9989.
         least = {"float32": 1 - 1e-5, "float16": 0.9999}.get(settings.get("dtype"), 0.998 if "xlm" in name else 0.999)
         async with running(folder, device="cuda", **rows, **{"max_num_batched_tokens": 256, **settings}) as served:
+            cosines = []
             for one, other in zip(await arrays(served, INPUTS, per_token), wanted):
                 lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
-                cosines = (one * other).sum(-1) / lengths
-                # Rounded to 16 bits, a token between two experts may go to the other one.
-                routed = per_token and "experts" in name and least < 1 - 1e-5
-                assert (np.quantile(cosines, 0.1) if routed else cosines.min()) >= least, settings
+                cosines.append(np.atleast_1d((one * other).sum(-1) / lengths))
+            alike = np.concatenate(cosines) >= least
+            # Rounded to 16 bits, a token between two experts may go to the other one.
+            routed = per_token and "experts" in name and least < 1 - 1e-5
+            assert alike.mean() >= 0.9 if routed else alike.all(), settings
 
 
 @pytest.mark.parametrize("per_token", [False, True])

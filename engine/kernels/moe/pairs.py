@@ -114,8 +114,8 @@ def takes(x: Tensor, pairs: Pairs) -> bool:
 
 
 def cut_of(gated: bool) -> Cut:
-    """How a product is cut."""
-    return Cut(4 if gated else 8, 128, 1)
+    """How a product is cut: the fastest of those that an H100 measured in gpt-oss-20b's layers."""
+    return Cut(4 if gated else 8, 128, 2)
 
 
 def launch_pairs(
