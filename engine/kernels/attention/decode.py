@@ -16,9 +16,10 @@ import math
 from torch import Tensor
 
 from engine.attention.meta import WorkList
-from engine.kernels.attention.attend import attend_keys, blocks_of, score_scales, softmax_init_with_sinks
+from engine.kernels.attention.attend import attend_keys, blocks_of, scaled, score_scales, softmax_init_with_sinks
+from engine.kernels.attention.attend_pairs import attend_pairs, split_query
 from engine.kernels.attention.tiles import KEYS, WIDE_HEAD
-from engine.kernels.float8 import as_bytes, codes_of
+from engine.kernels.float8 import as_pairs, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
 from engine.kernels.target import Target, target, tl, triton
@@ -141,7 +142,7 @@ def fetch_part(
     low,
     high,
     block_stride,
-    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     AHEAD: tl.constexpr,
     LANES: tl.constexpr,
@@ -150,7 +151,7 @@ def fetch_part(
     number = low // BLOCK_SIZE + tl.arange(0, LANES)
     there = (tl.arange(0, LANES) < AHEAD) & (number * BLOCK_SIZE < high)
     place = tl.load(table + number, mask=there, other=0, cache_modifier=".cg").to(tl.int64) * block_stride
-    size = tl.where(there, BLOCK_SIZE * HEAD_DIM * (k_head.dtype.element_ty.primitive_bitwidth // 8), 0)
+    size = tl.where(there, BLOCK_SIZE * WIDTH * (k_head.dtype.element_ty.primitive_bitwidth // 8), 0)
     fetch_run(k_head + place, size)
     fetch_run(v_head + place, size)
 
@@ -162,7 +163,7 @@ def decode_kernel(
     stats,  # float32 [capacity, num_heads, 2]
     arrived,  # int32 [capacity, num_kv_heads], all zero between launches; a row counts where its first part lies
     q,  # [num_tokens, num_heads, HEAD_DIM]
-    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]; codes as int16, two to a word
     v_cache,
     k_scale,  # float32 [num_blocks, num_kv_heads, BLOCK_SIZE] or [num_kv_heads], of codes; else None
     v_scale,
@@ -171,7 +172,7 @@ def decode_kernel(
     parts,  # [num_parts, 8] int32: token, first key, last key + 1, context, line, the row's first part, last part + 1
     num_parts,  # [1] int32
     max_blocks,
-    block_stride,  # of the caches, in numbers: from a block to the next; its own numbers follow each other
+    block_stride,  # of the caches, in their numbers or words: from a block to the next; its own numbers follow each other
     scale_stride,  # of k_scale and v_scale, from a block to the next; 0: one for each head
     scale,
     bend,
@@ -201,8 +202,9 @@ def decode_kernel(
     dim = tl.arange(0, BLOCK_D)
     inside = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     mine = head[:, None] * HEAD_DIM + dim[None, :]
-    k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
-    v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if CODES else HEAD_DIM  # of a key in its cache
+    k_head = k_cache + kv_head * BLOCK_SIZE * WIDTH
+    v_head = v_cache + kv_head * BLOCK_SIZE * WIDTH
     if OVERLAP and not LEAD:
         allow_next()  # it need not wait for this
     part = tl.program_id(1)
@@ -211,7 +213,7 @@ def decode_kernel(
     if AHEAD:
         table = block_tables + line * max_blocks
         if part < count:
-            fetch_part(k_head, v_head, table, low, high, block_stride, HEAD_DIM, BLOCK_SIZE, AHEAD, LANES)
+            fetch_part(k_head, v_head, table, low, high, block_stride, WIDTH, BLOCK_SIZE, AHEAD, LANES)
     blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
     EARLY: tl.constexpr = OVERLAP and CODES == 0
     if OVERLAP and not EARLY:
@@ -228,7 +230,7 @@ def decode_kernel(
         late = None
         if EARLY:
             late = q + where + mine
-        else:
+        elif CODES == 0:
             query = tl.load(q + where + mine, mask=inside, other=0.0)
         after = part + tl.num_programs(1)
         following = read_part(parts, after, count, WINDOW)
@@ -237,13 +239,22 @@ def decode_kernel(
         if sinks is not None:  # in a row's first part, so that it counts once
             counts = (head < GROUP) & (head * 0 + part == from_part)
             best, total = softmax_init_with_sinks(sinks, kv_head * GROUP + head, counts)
-        result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        best, total, result = attend_keys(
-            query, late, inside, head * 0 + high - 1, None, best, total, result, k_head, v_head,
-            block_tables + line * max_blocks, blocks, low, low, low, high, k_scale, v_scale, scale_stride, kv_head,
-            block_stride, scale, bend, False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False,
-            after >= count, LEAD, CODES, MADE, False,
-        )  # fmt: skip
+        table = block_tables + line * max_blocks
+        if CODES:
+            even, odd, power = split_query(q + where, GROUP, WIDTH, BLOCK_M, BLOCK_D // 2)
+            factor, curve = scaled(scale, bend, power, SOFTCAP)
+            best, total, result = attend_pairs(
+                even, odd, head * 0 + high - 1, best, total, k_head, v_head, table, blocks, low, high, k_scale, v_scale,
+                scale_stride, kv_head, block_stride, factor, curve, after >= count, SOFTCAP, WIDTH,
+                BLOCK_SIZE, BLOCK_N, BLOCK_D // 2, WIDE, STAGES, LEAD, CODES, MADE,
+            )  # fmt: skip
+        else:
+            result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            best, total, result = attend_keys(
+                query, late, inside, head * 0 + high - 1, None, best, total, result, k_head, v_head, table, blocks, low,
+                low, low, high, None, None, 0, kv_head, block_stride, scale, bend, False, 0, SOFTCAP, HEAD_DIM,
+                BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False, after >= count, LEAD, 0, False, False,
+            )  # fmt: skip
         if to_part - from_part == 1:
             result = result / total[:, None]
             tl.store(out + where + mine, result.to(out.dtype.element_ty), mask=inside)
@@ -278,13 +289,16 @@ def attend_parts(
     block_d, block_g = max(16, triton.next_power_of_2(dim)), triton.next_power_of_2(group)
     block_m, run = max(16, block_g), math.gcd(block_size * dim, k_cache.stride(0))
     pairs = q.shape[0] * kv_heads
-    codes = codes_of(k_cache, target(), q.dtype)
+    codes = codes_of(k_cache, target())
+    if codes:
+        block_d = max(32, block_d)  # a product takes 16 words
     share, lead, options = tuned(target(), pairs, heads * dim, block_m, block_d, q.element_size(), codes > 0)
     scale, bend = score_scales(scale, softcap)
+    keys, values = as_pairs(k_cache), as_pairs(v_cache)
     programs = max(1, min(share * target().num_units // kv_heads, work.parts.shape[0]))
     decode_kernel[(kv_heads, programs)](
-        out, work.sums, work.stats, work.arrived, q, as_bytes(k_cache), as_bytes(v_cache), *(scales or (None, None)),
-        block_tables, sinks, work.parts, work.num_parts, block_tables.shape[1], k_cache.stride(0), stride_of(scales),
+        out, work.sums, work.stats, work.arrived, q, keys, values, *(scales or (None, None)),
+        block_tables, sinks, work.parts, work.num_parts, block_tables.shape[1], keys.stride(0), stride_of(scales),
         scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=KEYS, BLOCK_D=block_d, BLOCK_G=block_g,

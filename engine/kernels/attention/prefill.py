@@ -12,7 +12,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.attention.meta import WorkList
-from engine.kernels.attention.attend import attend_keys, materialised, score_scales, softmax_init_with_sinks
+from engine.kernels.attention.attend import (
+    attend_keys,
+    materialised,
+    powers,
+    scaled,
+    score_scales,
+    softmax_init_with_sinks,
+)
 from engine.kernels.attention.tiles import WIDE_HEAD, tile_lines
 from engine.kernels.float8 import as_bytes, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
@@ -70,6 +77,10 @@ def prefill_kernel(
         position = first + tl.minimum(line // GROUP, tokens - 1)
         where, inside = places(token, tokens, line, kv_head, num_kv_heads, GROUP, HEAD_DIM, BLOCK_D)
         query = tl.load(q + where, mask=inside, other=0.0)
+        factor, curve = scale, bend
+        if CODES:
+            query, power = in_half(query, out + where, inside)
+            factor, curve = scaled(scale, bend, power, SOFTCAP)
         best = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         if sinks is not None:
@@ -100,7 +111,7 @@ def prefill_kernel(
             seen = low  # the tile's lines may begin with different keys
         best, total, result = attend_keys(
             query, None, None, position, newest, best, total, result, k_head, v_head, table, None, low, seen, floor,
-            end, k_scale, v_scale, scale_stride, kv_head, block_stride, scale, bend, True, SPAN, SOFTCAP, HEAD_DIM,
+            end, k_scale, v_scale, scale_stride, kv_head, block_stride, factor, curve, True, SPAN, SOFTCAP, HEAD_DIM,
             BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, MATERIALISE, None, 0, CODES, MADE, FOLD,
         )  # fmt: skip
         # Lines and their places are found anew: through the loop they would take registers that it has not.
@@ -111,6 +122,23 @@ def prefill_kernel(
         where, inside = places(token, tokens, line, kv_head, num_kv_heads, GROUP, HEAD_DIM, BLOCK_D)
         result = result / total[:, None]
         tl.store(out + where, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def in_half(query, scratch, inside):
+    """Queries -> float16 of them over a power of two, unless they are float32, and that power of each line.
+
+    By way of memory, where the result will be: a product takes from shared memory only what was loaded, and registers
+    that hold the queries are missing elsewhere.
+    """
+    power, over = powers(tl.max(tl.abs(query.to(tl.float32)), 1))
+    query = query.to(tl.float32) * over[:, None]
+    if scratch.dtype.element_ty != tl.float32:
+        scratch = scratch.to(tl.pointer_type(tl.float16))
+        tl.store(scratch, query.to(tl.float16), mask=inside)
+        tl.debug_barrier()
+        query = tl.load(scratch, mask=inside, other=0.0)
+    return query, power
 
 
 @triton.jit
@@ -162,7 +190,7 @@ def attend_tiles(
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90",
-        CODES=codes_of(k_cache, target(), q.dtype), MADE=made,
+        CODES=codes_of(k_cache, target()), MADE=made,
         FOLD=made and target().arch != "sm_100",  # Triton 3.6 to 3.9 do not compile it there
         **options, **launch_options(),
     )  # fmt: skip
