@@ -45,6 +45,8 @@ UNITS = tl.constexpr(
     " cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }"
 )
 BYTES = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x2404; and.b32 $1, $2, 0xff00ff00; }")
+# Four codes of e5m2 ($2), one behind the other -> float16 of the first two ($0) and of the last two ($1).
+IN_ORDER = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424; }")
 
 
 @triton.jit
@@ -53,9 +55,7 @@ def widen8(codes, dtype, CODES: tl.constexpr):
     if CODES == 3:
         values = codes.to(tl.float8e4nv, bitcast=True).to(dtype)
     elif CODES == 4:
-        values = tl.inline_asm_elementwise(
-            "prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;", "=&r,=r,r", [codes], tl.float16, True, 4
-        ).to(dtype)
+        values = tl.inline_asm_elementwise(IN_ORDER, "=&r,=r,r", [codes], tl.float16, True, 4).to(dtype)
     elif CODES == 2:
         values = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(dtype)
     else:  # into the exponent and mantissa of float16, and 2^8
@@ -71,9 +71,7 @@ def widen_pairs(words, dtype, CODES: tl.constexpr):
     """int16 words of two codes, any shape -> values in `dtype` of the lower codes and of the upper ones, exact."""
     if CODES >= 3:
         text: tl.constexpr = UNITS if CODES == 3 else BYTES
-        low, high = tl.inline_asm_elementwise(
-            text, "=&r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
-        )
+        low, high = tl.inline_asm_elementwise(text, "=&r,=r,r", [words], (tl.float16, tl.float16), True, 2)
         low, high = low.to(dtype), high.to(dtype)
     else:
         bits = words.to(tl.uint16, bitcast=True)

@@ -1,26 +1,61 @@
-"""Variants of decode attention over FP8 pages, for one run on a card to judge: gpu_codes times them beside the served.
+"""Variants of attention over FP8 pages, for one run on a card to judge: gpu_codes times them beside the served.
 
-Decode is one warp to a program, of some 1,600 instructions for 32 keys, so what they wait for is hidden by other
-programs of the unit alone. LAUNCHES are other numbers of parts and programs for a unit, and of stages.
+Decode widens codes in the registers of the matrix units: some 700 instructions of a warp for 32 keys of e4m3, 590 for
+64 keys of two warps. PARTS are other numbers of parts and programs for a unit, warps, stages and keys of a round, and
+blocks asked for before the kernel in front has ended; TILES are other tiles of prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
 
-from engine.kernels.attention import decode as served
+from engine.kernels.attention import decode, prefill, tiles
 
-TUNED = served.tuned
-# Name -> parts and programs of a unit, stages.
-LAUNCHES = {"2 parts": (2, 4, 4), "4 parts": (4, 4, 4), "8 parts, 2 stages": (8, 8, 2), "12 parts": (12, 12, 2)}
+TUNED = decode.tuned
+# Name -> parts and programs of a unit, warps, stages, keys, blocks ahead.
+PARTS = {
+    f"{parts} parts, {warps} warps, {stages} stages, {keys} keys{', ahead' * (ahead > 0)}": (
+        parts, warps, stages, keys, ahead
+    )
+    for parts, warps, stages, keys, ahead in (
+        (8, 1, 3, 32, 0), (8, 1, 4, 32, 0), (4, 1, 4, 32, 0), (6, 1, 3, 64, 0), (4, 1, 3, 64, 0), (4, 1, 4, 64, 0),
+        (4, 2, 3, 64, 0), (3, 4, 3, 64, 0), (2, 2, 4, 64, 0), (2, 4, 4, 64, 0), (4, 1, 3, 64, 8), (2, 4, 4, 64, 8),
+    )
+}  # fmt: skip
+# Name -> lines, keys, launch options.
+TILES = {
+    "one tile": (128, 64, {"num_warps": 8, "num_stages": 3}),
+    "two tiles": (128, 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
+    "one tile, 128 keys": (128, 128, {"num_warps": 8, "num_stages": 2}),
+    "256 lines": (256, 64, {"num_warps": 16, "num_stages": 3}),
+}
 
 
-def launched(name: str) -> Callable[..., object]:
-    """`tuned` of the decode kernel with the launch LAUNCHES[name]."""
-    _, share, stages = LAUNCHES[name]
+@contextlib.contextmanager
+def parts_of(name: str) -> Iterator[int]:
+    """Decode as PARTS[name] says; the parts of a unit."""
+    parts, warps, stages, keys, ahead = PARTS[name]
 
     def tuned(*given: object) -> tuple[int, int, dict[str, int]]:
-        _, lead, options = TUNED(*given)
-        return share, lead, {**options, "num_stages": stages}
+        return parts, TUNED(*given)[1], {"num_warps": warps, "num_stages": stages}
 
-    return tuned
+    with (
+        mock.patch.object(decode, "tuned", tuned),
+        mock.patch.object(decode, "KEYS_OF_CODES", keys),
+        mock.patch.object(decode, "blocks_ahead", lambda *_: ahead),
+    ):
+        yield parts
+
+
+@contextlib.contextmanager
+def tiles_of(name: str) -> Iterator[None]:
+    """Prompts in tiles as TILES[name] says, work lists too."""
+    lines, keys, options = TILES[name]
+    with (
+        mock.patch.object(tiles, "tile_lines", lambda *_: lines),
+        mock.patch.object(prefill, "tile_lines", lambda *_: lines),
+        mock.patch.object(prefill, "_tuned", lambda *_: (keys, options)),
+    ):
+        yield

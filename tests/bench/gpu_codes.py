@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from unittest import mock
 
 import torch
 
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import FullSpec
-from engine.kernels.attention import decode as served
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import PARTS_OF_CODES, empty_list, fill_list, max_parts
 from engine.kernels.pages import pages_of
@@ -61,9 +59,10 @@ def attention(time_of: TimeOf, step: Step, name: str, contexts: list[int], queri
         found.append(case)
     sets = [pages("fp8", blocks) for _ in range(copies)]
     want = paged_attention(q, *sets[0][:2], cut_for("fp8", meta), DIM**-0.5, scales=sets[0][2]).clone()
-    for said, (parts, *_) in attention_variants.LAUNCHES.items() if max(queries) == 1 else ():
-        cut = cut_anew(meta, parts)
-        with mock.patch.object(served, "tuned", attention_variants.launched(said)):
+    decodes = max(queries) == 1
+    for said in attention_variants.PARTS if decodes else attention_variants.TILES:
+        with attention_variants.parts_of(said) if decodes else attention_variants.tiles_of(said) as parts:
+            cut = cut_anew(meta, parts or PARTS_OF_CODES)
             calls = [lambda c=c, m=cut: paged_attention(q, c[0], c[1], m, DIM**-0.5, scales=c[2]) for c in sets]
             error = float((calls[0]().float() - want.float()).norm() / want.float().norm())
             took = time_of(calls)

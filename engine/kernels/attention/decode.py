@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.attention.meta import WorkList
 from engine.kernels.attention.attend import attend_keys, blocks_of, scaled, score_scales, softmax_init_with_sinks
 from engine.kernels.attention.attend_pairs import attend_pairs, split_query
-from engine.kernels.attention.tiles import KEYS, WIDE_HEAD
+from engine.kernels.attention.tiles import KEYS, KEYS_OF_CODES, WIDE_HEAD
 from engine.kernels.float8 import as_pairs, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
@@ -301,7 +301,7 @@ def attend_parts(
         block_tables, sinks, work.parts, work.num_parts, block_tables.shape[1], keys.stride(0), stride_of(scales),
         scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
-        BLOCK_M=block_m, BLOCK_N=KEYS, BLOCK_D=block_d, BLOCK_G=block_g,
+        BLOCK_M=block_m, BLOCK_N=KEYS_OF_CODES if codes else KEYS, BLOCK_D=block_d, BLOCK_G=block_g,
         AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],
         AHEAD=blocks_ahead(target(), pairs, heads * dim, run * k_cache.element_size()), LEAD=lead,

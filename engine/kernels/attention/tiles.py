@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from engine.kernels.target import triton
 
-KEYS = 32  # of a round of decode, whatever else is tuned: the order of a row's sums follows from it
+# Of a round of decode, whatever else is tuned: the order of a row's sums follows from it.
+KEYS = 32
+KEYS_OF_CODES = 32  # over pages of 8 bits
 
 
 WIDE_HEAD = 256  # dimensions; the tiles of wider heads have half as many lines, so that their sums fit the registers
