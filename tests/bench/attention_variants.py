@@ -44,7 +44,7 @@ def parts_of(name: str) -> Iterator[int]:
     with (
         mock.patch.object(decode, "tuned", tuned),
         mock.patch.object(decode, "KEYS_OF_CODES", keys),
-        mock.patch.object(decode, "blocks_ahead", lambda *_: ahead),
+        mock.patch.object(decode, "blocks_ahead", return_value=ahead),
     ):
         yield parts
 
@@ -54,8 +54,8 @@ def tiles_of(name: str) -> Iterator[None]:
     """Prompts in tiles as TILES[name] says, work lists too."""
     lines, keys, options = TILES[name]
     with (
-        mock.patch.object(tiles, "tile_lines", lambda *_: lines),
-        mock.patch.object(prefill, "tile_lines", lambda *_: lines),
-        mock.patch.object(prefill, "_tuned", lambda *_: (keys, options)),
+        mock.patch.object(tiles, "tile_lines", return_value=lines),
+        mock.patch.object(prefill, "tile_lines", return_value=lines),
+        mock.patch.object(prefill, "_tuned", return_value=(keys, options)),
     ):
         yield

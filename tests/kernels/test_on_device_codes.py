@@ -40,7 +40,8 @@ def widen_pairs_kernel(low_out, high_out, words, CODES: tl.constexpr, BLOCK: tl.
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_both_codes_of_a_word_are_widened_as_torch_does(kind, dtype):
-    cache = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(8)[torch.randperm(2048, device="cuda")].view(kind)
+    codes = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(8)[torch.randperm(2048, device="cuda")]
+    cache = codes.view(kind)
     out = torch.empty(2, 1024, dtype=dtype, device="cuda")
     widen_pairs_kernel[(1,)](*out, as_pairs(cache), CODES=codes_of(cache, target()), BLOCK=1024, num_warps=1)
     exact = cache.float().view(1024, 2).T

@@ -112,9 +112,7 @@ def attend_keys(
         if SOFTCAP:
             score = capped(score, bend, CODES)
         if EDGES:
-            edge = start >= seen
-            if WINDOW > 0:
-                edge = edge | (start + WINDOW < end)
+            edge = (start >= seen) | (start + WINDOW < end) if WINDOW > 0 else start >= seen
             if edge:
                 score = hide(score, start + lane, position, newest, WINDOW)
         else:
@@ -122,11 +120,11 @@ def attend_keys(
         weight, fade, best, total = weighed(score, scale, best, total, CODES, SOFTCAP)
         if MADE and not FOLD:
             weight, fade, largest = with_scales(weight, fade, value_scale, largest)
-        result = result * fade[:, None]
-        result = tl.dot(weight.to(query.dtype), values.to(query.dtype), result, input_precision="ieee")
+        result, weight = result * fade[:, None], weight.to(query.dtype)
+        result = tl.dot(weight, values.to(query.dtype), result, input_precision="ieee")
     if MADE and not FOLD:
         result = result * largest
-    if k_scale is not None and not MADE:
+    elif k_scale is not None and not MADE:
         result = result * tl.load(v_scale + kv_head)
     return best, total, result
 

@@ -18,7 +18,7 @@ from engine.kernels.target import tl, triton
 
 @triton.jit
 def attend_pairs(
-    even,  # [BLOCK_M, BLOCK_W]: the queries' numbers 2j, at most 2; see `split_query`
+    even,  # [BLOCK_M, BLOCK_W]: the queries' numbers 2j, below 2; see `split_query`
     odd,  # [BLOCK_M, BLOCK_W]: 2j + 1
     position,  # [BLOCK_M] int32: the last key that a line sees
     best,  # [BLOCK_M] float32
@@ -89,7 +89,7 @@ def attend_pairs(
     result = tl.interleave(evens, odds)
     if MADE:
         result = result * largest
-    if k_scale is not None and not MADE:
+    elif k_scale is not None:
         result = result * tl.load(v_scale + kv_head)
     return best, total, result
 

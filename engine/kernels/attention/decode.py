@@ -157,6 +157,21 @@ def fetch_part(
 
 
 @triton.jit
+def wait_unless_early(part, count, low, high, context, REACH: tl.constexpr, EARLY: tl.constexpr):
+    """Waits for the kernel in front, unless the program does in the first part's first round (EARLY).
+
+    Rounds of the first part are then loaded before the wait, but not with the key that the kernel in front writes; and
+    no program leaves without having waited, whether or not it has a round.
+    """
+    if EARLY:
+        own = (high == context) & (high - low <= REACH)
+        if (part >= count) | (low >= high) | own:
+            wait_previous()
+    else:
+        wait_previous()
+
+
+@triton.jit
 def decode_kernel(
     out,  # [num_tokens, num_heads, HEAD_DIM]
     sums,  # float32 [capacity, num_heads, HEAD_DIM]
@@ -172,7 +187,7 @@ def decode_kernel(
     parts,  # [num_parts, 8] int32: token, first key, last key + 1, context, line, the row's first part, last part + 1
     num_parts,  # [1] int32
     max_blocks,
-    block_stride,  # of the caches, in their numbers or words: from a block to the next; its own numbers follow each other
+    block_stride,  # of the caches, in numbers or words: from a block to the next; its own follow each other
     scale_stride,  # of k_scale and v_scale, from a block to the next; 0: one for each head
     scale,
     bend,
@@ -215,22 +230,14 @@ def decode_kernel(
         if part < count:
             fetch_part(k_head, v_head, table, low, high, block_stride, WIDTH, BLOCK_SIZE, AHEAD, LANES)
     blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
-    EARLY: tl.constexpr = OVERLAP and CODES == 0
-    if OVERLAP and not EARLY:
-        wait_previous()  # scales would come through this unit's own cache
-    if EARLY:
-        # Rounds of the first part are loaded before the wait, but not with the key that the kernel in front writes; and
-        # no program leaves without having waited, whether or not it has a round.
-        own = (high == context) & (high - low <= (STAGES + 1) * BLOCK_N)
-        if (part >= count) | (low >= high) | own:
-            wait_previous()
+    EARLY: tl.constexpr = OVERLAP and CODES == 0  # scales would come through this unit's own cache
+    if OVERLAP:
+        wait_unless_early(part, count, low, high, context, (STAGES + 1) * BLOCK_N, EARLY)
     while part < count:
         where = (token * num_heads + kv_head * GROUP) * HEAD_DIM
         query = tl.zeros([BLOCK_M, BLOCK_D], q.dtype.element_ty)
-        late = None
-        if EARLY:
-            late = q + where + mine
-        elif CODES == 0:
+        late = q + where + mine if EARLY else None
+        if not EARLY and CODES == 0:
             query = tl.load(q + where + mine, mask=inside, other=0.0)
         after = part + tl.num_programs(1)
         following = read_part(parts, after, count, WINDOW)
