@@ -213,8 +213,7 @@ def decode_kernel(
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     num_heads = num_kv_heads * GROUP
-    head = tl.arange(0, BLOCK_M)
-    dim = tl.arange(0, BLOCK_D)
+    head, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     inside = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     mine = head[:, None] * HEAD_DIM + dim[None, :]
     WIDTH: tl.constexpr = HEAD_DIM // 2 if CODES else HEAD_DIM  # of a key in its cache

@@ -133,6 +133,25 @@ def test_attention(kind, step, heads, kv_heads, dim, window, softcap, dtype):
         assert error(out, want) < (1e-5 if dtype is torch.float32 else 4e-3)
 
 
+@pytest.mark.parametrize("queries", [1, 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_queries_and_values_of_any_size(kind, queries):
+    """A query of zeros sees no hidden key; scales of values that are 2^40 apart are none of float16's numbers."""
+    *numbers, meta = pages([70], [queries], 2, 32, 16, torch.float32)
+    if kind == "made" and queries == 1:
+        numbers[1] *= 2.0 ** torch.arange(-20, 20).repeat(16)[: 16 * len(numbers[1])].view(-1, 1, 16, 1)
+    k, v, scales = coded(kind, *numbers)
+    q = torch.randn(queries, 4, 32).half()
+    q[:, 0], q[:, 1] = 0, q[:, 1] * 2000
+    q[:, 2] *= 2.0**-12
+    work = empty_list(8, queries, 16, 4, 32, "cpu")
+    launch_list(work, meta, 2, False)
+    out = launch_paged(q, k, v, replace(meta, work=work), 0.2, 0, 0.0, None, scales)
+    want = paged_attention_reference(q.double(), k, v, meta, 0.2, 0, 0.0, None, scales).view_as(out)
+    for head in range(4):
+        assert error(out[:, head], want[:, head]) < 1e-3
+
+
 def test_a_prompts_numbers_times_their_scales_have_the_bits_of_scores_and_weights_times_them():
     *numbers, meta = pages([40, 33], [40, 20], 2, 32, 16, torch.float32)
     k, v, made = coded("made", *numbers)
