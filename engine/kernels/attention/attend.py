@@ -168,7 +168,7 @@ def with_scales(weight, fade, scale, largest):
 
 @triton.jit
 def powers(most):
-    """float32 -> the power of two below each, from 2^-60 (of a zero too: it is a factor of -inf) on, and one over it."""
+    """float32 -> the power of two below each, of zeros 2^-60 (it is a factor of -inf), and one over it."""
     bits = tl.minimum(tl.maximum(most.to(tl.int32, bitcast=True) & 0x7F800000, 0x21800000), 0x7E800000)
     return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
