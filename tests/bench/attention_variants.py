@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from engine.kernels.attention import decode, prefill, tiles
+from engine.kernels.attention import decode, prefill
 
 TUNED = decode.tuned
 # Name -> parts and programs of a unit, warps, stages, keys, blocks ahead.
@@ -24,12 +24,12 @@ PARTS = {
         (4, 2, 3, 64, 8),
     )
 }  # fmt: skip
-# Name -> lines, keys, launch options.
+# Name -> whether tiles are large, launch options.
 TILES = {
-    "one tile": (128, 64, {"num_warps": 8, "num_stages": 3}),
-    "two tiles": (128, 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
-    "one tile, 128 keys": (128, 128, {"num_warps": 8, "num_stages": 2}),
-    "256 lines": (256, 64, {"num_warps": 16, "num_stages": 3}),
+    "one tile": (False, {"num_warps": 8, "num_stages": 3}),
+    "two tiles": (False, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),
+    "256 lines": (True, {"num_warps": 16, "num_stages": 3}),
+    "256 lines, 4 stages": (True, {"num_warps": 16, "num_stages": 4}),
 }
 
 
@@ -51,11 +51,10 @@ def parts_of(name: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def tiles_of(name: str) -> Iterator[None]:
-    """Prompts in tiles as TILES[name] says, work lists too."""
-    lines, keys, options = TILES[name]
+    """Prompts in tiles as TILES[name] says."""
+    large, options = TILES[name]
     with (
-        mock.patch.object(tiles, "tile_lines", return_value=lines),
-        mock.patch.object(prefill, "tile_lines", return_value=lines),
-        mock.patch.object(prefill, "_tuned", return_value=(keys, options)),
+        mock.patch.object(prefill, "takes_large", return_value=large),
+        mock.patch.object(prefill, "tuned", return_value=(64, options)),
     ):
         yield

@@ -81,7 +81,7 @@ def cut_anew(meta: AttentionMeta, per_unit: int) -> AttentionMeta:
     """With a work list of so many parts for a unit."""
     assert meta.work is not None
     rows, tokens = meta.work.max_rows, len(meta.work.tiles)
-    work = empty_list(rows, tokens, max_parts(1 << 16, 16, rows, per_unit), HEADS, DIM, "cuda", per_unit)
+    work = empty_list(rows, tokens, max_parts(1 << 16, 16, rows, per_unit), HEADS, DIM, "cuda", per_unit, large=True)
     fill_list(work, meta, HEADS // KV_HEADS)
     return replace(meta, work=work)
 

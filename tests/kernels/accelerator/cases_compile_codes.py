@@ -1,10 +1,14 @@
 """Store and attention over keys and values that are codes of 8 bits, for targets with units for FP8 and without."""
 
+import re
+
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.prefill import prefill_kernel
+from engine.kernels.attention.tiles import KEYS, LARGE
+from engine.kernels.attention.work import MIN_PART, work_kernel
 from engine.kernels.float8 import E4M3, E4M3_UNITS, E5M2, E5M2_BYTES
 from engine.kernels.rotate import qkv_kernel
 from tests.kernels.accelerator.cases_compile import ATTEND, NO_SINKS, PARTS, SHAPE, T
@@ -42,6 +46,14 @@ KERNELS = {
         )
         for name, form in FORMS.items()
     },
+    "work, large tiles": (
+        work_kernel,
+        {"parts": "*i32", "num_parts": "*i32", "tiles": "*i32", "num_tiles": "*i32",
+         "large_tiles": "*i32", "num_large_tiles": "*i32", "query_start": "*i32", "context_len": "*i32",
+         "table_row": "*i32", "num_rows": "i32", "aim": "i32"},
+        {"SINGLE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64, "ROWS": 256},
+        {"num_warps": 4},
+    ),
     **{
         f"store {name}": (
             qkv_kernel,
@@ -61,8 +73,7 @@ CUDA = {"sm_80", "sm_90", "sm_100"}
 SHORT = {
     ("decode e4m3 made", "sm_80"), ("decode e5m2", "gfx942"), ("prefill e4m3 given", "gfx942"),
     ("prefill e4m3 by the units", "sm_90"), ("decode e4m3 by the units", "sm_90"), ("decode e5m2 by bytes", "sm_80"),
-    ("store e4m3 made", "gfx1100"),
-    ("store e5m2", "sm_90"),
+    ("store e4m3 made", "gfx1100"), ("store e5m2", "sm_90"), ("work, large tiles", "sm_90"),
 }  # fmt: skip
 TURNS = [
     pytest.param(name, target, marks=() if (name, target) in SHORT else pytest.mark.full)
@@ -81,6 +92,21 @@ def test_compiles(name, target):
     if UNITS in name and not name.startswith("store"):
         assert "cvt.rn.f16x2.e4m3x2" in made.asm["ptx"]
         assert "bf16.f16" not in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("form", ["e4m3 by the units", "e4m3 given", "e5m2 by bytes"])
+def test_a_large_tiles_lines_are_summed_up_as_a_small_ones(form):
+    """Every warp has lines of its own, and threads of a line the same keys: the order of a line's sums is one."""
+    kernel, signature, constants, _ = KERNELS[f"prefill {form}"]
+    constants = {**constants, "STAGES": 3, "FOLD": constants["MADE"]}
+    layouts = []
+    for lines, warps in ((128, 8), (LARGE, 16)):
+        options = {"num_warps": warps, "num_stages": 3}
+        made = compiles("sm_90", kernel, signature, {**constants, "BLOCK_M": lines}, options, aligned=True)
+        layouts.append(set(re.findall(r"#ttg.nvidia_mma<\{.*?\}>", made.asm["ttgir"])))
+        assert all(f"warpsPerCTA = [{warps}, 1]" in layout for layout in layouts[-1])
+    small, large = ({re.sub(r"warpsPerCTA = \S+ 1\]", "", layout) for layout in found} for found in layouts)
+    assert small == large != set()
 
 
 @pytest.mark.parametrize("form", ["e4m3 by the units", "e5m2 by bytes"])

@@ -7,6 +7,7 @@ import torch
 import triton
 
 from engine.cache.spec import FullSpec
+from engine.kernels.attention import prefill
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
 from engine.kernels.attention.work import empty_list, launch_list
 from engine.kernels.float8 import E4M3_UNITS, E5M2, narrow8, widen8
@@ -166,18 +167,26 @@ def test_a_prompts_numbers_times_their_scales_have_the_bits_of_scores_and_weight
     assert torch.equal(found, want)
 
 
-def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(ordered_sums):
+@pytest.mark.parametrize("kind", ["made", "e5m2"])
+def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(kind, ordered_sums, monkeypatch):
+    """And whether its tile is a large one."""
     *numbers, meta = pages([150], [150], 2, 32, 16, torch.float32)
-    k, v, scales = coded("made", *numbers)
+    k, v, scales = coded(kind, *numbers)
     q = torch.randn(150, 4, 32)
 
-    def attend(first, last):
+    def attend(first, last, large):
+        monkeypatch.setattr(prefill, "takes_large", lambda *_: large)
         starts, length = torch.tensor([0, last - first], dtype=torch.int32), torch.tensor([last], dtype=torch.int32)
         part = replace(meta, query_start=starts, context_len=length, decode_only=False)
-        work = empty_list(1, 150, 2, 4, 32, "cpu")
+        work = empty_list(1, 150, 2, 4, 32, "cpu", large=True)
         launch_list(work, part, 2, True)
+        assert work.num_large_tiles is not None
+        assert (int(work.num_tiles), int(work.num_large_tiles)) == (-(-(last - first) // 64), -(-(last - first) // 128))
+        (work.tiles if large else work.large_tiles).fill_(-1 << 20)  # these are not read
         return launch_paged(q[first:last].contiguous(), k, v, replace(part, work=work), 0.2, 0, 0.0, None, scales)
 
-    whole = attend(0, 150)
+    whole = attend(0, 150, False)
     for first, last in ((0, 1), (3, 70), (64, 66), (149, 150)):
-        assert torch.equal(attend(first, last), whole[first:last]), (first, last)
+        assert torch.equal(attend(first, last, False), whole[first:last]), (first, last)
+    for first, last in ((0, 150), (2, 132)):
+        assert torch.equal(attend(first, last, True), whole[first:last]), (first, last)
