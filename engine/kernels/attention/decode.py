@@ -5,8 +5,8 @@
 A program takes one part of one row and KV head with all query heads of the group. A row that is one part is written
 at once. Else the part leaves its sums, and the program that finds all others arrived adds them up: always in
 ascending order, whichever program it is, so bits do not depend on timing. Its counter goes back to zero for the next
-launch. Where kernels overlap, a program's first keys are on their way before the kernel in front has written the step's
-queries and own keys. Users: engine/kernels/attention/paged on accelerators.
+launch (merge.py). Where kernels overlap, a program's first keys are on their way before the kernel in front has written
+the step's queries and own keys. Users: engine/kernels/attention/paged on accelerators.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.attention.meta import WorkList
 from engine.kernels.attention.attend import attend_keys, blocks_of, scaled, score_scales, softmax_init_with_sinks
 from engine.kernels.attention.attend_pairs import attend_pairs, split_query
+from engine.kernels.attention.merge import leave_part
 from engine.kernels.attention.tiles import KEYS, KEYS_OF_CODES, WIDE_HEAD
 from engine.kernels.float8 import as_pairs, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
@@ -27,89 +28,6 @@ from engine.kernels.target import Target, target, tl, triton
 AHEAD = 8  # blocks of a program's first part that are asked for before the kernel in front has ended; at most 32
 NARROW = 2048  # numbers of a token's query, up to which the layer's products are small: see `blocks_ahead`, `tuned`
 MERGED = 4096  # numbers that each warp of a merge holds at once: parts * group * head_dim
-
-
-@triton.jit
-def add_parts(
-    out,  # the row's token and KV head: [GROUP, HEAD_DIM]
-    sums,  # float32 [num_parts, num_heads, HEAD_DIM]
-    stats,  # float32 [num_parts, num_heads, 2]: maximum (power of two) and sum
-    from_part,
-    to_part,
-    first_head,
-    num_heads,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_G: tl.constexpr,  # power of two >= GROUP
-    BLOCK_D: tl.constexpr,
-    AT_ONCE: tl.constexpr,  # parts
-):
-    """Adds parts from_part..to_part-1; other units have just written them, so they are read past this unit's cache."""
-    head = tl.arange(0, BLOCK_G)
-    dim = tl.arange(0, BLOCK_D)
-    best = tl.full([BLOCK_G], -1e30, tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
-    result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for first in range(from_part, to_part, AT_ONCE):
-        part = first + tl.arange(0, AT_ONCE)
-        slot = part[:, None] * num_heads + first_head + head[None, :]
-        there = (part < to_part)[:, None] & (head < GROUP)[None, :]
-        part_best = tl.load(stats + slot * 2, mask=there, other=-1e30, cache_modifier=".cg")
-        part_total = tl.load(stats + slot * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-        place = slot[:, :, None] * HEAD_DIM + dim[None, None, :]
-        inside = there[:, :, None] & (dim < HEAD_DIM)[None, None, :]
-        part_sum = tl.load(sums + place, mask=inside, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(best, tl.max(part_best, 0))
-        fade = tl.exp2(best - higher)
-        grow = tl.exp2(part_best - higher[None, :])
-        total = total * fade + tl.sum(part_total * grow, 0)
-        result = result * fade[:, None] + tl.sum(part_sum * grow[:, :, None], 0)
-        best = higher
-    result = result / tl.where(head < GROUP, total, 1.0)[:, None]
-    mask = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    tl.store(out + head[:, None] * HEAD_DIM + dim[None, :], result.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def leave_part(
-    out,  # the row's token and KV head: [GROUP, HEAD_DIM]
-    sums,
-    stats,
-    arrived,
-    result,
-    best,
-    total,
-    part,
-    from_part,
-    to_part,
-    kv_head,
-    num_kv_heads,
-    num_heads,
-    mine,  # where the group's numbers lie behind each other, [BLOCK_M, BLOCK_D]
-    inside,  # which of them there are
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    """Writes what a part found; the last one of a row to arrive adds all up."""
-    head = tl.arange(0, BLOCK_M)
-    slot = part * num_heads + kv_head * GROUP  # the list's sums stay below 2^31 numbers
-    tl.store(sums + slot * HEAD_DIM + mine, result, mask=inside)
-    tl.store(stats + (slot + head) * 2, best, mask=head < GROUP)
-    tl.store(stats + (slot + head) * 2 + 1, total, mask=head < GROUP)
-    # Every thread's stores come before the barrier, and so before the count that publishes them.
-    tl.debug_barrier()
-    counter = arrived + from_part * num_kv_heads + kv_head
-    before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-    if before == to_part - from_part - 1:
-        add_parts(
-            out, sums, stats, from_part, to_part, kv_head * GROUP, num_heads,
-            GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE,
-        )  # fmt: skip
-        tl.store(counter, 0)
 
 
 @triton.jit
@@ -201,6 +119,7 @@ def decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    GATHER: tl.constexpr,  # parts that are added up before the row's others have arrived; 0: all at the end
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,  # blocks that are asked for before the wait
@@ -210,8 +129,7 @@ def decode_kernel(
     MADE: tl.constexpr,  # each token has scales of its own
     OVERLAP: tl.constexpr,
 ):
-    kv_head = tl.program_id(0)
-    num_kv_heads = tl.num_programs(0)
+    kv_head, num_kv_heads = tl.program_id(0), tl.num_programs(0)
     num_heads = num_kv_heads * GROUP
     head, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     inside = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -267,7 +185,7 @@ def decode_kernel(
         else:
             leave_part(
                 out + where, sums, stats, arrived, result, best, total, part, from_part, to_part, kv_head, num_kv_heads,
-                num_heads, mine, inside, GROUP, HEAD_DIM, BLOCK_M, BLOCK_G, BLOCK_D, AT_ONCE,
+                num_heads, mine, inside, GROUP, HEAD_DIM, BLOCK_M, BLOCK_G, BLOCK_D, AT_ONCE, GATHER,
             )  # fmt: skip
         part = after
         token, low, high, context, line, from_part, to_part = following
@@ -302,13 +220,14 @@ def attend_parts(
     scale, bend = score_scales(scale, softcap)
     keys, values = as_pairs(k_cache), as_pairs(v_cache)
     programs = max(1, min(share * target().num_units // kv_heads, work.parts.shape[0]))
+    at_once = max(1, MERGED * options["num_warps"] // (block_g * block_d))
     decode_kernel[(kv_heads, programs)](
         out, work.sums, work.stats, work.arrived, q, keys, values, *(scales or (None, None)),
         block_tables, sinks, work.parts, work.num_parts, block_tables.shape[1], keys.stride(0), stride_of(scales),
         scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=KEYS_OF_CODES if codes else KEYS, BLOCK_D=block_d, BLOCK_G=block_g,
-        AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=is_wide(k_cache),
+        AT_ONCE=at_once, GATHER=2 * at_once if codes else 0, WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],
         AHEAD=blocks_ahead(target(), pairs, heads * dim, run * k_cache.element_size()), LEAD=lead,
         CODES=codes, MADE=stride_of(scales) > 0, **options, **launch_options(),

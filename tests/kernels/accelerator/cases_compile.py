@@ -108,8 +108,8 @@ KERNELS = {
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4,
-             "AT_ONCE": MERGED * warps // (4 * block_d), "STAGES": stages, "AHEAD": ahead, "LANES": 32 * warps,
-             "LEAD": lead, **sinks},
+             "AT_ONCE": MERGED * warps // (4 * block_d), "GATHER": 0, "STAGES": stages, "AHEAD": ahead,
+             "LANES": 32 * warps, "LEAD": lead, **sinks},
             {"num_warps": warps, "num_stages": stages},
         )
         for dim, block_d, warps, stages, ahead, lead, sinks in (

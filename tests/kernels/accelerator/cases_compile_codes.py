@@ -30,8 +30,8 @@ KERNELS = {
         f"decode {name}": (
             decode_kernel,
             {"out": T, **PARTS, **ATTEND, **PAIRS, **SCALES},
-            {**PLAIN, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "STAGES": 4,
-             "AHEAD": AHEAD, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
+            {**PLAIN, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "GATHER": 16,
+             "STAGES": 4, "AHEAD": AHEAD, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
             {"num_warps": 1, "num_stages": 4},
         )
         for name, form in FORMS.items()

@@ -7,6 +7,7 @@ import torch
 import triton
 
 from engine.cache.spec import FullSpec
+from engine.kernels.attention import decode as decode_attention
 from engine.kernels.attention import prefill
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
 from engine.kernels.attention.work import empty_list, launch_list
@@ -151,6 +152,24 @@ def test_queries_and_values_of_any_size(kind, queries):
     want = paged_attention_reference(q.double(), k, v, meta, 0.2, 0, 0.0, None, scales).view_as(out)
     for head in range(4):
         assert error(out[:, head], want[:, head]) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["made", "e5m2"])
+def test_many_parts_are_added_in_runs_of_them(kind, monkeypatch):
+    """Rows of 9, 1, 2 and 3 parts of 64 keys, in runs of 2: five runs of which the last has one part, and two."""
+    monkeypatch.setattr(decode_attention, "MERGED", 1)
+    contexts = [9 * 64 - 5, 40, 100, 190]
+    *numbers, meta = pages(contexts, [1] * 4, 2, 32, 16, torch.float32)
+    k, v, scales = coded(kind, *numbers)
+    q = torch.randn(4, 4, 32)
+    work = empty_list(4, 4, 24, 4, 32, "cpu", 200)
+    launch_list(work, meta, 2, False)
+    assert work.parts[: int(work.num_parts), 5:7].unique(dim=0).diff().tolist() == [[9], [1], [2], [3]]
+    for _ in range(2):
+        out = launch_paged(q, k, v, replace(meta, work=work), 0.2, 0, 0.0, None, scales)
+        want = paged_attention_reference(q.double(), k, v, meta, 0.2, 0, 0.0, None, scales).view_as(out)
+        assert error(out, want) < 1e-5
+        assert not work.arrived.any()
 
 
 def test_a_prompts_numbers_times_their_scales_have_the_bits_of_scores_and_weights_times_them():
