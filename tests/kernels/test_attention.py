@@ -282,6 +282,13 @@ def test_decode_asks_early_for_keys_where_queries_are_narrow_and_kernels_overlap
     assert [blocks_ahead(card, pairs, heads * dim, block * dim * 2) for card in others] == [0, 0]
 
 
+def test_decode_over_codes_asks_early_for_keys_where_kernels_overlap():
+    for arch, most in (("sm_90", AHEAD), ("sm_100", AHEAD), ("sm_80", 0)):
+        card = Target("cuda", arch, 132, 32, 227 << 10)
+        assert [blocks_ahead(card, pairs, 4096, 16 * 128, codes=True) for pairs in (8, 2048)] == [most, most]
+        assert blocks_ahead(card, 8, 4096, 2 * 10, codes=True) == 0
+
+
 def test_prompts_have_large_tiles_where_half_as_many_fill_the_device():
     card = Target("cuda", "sm_90", 132, 32, 227 << 10)
     taken = [prefill.takes_large(card, 128, 2, tokens // 32 * 8) for tokens in (512, 1024, 1312, 1344, 8192)]
