@@ -32,6 +32,9 @@ class WorkList:
     stats: Tensor  # [capacity, heads, 2] float32
     max_rows: int
     per_unit: int  # parts times KV heads that a step aims at, for each unit of the device
+    # The same rows in tiles of twice the lines, for long prompts over pages of codes; None: no kernel reads them.
+    large_tiles: Tensor | None = None
+    num_large_tiles: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

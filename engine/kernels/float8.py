@@ -4,10 +4,10 @@
     e5m2   sign, 5 bits of exponent (bias 15), 2 of mantissa: the upper half of a float16; at most 57,344
 
 Rounding is to nearest even, in integers, so all targets and the C kernels (_fast/c/cpu/float8.h) make the same codes. A
-number beyond the largest becomes the largest, and what is not finite becomes 0x7f. NVIDIA's units make bfloat16 of four
-codes of e4m3 by 12 integer operations (E4M3_FOURS), because conversions run at a fraction of the rate; to other numbers
-e4m3 is widened by units that know it (Target.widens_fp8), and elsewhere by integers too. Users: rotate.py,
-attention/attend.py.
+number beyond the largest becomes the largest, and what is not finite becomes 0x7f. Every code is exact in float16, and
+a step from there to bfloat16 costs more than all else: attention multiplies codes as float16. e4m3 is widened by units
+that know it (Target.widens_fp8: two codes by one instruction), elsewhere by integers; e5m2 by moving bytes. Users:
+rotate.py, attention/.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from torch import Tensor
 
 from engine.kernels.target import Target, tl, triton
 
-FLOATS, E4M3, E5M2, E4M3_UNITS, E4M3_FOURS = range(5)  # the constant CODES of kernels
+FLOATS, E4M3, E5M2, E4M3_UNITS, E5M2_BYTES = range(5)  # the constant CODES of kernels
 
 
-def codes_of(cache: Tensor, device: Target, dtype: torch.dtype) -> int:
-    """CODES of a cache of this dtype on this target, in kernels whose numbers are `dtype`."""
+def codes_of(cache: Tensor, device: Target) -> int:
+    """CODES of a cache of this dtype on this target."""
     if cache.dtype is torch.float8_e5m2:
-        return E5M2
+        return E5M2_BYTES if device.runs_ptx else E5M2
     if cache.dtype is not torch.float8_e4m3fn:
         return FLOATS
-    if device.runs_ptx and dtype is torch.bfloat16:
-        return E4M3_FOURS
     return E4M3_UNITS if device.widens_fp8 else E4M3
 
 
@@ -36,27 +34,28 @@ def as_bytes(cache: Tensor) -> Tensor:
     return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
 
 
-# Four bfloat16 ($0, $1) of four codes ($2). A code goes to the upper byte of 16 bits, its sign also to the byte above
-# (8 in a selector of prmt repeats a byte's highest bit), and all of it down by 4: the sign stays, exponent and mantissa
-# come to the last bits of bfloat16's exponent and the first of its mantissa. That is off by 2^120, which fma puts
-# right, exactly. 1 added to seven bits carries into the eighth where all are set: such a code, 0x7f, gets all bits.
-FOURS = tl.constexpr(
-    "{ .reg .b32 a, m, odd, factor, zero; mov.b32 factor, 0x7b807b80; mov.b32 zero, 0x80008000;"
-    " and.b32 odd, $2, 0x7f7f7f7f; add.u32 odd, odd, 0x01010101;"
-    " prmt.b32 a, $2, 0, 0x1804; shr.s32 a, a, 4; prmt.b32 m, odd, 0, 0x9988;"
-    " lop3.b32 a, a, 0x87f087f0, m, 0xea; fma.rn.bf16x2 $0, a, factor, zero;"
-    " prmt.b32 a, $2, 0, 0x3a24; shr.s32 a, a, 4; prmt.b32 m, odd, 0, 0xbbaa;"
-    " lop3.b32 a, a, 0x87f087f0, m, 0xea; fma.rn.bf16x2 $1, a, factor, zero; }"
+def as_pairs(cache: Tensor) -> Tensor:
+    """Codes as int16, two to a word; other numbers as they are."""
+    return cache.view(torch.uint8).view(torch.int16) if cache.dtype.itemsize == 1 else cache
+
+
+# Two words ($2) of two codes each -> float16 of both words' lower codes ($0), and of their upper codes ($1).
+UNITS = tl.constexpr(
+    "{ .reg .b32 sorted; .reg .b16 low, high; prmt.b32 sorted, $2, 0, 0x3120; mov.b32 {low, high}, sorted;"
+    " cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }"
 )
+BYTES = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x2404; and.b32 $1, $2, 0xff00ff00; }")
+# Four codes of e5m2 ($2), one behind the other -> float16 of the first two ($0) and of the last two ($1).
+IN_ORDER = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424; }")
 
 
 @triton.jit
 def widen8(codes, dtype, CODES: tl.constexpr):
-    """uint8 codes, any shape -> their values in `dtype` (bfloat16 where CODES is E4M3_FOURS), exact."""
-    if CODES == 4:
-        values = tl.inline_asm_elementwise(FOURS, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4)
-    elif CODES == 3:
+    """uint8 codes, any shape -> their values in `dtype`, exact."""
+    if CODES == 3:
         values = codes.to(tl.float8e4nv, bitcast=True).to(dtype)
+    elif CODES == 4:
+        values = tl.inline_asm_elementwise(IN_ORDER, "=&r,=r,r", [codes], tl.float16, True, 4).to(dtype)
     elif CODES == 2:
         values = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(dtype)
     else:  # into the exponent and mantissa of float16, and 2^8
@@ -68,15 +67,28 @@ def widen8(codes, dtype, CODES: tl.constexpr):
 
 
 @triton.jit
+def widen_pairs(words, dtype, CODES: tl.constexpr):
+    """int16 words of two codes, any shape -> values in `dtype` of the lower codes and of the upper ones, exact."""
+    if CODES >= 3:
+        text: tl.constexpr = UNITS if CODES == 3 else BYTES
+        low, high = tl.inline_asm_elementwise(text, "=&r,=r,r", [words], (tl.float16, tl.float16), True, 2)
+        low, high = low.to(dtype), high.to(dtype)
+    else:
+        bits = words.to(tl.uint16, bitcast=True)
+        low, high = widen8(bits & 0xFF, dtype, CODES), widen8(bits >> 8, dtype, CODES)
+    return low, high
+
+
+@triton.jit
 def narrow8(values, CODES: tl.constexpr):
     """float32 values, any shape -> uint8 codes."""
-    mantissa: tl.constexpr = 2 if CODES == 2 else 3
-    bias: tl.constexpr = 15 if CODES == 2 else 7
-    most: tl.constexpr = 57344.0 if CODES == 2 else 448.0
-    least: tl.constexpr = 6.103515625e-05 if CODES == 2 else 0.015625  # of those with an exponent: 2^-14, 2^-6
+    mantissa: tl.constexpr = 2 if CODES == 2 or CODES == 4 else 3
+    bias: tl.constexpr = 15 if mantissa == 2 else 7
+    most: tl.constexpr = 57344.0 if mantissa == 2 else 448.0
+    least: tl.constexpr = 6.103515625e-05 if mantissa == 2 else 0.015625  # of those with an exponent: 2^-14, 2^-6
     # Added to smaller numbers: its last bit is the step between their codes. 2^7 and 2^14, and their bits.
-    step: tl.constexpr = 128.0 if CODES == 2 else 16384.0
-    step_bits: tl.constexpr = 0x43000000 if CODES == 2 else 0x46800000
+    step: tl.constexpr = 128.0 if mantissa == 2 else 16384.0
+    step_bits: tl.constexpr = 0x43000000 if mantissa == 2 else 0x46800000
     shift: tl.constexpr = 23 - mantissa
     size = tl.abs(values)
     held = tl.minimum(size, most)

@@ -239,7 +239,7 @@ def launch_qkv(
         check_pages(k_cache, v_cache, head_dim, scales)
         block_size, block_stride = k_cache.shape[2], k_cache.stride(0)
         num_slots = k_cache.shape[0] * block_size
-        keys, values, codes = as_bytes(k_cache), as_bytes(v_cache), codes_of(k_cache, target(), qkv.dtype)
+        keys, values, codes = as_bytes(k_cache), as_bytes(v_cache), codes_of(k_cache, target())
     qkv_kernel[(tokens, groups)](
         q, keys, values, qkv, cos, sin,
         cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, slot_mapping if store else q,

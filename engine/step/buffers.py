@@ -29,12 +29,14 @@ from engine.cache.layout import CacheLayout
 from engine.cache.routed import RoutedIds
 from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
 from engine.device import Accelerator
+from engine.kernels.attention.tiles import has_large_tiles
 from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
 from engine.kernels.sampling.home import send_home
 from engine.kernels.sampling.top_logprobs import LINE
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs, empty_slots
+from engine.kernels.target import target
 from engine.models.base import Model
 from engine.step.build import RowArrays, axis_positions
 from engine.step.executor import Sizes
@@ -49,14 +51,22 @@ class Cut(NamedTuple):
 
     num_kv_heads: int
     head_dim: int
-    per_unit: int
+    codes: bool  # pages of 8 bits
+
+    @property
+    def per_unit(self) -> int:
+        return PARTS_OF_CODES if self.codes else PARTS_PER_UNIT
+
+    @property
+    def large(self) -> bool:
+        return self.codes and has_large_tiles(target(), self.head_dim)
 
 
 def _cut(spec: CacheSpec) -> Cut | None:
     """None: nothing attends to what is kept."""
     if not isinstance(spec, KeyValueSpec):
         return None
-    return Cut(spec.num_kv_heads, spec.head_dim, PARTS_OF_CODES if spec.dtype.itemsize == 1 else PARTS_PER_UNIT)
+    return Cut(spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize == 1)
 
 
 class StepBuffers:
@@ -121,7 +131,14 @@ class StepBuffers:
         parts = partial(max_parts, num_blocks, sizes.block_size, sizes.max_rows)
         return {
             cut: empty_list(
-                sizes.max_rows, sizes.max_tokens, parts(cut.per_unit), self._heads, cut.head_dim, device, cut.per_unit
+                sizes.max_rows,
+                sizes.max_tokens,
+                parts(cut.per_unit),
+                self._heads,
+                cut.head_dim,
+                device,
+                cut.per_unit,
+                cut.large,
             )
             for cut in dict.fromkeys(self._cuts)
             if cut is not None

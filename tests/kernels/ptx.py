@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import numpy as np
+import torch
 
 Words = Any  # an array of uint32
 
@@ -47,6 +48,13 @@ def looked_up(a: Words, b: Words, c: Words, table: Words) -> Words:
     return made
 
 
+def from_e4m3(pair: Words) -> Words:
+    """cvt: float16 of two codes, each half from its byte."""
+    known = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).half().view(torch.int16).numpy()
+    low, high = (known.view(np.uint16)[pair >> np.uint32(8 * byte) & np.uint32(0xFF)] for byte in range(2))
+    return low | high.astype(np.uint32) << np.uint32(16)
+
+
 RUN = {
     "mov.b32": lambda a: a,
     "prmt.b32": permuted,
@@ -56,6 +64,7 @@ RUN = {
     "shr.s32": lambda a, by: (a.view(np.int32) >> by.view(np.int32)).view(np.uint32),
     "add.u32": lambda a, b: a + b,
     "and.b32": lambda a, b: a & b,
+    "cvt.rn.f16x2.e4m3x2": from_e4m3,
     "fma.rn.bf16x2": lambda a, b, c: joined(halves(a) * halves(b) + halves(c)),
 }
 
@@ -74,5 +83,10 @@ def run(text: str, operands: dict[str, Words]) -> dict[str, Words]:
         operation, _, rest = line.strip().partition(" ")
         if operation and operation != ".reg":
             target, *sources = re.split(r", (?![^{]*})", rest)
-            held[target] = RUN[operation](*map(value, sources))
+            made = RUN[operation](*map(value, sources))
+            if target.startswith("{"):
+                low, high = target.strip("{}").split(", ")
+                held[low], held[high] = made & np.uint32(0xFFFF), made >> np.uint32(16)
+            else:
+                held[target] = made
     return held

@@ -9,9 +9,11 @@ import torch
 
 from _fast import cpu
 from engine.attention.meta import AttentionMeta
+from engine.kernels.attention import prefill
 from engine.kernels.attention.decode import AHEAD, blocks_ahead, tuned
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
+from engine.kernels.attention.tiles import WARPS_OF_CODES, has_large_tiles
 from engine.kernels.attention.work import PARTS_OF_CODES
 from engine.kernels.target import Target
 from tests.kernels.one_run import in_one_run
@@ -253,7 +255,7 @@ def test_decode_launches_more_programs_than_fit_where_rows_are_many(rows, kv_hea
         old = Target("cuda", "sm_80", 132, 32, 163 << 10)  # where nothing starts before a kernel's end
         assert tuned(old, pairs, width, 16, 128, 2) == (share, 0, options)
         of_codes, _, options = tuned(card, pairs, width, 16, 128, 2, codes=True)  # as many as there are parts
-        assert (of_codes, options) == (PARTS_OF_CODES, {"num_warps": 1, "num_stages": 3})
+        assert (of_codes, options) == (PARTS_OF_CODES, {"num_warps": WARPS_OF_CODES, "num_stages": 3})
     other = Target("hip", "gfx942", 132, 64, 64 << 10)  # there a stage costs registers
     assert tuned(other, pairs, 2048, 16, 128, 2) == (share, 0, {"num_warps": 1, "num_stages": 2})
     for dim, size in ((256, 2), (128, 4)):
@@ -278,3 +280,23 @@ def test_decode_asks_early_for_keys_where_queries_are_narrow_and_kernels_overlap
     assert [blocks_ahead(card, pairs, heads * dim, block * dim * 2) for card in cards] == [ahead, ahead]
     others = [Target("cuda", "sm_80", 108, 32, 163 << 10), Target("hip", "gfx942", 304, 64, 64 << 10)]
     assert [blocks_ahead(card, pairs, heads * dim, block * dim * 2) for card in others] == [0, 0]
+
+
+def test_decode_over_codes_asks_early_for_keys_where_kernels_overlap():
+    for arch, most in (("sm_90", AHEAD), ("sm_100", AHEAD), ("sm_80", 0)):
+        card = Target("cuda", arch, 132, 32, 227 << 10)
+        assert [blocks_ahead(card, pairs, 4096, 16 * 128, codes=True) for pairs in (8, 2048)] == [most, most]
+        assert blocks_ahead(card, 8, 4096, 2 * 10, codes=True) == 0
+
+
+def test_prompts_have_large_tiles_where_half_as_many_fill_the_device():
+    card = Target("cuda", "sm_90", 132, 32, 227 << 10)
+    taken = [prefill.takes_large(card, 128, 2, tokens // 32 * 8) for tokens in (512, 1024, 1312, 1344, 8192)]
+    assert taken == [False, False, False, True, True]
+    assert not prefill.takes_large(card, 256, 2, 2048)
+    assert not prefill.takes_large(card, 128, 4, 2048)
+    keys = {prefill.tuned(card, 128, 2, count, large)[0] for count in (8, 2048) for large in (False, True)}
+    assert len(keys) == 1  # a token's bits follow from them
+    others = [Target("cuda", "sm_100", 148, 32, 227 << 10), Target("hip", "gfx950", 256, 64, 160 << 10)]
+    assert [has_large_tiles(device, 128) for device in (card, *others)] == [True, False, False]
+    assert not has_large_tiles(card, 256)

@@ -1,12 +1,20 @@
-"""Codes of 8 bits in a kernel on a real accelerator: every code is widened to what torch widens it to."""
+"""Pages of codes on a real accelerator: every code is widened as torch does, and attention keeps a token's bits."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from engine.kernels.float8 import codes_of, widen8
+from engine.cache.spec import FullSpec
+from engine.kernels.attention import prefill
+from engine.kernels.attention.paged import paged_attention, paged_attention_reference
+from engine.kernels.attention.work import empty_list, fill_list, max_parts
+from engine.kernels.float8 import as_pairs, codes_of, widen8, widen_pairs
+from engine.kernels.pages import pages_of
 from engine.kernels.target import target, tl, triton
+from tests.kernels.test_on_device import LIMIT, draw, error, pages
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 
@@ -23,7 +31,77 @@ def test_every_code_is_widened_as_torch_does(kind, dtype):
     codes = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(4)[torch.randperm(1024, device="cuda")]
     cache = codes.view(kind)
     out = torch.empty(1024, dtype=dtype, device="cuda")
-    widen_kernel[(1,)](out, codes, CODES=codes_of(cache, target(), dtype), BLOCK=1024, num_warps=1)
+    widen_kernel[(1,)](out, codes, CODES=codes_of(cache, target()), BLOCK=1024, num_warps=1)
     exact = cache.float()
     held = ~exact.isinf()  # infinities are never stored
     torch.testing.assert_close(out.float()[held], exact[held], rtol=0, atol=0, equal_nan=True)
+
+
+@triton.jit
+def widen_pairs_kernel(low_out, high_out, words, CODES: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    low, high = widen_pairs(tl.load(words + place), low_out.dtype.element_ty, CODES)
+    tl.store(low_out + place, low)
+    tl.store(high_out + place, high)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_both_codes_of_a_word_are_widened_as_torch_does(kind, dtype):
+    codes = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(8)[torch.randperm(2048, device="cuda")]
+    cache = codes.view(kind)
+    out = torch.empty(2, 1024, dtype=dtype, device="cuda")
+    widen_pairs_kernel[(1,)](*out, as_pairs(cache), CODES=codes_of(cache, target()), BLOCK=1024, num_warps=1)
+    exact = cache.float().view(1024, 2).T
+    held = ~exact.isinf()
+    torch.testing.assert_close(out.float()[held], exact[held], rtol=0, atol=0, equal_nan=True)
+
+
+KINDS = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def coded(kind, count):
+    """Keys, values and scales of 8 heads of 128, at random."""
+    spec = FullSpec(8, 128, kind)
+    numbers = torch.zeros(count, spec.block_bytes(16), device="cuda", dtype=torch.uint8)
+    keys, values, scales = pages_of(spec.views(numbers, 16))
+    for cache in (keys, values):
+        cache.copy_((torch.randn(cache.shape, device="cuda") * (40 if scales else 1)).to(kind))
+    for scale in scales or ():
+        scale.copy_(torch.exp2(torch.randint(-7, -4, scale.shape, device="cuda").float()))
+    return keys, values, scales
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_tiles_give_a_token_the_bits_of_small_ones(kind, invariant, monkeypatch):
+    shape, *_, meta = pages([1900, 300, 70], [1700, 300, 1], 8, 128)
+    keys, values, scales = coded(kind, len(shape))
+    q = draw(2001, 32, 128)
+    work = empty_list(3, 2001, max_parts(10_000, 16, 3), 32, 128, "cuda", large=True)
+    fill_list(work, meta, 4, invariant)
+    meta, got = replace(meta, work=work), []
+    for large in (False, True):
+        monkeypatch.setattr(prefill, "takes_large", lambda *_, large=large: large)
+        got.append(paged_attention(q, keys, values, meta, 0.03, scales=scales))
+    assert torch.equal(*got)
+    want = paged_attention_reference(q.double(), keys, values, meta, 0.03, scales=scales)
+    assert error(got[0], want) < LIMIT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_parts_are_added_in_one_order_whoever_comes_last(kind):
+    contexts = [9000, 60, 30_000]
+    shape, *_, meta = pages(contexts, [1] * 3, 8, 128)
+    keys, values, scales = coded(kind, len(shape))
+    q = draw(3, 32, 128)
+    work = empty_list(3, 3, max_parts(10_000, 16, 3, 8), 32, 128, "cuda", 8)
+    fill_list(work, meta, 4)
+    meta = replace(meta, work=work)
+    assert int(work.num_parts) > 64
+    first = paged_attention(q, keys, values, meta, 0.03, scales=scales)
+    want = paged_attention_reference(q.double(), keys, values, meta, 0.03, scales=scales)
+    assert error(first, want) < LIMIT
+    for _ in range(50):
+        assert torch.equal(paged_attention(q, keys, values, meta, 0.03, scales=scales), first)
+    assert not work.arrived.any()

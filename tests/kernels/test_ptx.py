@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.float8 import FOURS
+from engine.kernels.float8 import BYTES, IN_ORDER, UNITS
 from engine.kernels.gemm import widen
 from engine.kernels.gemm.codes import VALUES, Kind
 from engine.kernels.moe.mxfp4 import TIMES
@@ -48,11 +48,20 @@ def test_values_of_mxfp4_times_their_scale(scale):
     assert np.array_equal(halves(held["$0"]), pairs * scale)
 
 
-def test_four_codes_of_a_cache_become_four_numbers():
-    """All pairs of codes in either half of the word; 0x7f and 0xff are no numbers."""
+@pytest.mark.parametrize(
+    ("program", "dtype", "order"),
+    [
+        (UNITS, torch.float8_e4m3fn, (0, 2, 1, 3)),
+        (BYTES, torch.float8_e5m2, (0, 2, 1, 3)),
+        (IN_ORDER, torch.float8_e5m2, (0, 1, 2, 3)),
+    ],
+)
+def test_four_codes_of_a_cache_become_four_numbers(program, dtype, order):
+    """All pairs of codes in either half of the word."""
     pairs = np.arange(1 << 16, dtype=np.uint32)
     words = pairs | (pairs ^ 0xFFFF) << 16
-    held = run(text(FOURS), {"$2": words})
-    codes = np.stack([words >> 8 * place & 0xFF for place in range(4)])
-    exact = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
-    assert np.array_equal(np.concatenate([halves(held["$0"]), halves(held["$1"])]), exact[codes], equal_nan=True)
+    held = run(text(program), {"$2": words})
+    codes = np.stack([words >> 8 * place & 0xFF for place in order])
+    exact = torch.arange(256, dtype=torch.uint8).view(dtype).half().numpy()
+    got = np.concatenate([made.view(np.float16).reshape(-1, 2).T for made in (held["$0"], held["$1"])])
+    assert np.array_equal(got, exact[codes], equal_nan=True)

@@ -5,11 +5,15 @@
 
 Everything runs in powers of two: exp2(score * scale - best), with log2(e) inside `scale`. `best` starts at -1e30, not
 at -inf, so that a line which has seen no key yet makes no NaN. A block that hides all its keys from a line leaves that
-line's bits as they were, and a block that hides none gives the same bits with a mask and without. Codes of 8 bits are
-widened to what queries are; a key's scale joins its scores, a value's its weights. A prompt's tile, whose threads each
-have scores of all keys and would load all scales, multiplies the numbers instead (FOLD): a token's scales are powers of
-two, so the bits are the same, and on an H200 prompts took 0.43 to 0.63 of the time. Users: prefill.py and decode.py
-beside this file.
+line's bits as they were, and a block that hides none gives the same bits with a mask and without. Users: prefill.py,
+decode.py and attend_pairs.py beside this file.
+
+Codes of 8 bits are multiplied as float16, which holds each of them, unless queries are float32. A line of queries is
+brought to at most 2 by a power of two, which its scores get back; weights are up to 2^15, so that of those far below
+the largest none is lost. A key's scale joins its scores, a value's its weights, beside the largest scale so far. A
+prompt's tile, whose threads each have scores of all keys and would load all scales, multiplies the numbers instead
+(FOLD): a token's scales are powers of two, so where its numbers are below 65,504 the bits are the same, and on an H200
+prompts took 0.43 to 0.63 of the time.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ def attend_keys(
     scale_stride,  # with MADE: from a block's scales to the next's
     kv_head,
     block_stride,
-    scale,
+    scale,  # of all lines, or [BLOCK_M]
     bend,
     EDGES: tl.constexpr,  # a block that all lines see goes without a mask
     WINDOW: tl.constexpr,  # 0: none
@@ -71,8 +75,9 @@ def attend_keys(
         if WINDOW > 0:
             first = tl.maximum(first, floor)
         blocks = blocks_of(table, first, end, BLOCK_SIZE, False)
+    largest = low * 0.0  # of values' scales
     if k_scale is not None and not MADE:
-        key_scale, value_scale = tl.load(k_scale + kv_head), tl.load(v_scale + kv_head)
+        scale, bend = scaled(scale, bend, tl.load(k_scale + kv_head), SOFTCAP)
     for start in tl.range(low, end, BLOCK_N, num_stages=STAGES):
         key = tl.minimum(start + lane, end - 1)
         if WINDOW > 0:
@@ -102,28 +107,70 @@ def attend_keys(
         if MATERIALISE:
             result = materialised(result)
         score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")
-        if k_scale is not None and not FOLD:
+        if MADE and not FOLD:
             score = score * key_scale
         if SOFTCAP:
-            score = 1.0 - 2.0 / (1.0 + tl.exp2(score * bend))  # tanh; the cap itself is in scale
+            score = capped(score, bend, CODES)
         if EDGES:
-            edge = start >= seen
-            if WINDOW > 0:
-                edge = edge | (start + WINDOW < end)
+            edge = (start >= seen) | (start + WINDOW < end) if WINDOW > 0 else start >= seen
             if edge:
                 score = hide(score, start + lane, position, newest, WINDOW)
         else:
             score = hide(score, start + lane, position, newest, WINDOW)
-        higher = tl.maximum(best, tl.max(score, 1) * scale)
-        weight = tl.exp2(score * scale - higher[:, None])
-        fade = tl.exp2(best - higher)
-        total = total * fade + tl.sum(weight, 1)
-        result = result * fade[:, None]
-        if k_scale is not None and not FOLD:
-            weight = weight * value_scale
-        result = tl.dot(weight.to(query.dtype), values.to(query.dtype), result, input_precision="ieee")
-        best = higher
+        weight, fade, best, total = weighed(score, scale, best, total, CODES, SOFTCAP)
+        if MADE and not FOLD:
+            weight, fade, largest = with_scales(weight, fade, value_scale, largest)
+        result, weight = result * fade[:, None], weight.to(query.dtype)
+        result = tl.dot(weight, values.to(query.dtype), result, input_precision="ieee")
+    if MADE and not FOLD:
+        result = result * largest
+    elif k_scale is not None and not MADE:
+        result = result * tl.load(v_scale + kv_head)
     return best, total, result
+
+
+@triton.jit
+def scaled(scale, bend, factor, SOFTCAP: tl.constexpr):
+    """scale and bend of scores that a factor brings to what they are."""
+    if SOFTCAP:
+        bend = bend * factor
+    else:
+        scale = scale * factor
+    return scale, bend
+
+
+@triton.jit
+def capped(score, bend, CODES: tl.constexpr):
+    """tanh of scores times bend; the cap itself is in the scale."""
+    if CODES:
+        bend = bend[:, None]
+    return 1.0 - 2.0 / (1.0 + tl.exp2(score * bend))
+
+
+@triton.jit
+def weighed(score, scale, best, total, CODES: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Scores of a round -> their weights, the factor of sums so far, and best and total with the round's."""
+    LIFT: tl.constexpr = 15 if CODES else 0  # float16 ends at 2^16 and at 2^-24
+    higher = tl.maximum(best, tl.max(score, 1) * scale - LIFT)
+    if CODES and not SOFTCAP:
+        scale = scale[:, None]
+    weight = tl.exp2(score * scale - higher[:, None])
+    fade = tl.exp2(best - higher)
+    return weight, fade, higher, total * fade + tl.sum(weight, 1)
+
+
+@triton.jit
+def with_scales(weight, fade, scale, largest):
+    """Weights times their values' scales, over the largest scale so far, for which the sums so far change theirs."""
+    larger = tl.maximum(largest, tl.max(scale))
+    return weight * (scale / larger), fade * (largest / larger), larger
+
+
+@triton.jit
+def powers(most):
+    """float32 -> the power of two below each, of zeros 2^-60 (it is a factor of -inf), and one over it."""
+    bits = tl.minimum(tl.maximum(most.to(tl.int32, bitcast=True) & 0x7F800000, 0x21800000), 0x7E800000)
+    return bits.to(tl.float32, bitcast=True), (0x7F000000 - bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -5,19 +5,32 @@ Users: work.py cuts rows into parts and tiles of these sizes; decode.py and pref
 
 from __future__ import annotations
 
-from engine.kernels.target import triton
+from engine.kernels.target import Target, triton
 
-KEYS = 32  # of a round of decode, whatever else is tuned: the order of a row's sums follows from it
+# Of a round of decode, whatever else is tuned: the order of a row's sums follows from it.
+KEYS = 32
+KEYS_OF_CODES = 64  # over pages of 8 bits
+WARPS_OF_CODES = 2  # at least: they share a round's keys, and the order of its sums follows from that
 
 
 WIDE_HEAD = 256  # dimensions; the tiles of wider heads have half as many lines, so that their sums fit the registers
+LARGE = 256  # lines of a large tile
 
 
-def tile_lines(group: int, head_dim: int) -> int:
-    """Lines of a prefill tile, query heads times tokens: 128, or more when a group alone is larger."""
-    return max(64 if head_dim > WIDE_HEAD else 128, triton.next_power_of_2(group))
+def has_large_tiles(device: Target, head_dim: int) -> bool:
+    """Whether long prompts over pages of codes have tiles of twice the lines.
+
+    A tile widens every code that it reads, and twice the lines halve that: one H100 took 1,241 us for a prompt of 8,192
+    tokens and not 1,490.
+    """
+    return device.arch == "sm_90" and head_dim <= 128
 
 
-def tile_tokens(group: int, head_dim: int) -> int:
+def tile_lines(group: int, head_dim: int, large: bool = False) -> int:
+    """Lines of a prefill tile, query heads times tokens: 128, or LARGE, or more when a group alone is larger."""
+    return max(LARGE if large else 64 if head_dim > WIDE_HEAD else 128, triton.next_power_of_2(group))
+
+
+def tile_tokens(group: int, head_dim: int, large: bool = False) -> int:
     """Tokens in a prefill tile; `group` is query heads per KV head."""
-    return tile_lines(group, head_dim) // group
+    return tile_lines(group, head_dim, large) // group

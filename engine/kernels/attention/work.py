@@ -1,7 +1,7 @@
 """The work lists of a step's attention: rows of one query cut into parts of their context, others into query tiles.
 
     one query:   ceil(context / part) parts, ascending, equal but for the last one; a short remainder is none of its own
-    more:        ceil(queries / tile) tiles, the one with most keys first
+    more:        ceil(queries / tile) tiles, the one with most keys first; for pages of codes large tiles beside them
 
 The length of a part comes from the step's total context, on the device: enough parts for every unit, and never more
 than the list has room for. An invariant list makes every row tiles: then a token's bits depend neither on the step's
@@ -21,9 +21,18 @@ from engine.kernels.target import target, tl, triton
 MIN_PART = 64  # keys; what a step's context is cut into are multiples of it
 # Parts times KV heads that a step aims at, for each unit of the device. Numbers of 16 bits keep the memory busy with
 # two; codes are as much work for a round of keys and half its bytes, and only more rounds at once hide what each waits
-# for: with two an H100 took as long for FP8 pages as for bfloat16's.
+# for: with two an H100 took as long for FP8 pages as for bfloat16's. Microseconds there, e4m3, and bfloat16 last:
+#
+#     rows x keys                              256 x 576   32 x 4,096   1 x 32,768   1 x 131,072
+#     8 parts of 1 warp, 32 keys a round           113.7        102.5         40.4         111.5
+#     4 parts of 2 warps, 64 keys, blocks ahead    119.0        102.3         34.0         104.5
+#     4 parts of 1 warp, 64 keys                   119.0        104.5         36.3         106.8
+#     2 parts of 4 warps, 64 keys                  140.7        118.4         33.9         107.7
+#     bfloat16                                     204.3        183.4         52.2         184.8
+#
+# All were measured before parts were added up in runs (merge.py), of which eight parts have most to gain.
 PARTS_PER_UNIT = 2
-PARTS_OF_CODES = 8
+PARTS_OF_CODES = 4  # with KEYS_OF_CODES and WARPS_OF_CODES of tiles.py
 
 
 @triton.jit(do_not_specialize=["aim"])  # it follows the size of the cache
@@ -32,6 +41,8 @@ def work_kernel(
     num_parts,
     tiles,
     num_tiles,
+    large_tiles,  # or None
+    num_large_tiles,
     query_start,  # [num_rows + 1]
     context_len,  # [num_rows]
     table_row,  # [num_rows], or None: line r
@@ -41,6 +52,7 @@ def work_kernel(
     STEP: tl.constexpr,  # the step's part is a multiple of it
     KEYS: tl.constexpr,  # a row's parts are multiples of it
     TILE: tl.constexpr,  # tokens
+    LARGE_TILE: tl.constexpr,
     ROWS: tl.constexpr,  # power of two >= num_rows
 ):
     """One program: rows side by side in a vector, their items below each other."""
@@ -72,7 +84,16 @@ def work_kernel(
         tl.store(place + 4, line, mask=more)
         tl.store(place + 5, end - count, mask=more)
         tl.store(place + 6, end, mask=more)
-    count = tl.where(here & (length > 0) & (length != SINGLE), (length + TILE - 1) // TILE, 0)
+    length = tl.where(here & (length != SINGLE), length, 0)
+    write_tiles(tiles, num_tiles, start, length, context, line, TILE)
+    if large_tiles is not None:
+        write_tiles(large_tiles, num_large_tiles, start, length, context, line, LARGE_TILE)
+
+
+@triton.jit
+def write_tiles(tiles, num_tiles, start, length, context, line, TILE: tl.constexpr):
+    """Rows of `length` tokens as tiles; none of 0."""
+    count = (length + TILE - 1) // TILE
     end = tl.cumsum(count, 0)
     tl.store(num_tiles, tl.sum(count, 0))
     for number in range(tl.max(count, 0)):
@@ -98,8 +119,12 @@ def empty_list(
     head_dim: int,
     device: str | torch.device,
     per_unit: int = PARTS_PER_UNIT,
+    large: bool = False,
 ) -> WorkList:
-    """Room for the lists of any step within these bounds; `max_parts` from the function of that name."""
+    """Room for the lists of any step within these bounds; `max_parts` from the function of that name.
+
+    `large`: with large tiles, see `has_large_tiles`.
+    """
     assert max_parts > max_rows, f"max_parts={max_parts}: {max_rows} rows need more than one part each"
     assert max_parts * heads * head_dim < 1 << 31, f"max_parts={max_parts} for {heads} heads of {head_dim}: too many"
 
@@ -110,7 +135,9 @@ def empty_list(
     stats = torch.empty(max_parts, heads, 2, dtype=torch.float32, device=device)
     # A row of n queries makes at most n tiles, so the step's tokens bound them.
     parts, tiles = room(max_parts, 8), room(max_tokens, 4)
-    return WorkList(parts, room(1), tiles, room(1), room(max_parts, heads).zero_(), sums, stats, max_rows, per_unit)
+    arrived = room(max_parts, heads).zero_()
+    larger = (room(max_tokens, 4), room(1)) if large else (None, None)
+    return WorkList(parts, room(1), tiles, room(1), arrived, sums, stats, max_rows, per_unit, *larger)
 
 
 def fill_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:
@@ -122,13 +149,13 @@ def fill_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool =
 
 
 def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool) -> None:
-    rows = meta.context_len.shape[0]
+    rows, dim = meta.context_len.shape[0], work.sums.shape[2]
     assert work.max_rows >= rows
     work_kernel[(1,)](
-        work.parts, work.num_parts, work.tiles, work.num_tiles, meta.query_start, meta.context_len, meta.table_row,
-        rows, aim_of(work, group),
-        SINGLE=-1 if invariant else 1, STEP=MIN_PART, KEYS=KEYS, TILE=tile_tokens(group, work.sums.shape[2]),
-        ROWS=triton.next_power_of_2(rows), num_warps=4,
+        work.parts, work.num_parts, work.tiles, work.num_tiles, work.large_tiles, work.num_large_tiles,
+        meta.query_start, meta.context_len, meta.table_row, rows, aim_of(work, group),
+        SINGLE=-1 if invariant else 1, STEP=MIN_PART, KEYS=KEYS, TILE=tile_tokens(group, dim),
+        LARGE_TILE=tile_tokens(group, dim, True), ROWS=triton.next_power_of_2(rows), num_warps=4,
     )  # fmt: skip
 
 
@@ -140,13 +167,12 @@ def aim_of(work: WorkList, group: int) -> int:
 
 def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:
     parts: list[tuple[int, ...]] = []
-    tiles: list[tuple[int, ...]] = []
+    more: list[tuple[int, int, int, int]] = []  # first token, tokens, context, line
     starts, contexts = meta.query_start.tolist(), meta.context_len.tolist()
     lines = list(range(len(contexts))) if meta.table_row is None else meta.table_row.tolist()
     single = [not invariant and starts[row + 1] - starts[row] == 1 for row in range(len(contexts))]
     total = sum(context for context, cut in zip(contexts, single) if cut)
     whole = max(1, -(-total // (aim_of(work, group) * MIN_PART))) * MIN_PART
-    tile = tile_tokens(group, work.sums.shape[2])
     for row, context in enumerate(contexts):
         begin, length = starts[row], starts[row + 1] - starts[row]
         if single[row]:
@@ -157,10 +183,17 @@ def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invaria
             keys = [(first, min(context, first + part)) for first in range(0, context, part)]
             parts += [(begin, *bounds, context, lines[row], *places) for bounds in keys]
         else:
-            tiles += [
-                (begin + first, min(tile, length - first), context - length + first, lines[row])
-                for first in reversed(range(0, length, tile))
-            ]
-    work.num_parts[0], work.num_tiles[0] = len(parts), len(tiles)
+            more.append((begin, length, context, lines[row]))
+    work.num_parts[0] = len(parts)
     work.parts[: len(parts), :7] = torch.tensor(parts, dtype=torch.int32).view(-1, 7)
-    work.tiles[: len(tiles)] = torch.tensor(tiles, dtype=torch.int32).view(-1, 4)
+    for large, place, count in ((False, work.tiles, work.num_tiles), (True, work.large_tiles, work.num_large_tiles)):
+        if place is None or count is None:
+            continue
+        tile = tile_tokens(group, work.sums.shape[2], large)
+        tiles = [
+            (begin + first, min(tile, length - first), context - length + first, line)
+            for begin, length, context, line in more
+            for first in reversed(range(0, length, tile))
+        ]
+        count[0] = len(tiles)
+        place[: len(tiles)] = torch.tensor(tiles, dtype=torch.int32).view(-1, 4)

@@ -108,8 +108,8 @@ KERNELS = {
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4,
-             "AT_ONCE": MERGED * warps // (4 * block_d), "STAGES": stages, "AHEAD": ahead, "LANES": 32 * warps,
-             "LEAD": lead, **sinks},
+             "AT_ONCE": MERGED * warps // (4 * block_d), "GATHER": 0, "STAGES": stages, "AHEAD": ahead,
+             "LANES": 32 * warps, "LEAD": lead, **sinks},
             {"num_warps": warps, "num_stages": stages},
         )
         for dim, block_d, warps, stages, ahead, lead, sinks in (
@@ -143,9 +143,10 @@ KERNELS = {
     "work": (
         work_kernel,
         {"parts": "*i32", "num_parts": "*i32", "tiles": "*i32", "num_tiles": "*i32",
-         "query_start": "*i32", "context_len": "*i32", "table_row": "*i32",
-         "num_rows": "i32", "aim": "i32"},
-        {"SINGLE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "ROWS": 256},
+         "large_tiles": "*i32", "num_large_tiles": "*i32", "query_start": "*i32", "context_len": "*i32",
+         "table_row": "*i32", "num_rows": "i32", "aim": "i32"},
+        {"SINGLE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "LARGE_TILE": 64, "ROWS": 256,
+         "large_tiles": None, "num_large_tiles": None},
         {"num_warps": 4},
     ),
 }  # fmt: skip

@@ -285,13 +285,16 @@ def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cu
 def test_work_lists(step, room, invariant):
     contexts, queries = STEPS[step]
     _, _, meta = pages(contexts, queries, 1, 16, 16, torch.float32)
-    got, want = (empty_list(8, sum(queries), room, 2, 16, "cpu") for _ in range(2))
+    got, want = (empty_list(8, sum(queries), room, 2, 16, "cpu", large=True) for _ in range(2))
     launch_list(got, meta, 2, invariant)
     fill_list_reference(want, meta, 2, invariant)
     parts, tiles = int(got.num_parts), int(got.num_tiles)
     assert (parts, tiles) == (int(want.num_parts), int(want.num_tiles))
     assert torch.equal(got.parts[:parts, :7], want.parts[:parts, :7])
     assert torch.equal(got.tiles[:tiles], want.tiles[:tiles])
+    large = int(want.num_large_tiles)
+    assert int(got.num_large_tiles) == large <= tiles
+    assert torch.equal(got.large_tiles[:large], want.large_tiles[:large])
     assert parts <= room
     assert not invariant or int(got.num_parts) == 0
 

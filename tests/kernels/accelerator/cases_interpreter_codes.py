@@ -7,6 +7,8 @@ import torch
 import triton
 
 from engine.cache.spec import FullSpec
+from engine.kernels.attention import decode as decode_attention
+from engine.kernels.attention import prefill
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
 from engine.kernels.attention.work import empty_list, launch_list
 from engine.kernels.float8 import E4M3_UNITS, E5M2, narrow8, widen8
@@ -133,6 +135,43 @@ def test_attention(kind, step, heads, kv_heads, dim, window, softcap, dtype):
         assert error(out, want) < (1e-5 if dtype is torch.float32 else 4e-3)
 
 
+@pytest.mark.parametrize("queries", [1, 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_queries_and_values_of_any_size(kind, queries):
+    """A query of zeros sees no hidden key; scales of values that are 2^40 apart are none of float16's numbers."""
+    *numbers, meta = pages([70], [queries], 2, 32, 16, torch.float32)
+    if kind == "made" and queries == 1:
+        numbers[1] *= 2.0 ** torch.arange(-20, 20).repeat(16)[: 16 * len(numbers[1])].view(-1, 1, 16, 1)
+    k, v, scales = coded(kind, *numbers)
+    q = torch.randn(queries, 4, 32).half()
+    q[:, 0], q[:, 1] = 0, q[:, 1] * 2000
+    q[:, 2] *= 2.0**-12
+    work = empty_list(8, queries, 16, 4, 32, "cpu")
+    launch_list(work, meta, 2, False)
+    out = launch_paged(q, k, v, replace(meta, work=work), 0.2, 0, 0.0, None, scales)
+    want = paged_attention_reference(q.double(), k, v, meta, 0.2, 0, 0.0, None, scales).view_as(out)
+    for head in range(4):
+        assert error(out[:, head], want[:, head]) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["made", "e5m2"])
+def test_many_parts_are_added_in_runs_of_them(kind, monkeypatch):
+    """Rows of 9, 1, 2 and 3 parts of 64 keys, in runs of 2: five runs of which the last has one part, and two."""
+    monkeypatch.setattr(decode_attention, "MERGED", 1)
+    contexts = [9 * 64 - 5, 40, 100, 190]
+    *numbers, meta = pages(contexts, [1] * 4, 2, 32, 16, torch.float32)
+    k, v, scales = coded(kind, *numbers)
+    q = torch.randn(4, 4, 32)
+    work = empty_list(4, 4, 24, 4, 32, "cpu", 200)
+    launch_list(work, meta, 2, False)
+    assert work.parts[: int(work.num_parts), 5:7].unique(dim=0).diff().tolist() == [[9], [1], [2], [3]]
+    for _ in range(2):
+        out = launch_paged(q, k, v, replace(meta, work=work), 0.2, 0, 0.0, None, scales)
+        want = paged_attention_reference(q.double(), k, v, meta, 0.2, 0, 0.0, None, scales).view_as(out)
+        assert error(out, want) < 1e-5
+        assert not work.arrived.any()
+
+
 def test_a_prompts_numbers_times_their_scales_have_the_bits_of_scores_and_weights_times_them():
     *numbers, meta = pages([40, 33], [40, 20], 2, 32, 16, torch.float32)
     k, v, made = coded("made", *numbers)
@@ -147,18 +186,26 @@ def test_a_prompts_numbers_times_their_scales_have_the_bits_of_scores_and_weight
     assert torch.equal(found, want)
 
 
-def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(ordered_sums):
+@pytest.mark.parametrize("kind", ["made", "e5m2"])
+def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(kind, ordered_sums, monkeypatch):
+    """And whether its tile is a large one."""
     *numbers, meta = pages([150], [150], 2, 32, 16, torch.float32)
-    k, v, scales = coded("made", *numbers)
+    k, v, scales = coded(kind, *numbers)
     q = torch.randn(150, 4, 32)
 
-    def attend(first, last):
+    def attend(first, last, large):
+        monkeypatch.setattr(prefill, "takes_large", lambda *_: large)
         starts, length = torch.tensor([0, last - first], dtype=torch.int32), torch.tensor([last], dtype=torch.int32)
         part = replace(meta, query_start=starts, context_len=length, decode_only=False)
-        work = empty_list(1, 150, 2, 4, 32, "cpu")
+        work = empty_list(1, 150, 2, 4, 32, "cpu", large=True)
         launch_list(work, part, 2, True)
+        assert work.num_large_tiles is not None
+        assert (int(work.num_tiles), int(work.num_large_tiles)) == (-(-(last - first) // 64), -(-(last - first) // 128))
+        (work.tiles if large else work.large_tiles).fill_(-1 << 20)  # these are not read
         return launch_paged(q[first:last].contiguous(), k, v, replace(part, work=work), 0.2, 0, 0.0, None, scales)
 
-    whole = attend(0, 150)
+    whole = attend(0, 150, False)
     for first, last in ((0, 1), (3, 70), (64, 66), (149, 150)):
-        assert torch.equal(attend(first, last), whole[first:last]), (first, last)
+        assert torch.equal(attend(first, last, False), whole[first:last]), (first, last)
+    for first, last in ((0, 150), (2, 132)):
+        assert torch.equal(attend(first, last, True), whole[first:last]), (first, last)
