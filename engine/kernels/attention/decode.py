@@ -19,8 +19,7 @@ from engine.attention.meta import WorkList
 from engine.kernels.attention.attend import attend_keys, blocks_of, scaled, score_scales, softmax_init_with_sinks
 from engine.kernels.attention.attend_pairs import attend_pairs, split_query
 from engine.kernels.attention.merge import leave_part
-from engine.kernels.attention.tiles import KEYS, KEYS_OF_CODES, WARPS_OF_CODES, WIDE_HEAD
-from engine.kernels.attention.work import PARTS_OF_CODES
+from engine.kernels.attention.tiles import KEYS, KEYS_OF_CODES, WIDE_HEAD
 from engine.kernels.float8 import as_pairs, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
@@ -254,14 +253,12 @@ def tuned(
     Below, 0.6B at 8 rows has 1,019 with the next kernel at once and 1,059 at lead 5; 1 row of 1,100 keys 893 and 931.
     """
     warps = min(8, max(1, block_m * block_d // 2048))
-    if codes:
-        warps = max(WARPS_OF_CODES, warps)
     # Programs beyond those that fit wait for a place: a unit whose parts were short takes more of them.
-    share = PARTS_OF_CODES if codes else 8 if pairs >= 2 * device.num_units else 4
+    share = 8 if codes or pairs >= 2 * device.num_units else 4  # as many as work.py cuts parts of codes
     stages = 2
     if device.loads_past_registers and block_d <= 128 and element_size <= 2:
         beside_small = width <= NARROW and 1.75 * device.num_units < pairs <= 2 * device.num_units
-        stages = 3 if codes or beside_small else 4  # of codes a fourth round saves nothing
+        stages = 3 if codes or beside_small else 4  # a unit has room for eight programs' three rounds of codes
     elif block_d > 128 or element_size > 2:
         warps = max(4, warps)
         stages = (

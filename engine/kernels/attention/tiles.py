@@ -9,8 +9,7 @@ from engine.kernels.target import Target, triton
 
 # Of a round of decode, whatever else is tuned: the order of a row's sums follows from it.
 KEYS = 32
-KEYS_OF_CODES = 64  # over pages of 8 bits
-WARPS_OF_CODES = 2  # at least: they share a round's keys, and the order of its sums follows from that
+KEYS_OF_CODES = 32  # over pages of 8 bits
 
 
 WIDE_HEAD = 256  # dimensions; the tiles of wider heads have half as many lines, so that their sums fit the registers

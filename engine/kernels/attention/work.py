@@ -21,18 +21,9 @@ from engine.kernels.target import target, tl, triton
 MIN_PART = 64  # keys; what a step's context is cut into are multiples of it
 # Parts times KV heads that a step aims at, for each unit of the device. Numbers of 16 bits keep the memory busy with
 # two; codes are as much work for a round of keys and half its bytes, and only more rounds at once hide what each waits
-# for: with two an H100 took as long for FP8 pages as for bfloat16's. Microseconds there, e4m3, and bfloat16 last:
-#
-#     rows x keys                              256 x 576   32 x 4,096   1 x 32,768   1 x 131,072
-#     8 parts of 1 warp, 32 keys a round           113.7        102.5         40.4         111.5
-#     4 parts of 2 warps, 64 keys, blocks ahead    119.0        102.3         34.0         104.5
-#     4 parts of 1 warp, 64 keys                   119.0        104.5         36.3         106.8
-#     2 parts of 4 warps, 64 keys                  140.7        118.4         33.9         107.7
-#     bfloat16                                     204.3        183.4         52.2         184.8
-#
-# All were measured before parts were added up in runs (merge.py), of which eight parts have most to gain.
+# for: with two an H100 took as long for FP8 pages as for bfloat16's.
 PARTS_PER_UNIT = 2
-PARTS_OF_CODES = 4  # with KEYS_OF_CODES and WARPS_OF_CODES of tiles.py
+PARTS_OF_CODES = 8
 
 
 @triton.jit(do_not_specialize=["aim"])  # it follows the size of the cache

@@ -7,7 +7,7 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.prefill import prefill_kernel
-from engine.kernels.attention.tiles import KEYS, KEYS_OF_CODES, LARGE, WARPS_OF_CODES
+from engine.kernels.attention.tiles import KEYS, LARGE
 from engine.kernels.attention.work import MIN_PART, work_kernel
 from engine.kernels.float8 import E4M3, E4M3_UNITS, E5M2, E5M2_BYTES
 from engine.kernels.rotate import qkv_kernel
@@ -30,10 +30,9 @@ KERNELS = {
         f"decode {name}": (
             decode_kernel,
             {"out": T, **PARTS, **ATTEND, **PAIRS, **SCALES},
-            {**PLAIN, "BLOCK_M": 16, "BLOCK_N": KEYS_OF_CODES, "BLOCK_G": 4,
-             "AT_ONCE": MERGED * WARPS_OF_CODES // (4 * 128), "GATHER": 2 * MERGED * WARPS_OF_CODES // (4 * 128),
-             "STAGES": 3, "AHEAD": AHEAD, "LANES": 32 * WARPS_OF_CODES, "LEAD": 3, **NO_SINKS, **form},
-            {"num_warps": WARPS_OF_CODES, "num_stages": 3},
+            {**PLAIN, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "GATHER": 16,
+             "STAGES": 4, "AHEAD": AHEAD, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
+            {"num_warps": 1, "num_stages": 4},
         )
         for name, form in FORMS.items()
     },
