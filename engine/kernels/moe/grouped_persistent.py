@@ -152,8 +152,6 @@ def launch_persistent(
     return out
 
 
-
-
 def programs_of(device: Target, tile: Tile, halves: int) -> int:
     """How many work at a time: two per unit where two tiles of 16-bit numbers, and a result, find room."""
     columns = tile.block_n * halves
