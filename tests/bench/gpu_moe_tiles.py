@@ -4,7 +4,11 @@ For each form, product and class of pairs of an expert: the microseconds of the 
 one, and at the end the line to commit. Pairs are spread evenly over experts; the class without a sort has one row, the
 last one four times the pairs of the class before it. Graphs of 20 calls over two weights, which no cache holds. Kernels
 are compiled side by side before; about a minute on 16 cores.
-Run: python -m tests.bench.gpu_moe_tiles [--only "bfloat16,E4M3 by 128,MXFP4"].
+
+With --rows the products of Qwen3-30B-A3B in bfloat16 alone, of so many rows whose experts are random: moe/grouped
+beside tiles of moe/grouped_persistent, each with its share of the card's product rate and its error against float64; at
+the end both products and the sort, as a layer has them, with the fastest tiles.
+Run: python -m tests.bench.gpu_moe_tiles [--only "bfloat16,E4M3 by 128,MXFP4"] [--rows 2048,8192].
 """
 
 from __future__ import annotations
@@ -22,17 +26,18 @@ from itertools import product as combinations
 import torch
 from torch import Tensor
 
-from engine.kernels.activation import Activation
+from engine.kernels.activation import Activation, activate_reference
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.code_sums import block_k_of
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.kernels.gemm.groups import KINDS, Packed, packed
 from engine.kernels.moe.coded import coded_product
-from engine.kernels.moe.grouped import Tile, launch_grouped
+from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
+from engine.kernels.moe.grouped_persistent import persistent_product
 from engine.kernels.moe.sort import Pairs, sort_pairs
 from engine.kernels.moe.tiles import CLASSES, LINES, Shape
 from engine.kernels.target import Target, target
-from server.bench.timing import recorded_calls
+from server.bench.timing import rates, recorded_calls
 
 DEVICE, REPLAYS = "cuda", 5
 FORMS = {  # form -> its products, and the experts of a token
@@ -59,12 +64,24 @@ def candidates(device: Target, form: str, shape: Shape, each: float) -> list[Til
                 if stages * (block_m + rows) * block_k * 2 > device.shared_memory or block_m * rows > 128 * 256:
                     continue
                 found.append(Tile(block_m, block_n, block_k, stages, 8 if block_m * rows >= 128 * 128 else 4))
+    if form == "bfloat16" and each > 32 and device.begins_early:
+        found += persistent_candidates(shape)
     if form == "MXFP4" and not each:  # programs may share a tile, and have more on its way
         found = [
             tile._replace(splits=splits, stages=stages, warps=warps)
             for tile, splits, stages, warps in combinations(found, (1, 3, 5, 9), {found[0].stages, 5}, (2, 4))
         ]
     return found
+
+
+def persistent_candidates(shape: Shape) -> list[Tile]:
+    """Tiles of moe/grouped_persistent: pairs, columns of one instruction, and so on."""
+    cuts = [(128, 256, 4, 8), (128, 256, 3, 8), (64, 256, 4, 4), (64, 256, 2, 4), (128, 128, 4, 8), (128, 128, 3, 4),
+            (64, 128, 4, 4)]  # fmt: skip
+    return [
+        Tile(block_m, columns // 2 if shape.gated else columns, 64, stages, warps, persistent=True)
+        for block_m, columns, stages, warps in cuts
+    ]
 
 
 def weights_of(form: str, shape: Shape) -> list[Tensor | Packed]:
@@ -94,7 +111,8 @@ def product(weight: Tensor | Packed, shape: Shape, pairs: Pairs, x: Tensor, tile
     activation = Activation.SILU if shape.gated else None
     if isinstance(weight, Packed):
         return coded_product(x, weight, shape.experts, None, pairs, activation, tile)
-    return launch_grouped(x, weight, None, pairs, activation, tile)
+    multiply = persistent_product if tile.persistent else launch_grouped
+    return multiply(x, weight, None, pairs, activation, tile)
 
 
 def microseconds(calls: Sequence[Call]) -> float:
@@ -135,23 +153,100 @@ def show(forms: Sequence[str], device: Target, time_of: TimeOf) -> None:
             print(f"{shape}: _line({', '.join(f'({count}, Tile{tuple(tile)})' for count, tile in runs)}),", flush=True)
 
 
+def drawn_pairs(rows: int, experts: int, top_k: int) -> Pairs:
+    """Each row's experts are random."""
+    chosen = torch.rand(rows, experts, device=DEVICE).topk(top_k, 1).indices
+    return sort_pairs(chosen.int().contiguous(), experts)
+
+
+def error_of(made: Tensor, weight: Tensor | Packed, shape: Shape, pairs: Pairs, x: Tensor) -> float:
+    """The relative error of a few pairs against float64."""
+    assert isinstance(weight, Tensor)
+    assert pairs.order is not None
+    norms = torch.zeros(2, dtype=torch.float64, device=DEVICE)
+    for place in torch.linspace(0, pairs.count - 1, 48).int().tolist():
+        pair = int(pairs.order[place])
+        row, result = (pair // pairs.top_k, place) if shape.gated else (place, pair)
+        want = weight[int(pairs.chosen.flatten()[pair])].double() @ x[row].double()
+        want = activate_reference(want, Activation.SILU) if shape.gated else want
+        norms += torch.stack([(made[result].double() - want).square().sum(), want.square().sum()])
+    return float((norms[0] / norms[1]).sqrt())
+
+
+def compare(sizes: Sequence[int], device: Target, time_of: TimeOf, rate: float) -> None:
+    """Old and new kernels of many pairs beside each other; rate: operations per second of a product, 0 in a walk."""
+    shapes, top_k = FORMS["bfloat16"]
+    layers = [weights_of("bfloat16", shape) for shape in shapes]
+    experts = shapes[0].experts
+    for rows in sizes:
+        pairs = drawn_pairs(rows, experts, top_k)
+        old: list[Tile] = []
+        new: list[Tile] = []
+        lengths = rows, pairs.count
+        inputs = [torch.randn(n, shape.depth, device=DEVICE).bfloat16() for n, shape in zip(lengths, shapes)]
+
+        def share(microseconds: float, *shapes: Shape, pairs: Pairs = pairs) -> str:
+            values = sum(shape.width * shape.depth * (2 if shape.gated else 1) for shape in shapes)
+            done = 2 * pairs.count * values / (microseconds or math.inf) * 1e6
+            return f"{microseconds:.1f} us, {done / 1e12:.0f} TFLOP/s, {done / (rate or math.inf) * 100:.1f} %"
+
+        for shape, weights, x in zip(shapes, layers, inputs):
+            times, name = {}, "gate and up" if shape.gated else "down"
+            line = LINES.get(device.arch, {}).get("bfloat16", {}).get(shape, ())
+            rule = tile_of(device, pairs.count, experts, shape.gated, 2)
+            committed = [tile for tile in line if not tile.persistent and tile.block_m == rule.block_m][-1:]
+            for tile in dict.fromkeys([rule, *committed, *persistent_candidates(shape)]):
+                times[tile] = time_of([partial(product, weight, shape, pairs, x, tile) for weight in weights])
+                wrong = ""
+                if rate:
+                    made = product(weights[0], shape, pairs, x, tile)
+                    wrong = f", error {error_of(made, weights[0], shape, pairs, x):.1e}"
+                print(f"{rows} rows, {name}: {tuple(tile)} {share(times[tile], shape)}{wrong}", flush=True)
+            for kept, persistent in ((old, False), (new, True)):
+                kept.append(min((tile for tile in times if tile.persistent == persistent), key=times.__getitem__))
+        for name, tiles in (("grouped", old), ("persistent", new)):
+
+            def layer(number: int, pairs: Pairs = pairs, x: Tensor = inputs[0], tiles: list[Tile] = tiles) -> Tensor:
+                again = sort_pairs(pairs.chosen, experts)
+                made = product(layers[0][number], shapes[0], again, x, tiles[0])
+                return product(layers[1][number], shapes[1], again, made, tiles[1])
+
+            took = time_of([partial(layer, number) for number in range(2)])
+            print(f"{rows} rows, sort and both, {name}: {share(took, *shapes)}", flush=True)
+
+
+def launched(calls: Sequence[Call]) -> float:
+    """A time that takes none: every launch once, for the compiler alone."""
+    calls[0]()
+    return 0.0
+
+
 def walk(forms: Sequence[str], device: Target) -> None:
-    """Every launch once, for the compiler alone."""
-
-    def launched(calls: Sequence[Call]) -> float:
-        calls[0]()
-        return 0.0
-
     with redirect_stdout(io.StringIO()):
         show(forms, device, launched)
+
+
+def walk_rows(sizes: Sequence[int], device: Target) -> None:
+    with redirect_stdout(io.StringIO()):
+        compare(sizes, device, launched, 0.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=",".join(FORMS))
-    forms = parser.parse_args().only.split(",")
+    parser.add_argument("--rows", help="of Qwen3-30B-A3B in bfloat16, both kernels beside each other")
+    asked = parser.parse_args()
+    on_card = partial(torch.cuda.set_device, 0)
     with torch.inference_mode():
-        compile_ahead(partial(walk, forms, target()), 8, partial(torch.cuda.set_device, 0))
+        if asked.rows:
+            sizes = [int(size) for size in asked.rows.split(",")]
+            compile_ahead(partial(walk_rows, sizes, target()), 8, on_card)
+            rate = rates(DEVICE, torch.bfloat16)[1]
+            print(f"a product of 8,192 rows and columns: {rate / 1e12:.0f} TFLOP/s", flush=True)
+            compare(sizes, target(), microseconds, rate)
+            return
+        forms = asked.only.split(",")
+        compile_ahead(partial(walk, forms, target()), 8, on_card)
         show(forms, target(), microseconds)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from engine.kernels.moe import tiles
-from engine.kernels.moe.grouped import Tile
+from engine.kernels.moe.grouped import Tile, grouped_reference
 from engine.kernels.moe.tiles import CLASSES, LINES, Shape, line_of, tile_for
 from engine.kernels.target import Target
 from tests.bench import gpu_moe_tiles
@@ -35,6 +35,24 @@ def test_each_form_gets_a_line_of_its_fastest_tiles(form, monkeypatch, capsys):
     assert eval(said) == shape
     runs = eval(made, {"_line": tiles._line, "Tile": Tile})
     assert [tile.block_m for tile in runs] == [16, 16, 64, 64]
+
+
+def test_old_and_new_kernels_stand_beside_each_other(monkeypatch, capsys):
+    monkeypatch.setattr(gpu_moe_tiles, "DEVICE", "cpu")
+    shapes = Shape(4, 16, 24, gated=True), Shape(4, 24, 16, gated=False)
+    monkeypatch.setattr(gpu_moe_tiles, "FORMS", {"bfloat16": (shapes, 2)})
+
+    def grouped(x, weight, bias, pairs, activation, _tile):
+        return grouped_reference(x, weight, bias, pairs, activation)
+
+    monkeypatch.setattr(gpu_moe_tiles, "launch_grouped", grouped)
+    gpu_moe_tiles.compare([8], H100, lambda calls: 2.0 * bool(calls[0]().numel()), 1e9)
+    *lines, old, new = capsys.readouterr().out.splitlines()
+    assert old.startswith("8 rows, sort and both, grouped: 2.0 us")
+    assert new.startswith("8 rows, sort and both, persistent: 2.0 us")
+    errors = [float(line.rpartition(" ")[2]) for line in lines]
+    assert len(errors) == 16
+    assert max(errors) < 8e-3
 
 
 @pytest.mark.parametrize(("form", "shapes"), LINES["sm_90"].items())

@@ -12,7 +12,8 @@ from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.coded import coded_product_reference, coded_tile, launch_coded_product
 from engine.kernels.moe.combine import combine_reference, combine_then_norm, launch_combine
 from engine.kernels.moe.dense import pairs_of
-from engine.kernels.moe.grouped import grouped_reference, launch_grouped, tile_of
+from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped, tile_of
+from engine.kernels.moe.grouped_persistent import launch_persistent
 from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference, mxfp4_tile
 from engine.kernels.moe.route import launch_route, route_reference
@@ -93,6 +94,40 @@ def test_grouped_products(experts, top_k, width, depth):
         weighed = launch_grouped(x, both, None, pairs, Activation.SILU, tiles[0], given)
         if rows <= 64:
             assert error(weighed, grouped_reference(x, both, None, pairs, Activation.SILU, given)) < LIMIT
+
+
+@pytest.mark.skipif(not target().begins_early, reason="no descriptors")
+@pytest.mark.parametrize(
+    ("experts", "top_k", "width", "depth"), [(128, 8, 768, 2048), (8, 2, 1792, 4096), (32, 4, 360, 720)]
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_many_pairs(experts, top_k, width, depth, biased):
+    """Beside moe/grouped; part of the rows is padding, which may hold anything, and the last expert has no pair."""
+    both, down = draw(experts, 2 * width, depth) / depth**0.5, draw(experts, depth, width) / width**0.5
+    first, second = (draw(*weight.shape[:2]) if biased else None for weight in (both, down))
+    for rows in (7, 300, 2049, 5000):
+        chosen = torch.rand(rows, experts - 1, device="cuda").argsort(1)[:, :top_k].int().contiguous()
+        chosen[rows * 3 // 4 :] = experts
+        pairs, x, given = launch_sort_pairs(chosen, experts), draw(rows, depth), torch.rand(rows, top_k, device="cuda")
+        real = int(pairs.ends[-1])
+        x[rows * 3 // 4 :] = torch.nan
+        order = pairs.order[:real].long()
+        slow = [tile_of(target(), pairs.count, experts, gated, 2) for gated in (True, False)]
+        for block_m, columns, stages, warps in ((128, 256, 4, 8), (64, 256, 2, 4), (128, 128, 3, 4)):
+            tiles = [Tile(block_m, side, 64, stages, warps, persistent=True) for side in (columns // 2, columns)]
+            gate = (x, both, first, pairs, Activation.SILU)
+            made = launch_persistent(*gate, tiles[0])[:real]
+            assert error(made, launch_grouped(*gate, slow[0])[:real]) < LIMIT
+            assert torch.equal(made, launch_persistent(*gate, tiles[0])[:real])
+            weighed = launch_persistent(*gate, tiles[0], given)[:real]
+            assert error(weighed, launch_grouped(*gate, slow[0], given)[:real]) < LIMIT
+            apart = (x, both, first, pairs, None)  # without an activation, of tokens
+            made_apart = launch_persistent(*apart, tiles[1], None, True)[:real]
+            assert error(made_apart, launch_grouped(*apart, slow[1], None, True)[:real]) < LIMIT
+            inner = torch.full((pairs.count, width), torch.nan, device="cuda", dtype=x.dtype)
+            inner[:real] = made
+            got = launch_persistent(inner, down, second, pairs, None, tiles[1])[order]
+            assert error(got, launch_grouped(inner, down, second, pairs, None, slow[1])[order]) < LIMIT
 
 
 @pytest.mark.parametrize(("rows", "last"), [(1, 1), (300, 64), (8192, 1)])

@@ -12,7 +12,7 @@ import engine.runtime
 from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.dense import DenseExperts
-from engine.kernels.moe.grouped import grouped_reference
+from engine.kernels.moe.grouped import Tile, grouped_reference
 from engine.models.registry import load_model_config
 from tests import nomic_kit
 from tests import pooling_kit as kit
@@ -68,7 +68,7 @@ async def test_alone_as_in_a_crowd_and_as_on_the_device_path(monkeypatch, determ
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(plain_moe, "pack_experts", as_on_a_card)
     monkeypatch.setattr(dense, "launch_grouped", product)
-    monkeypatch.setattr(DenseExperts, "_tile", lambda *_, **__: None)
+    monkeypatch.setattr(DenseExperts, "_tile", lambda *_, **__: Tile(16, 32, 32, 2, 4))
     async with running(folder, deterministic=deterministic, **few) as served:
         for one, other in zip(await arrays(served, inputs[:4]), together):
             np.testing.assert_allclose(one, other, rtol=0, atol=5e-6)

@@ -1,4 +1,5 @@
-"""Experts of an accelerator as they are saved, in the activations' dtype: moe/grouped multiplies by them.
+"""Experts of an accelerator as they are saved, in the activations' dtype: moe/grouped or moe/grouped_persistent
+multiplies by them, as moe/tiles has it.
 
 Users: engine/layers/moe, on accelerators.
 """
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation
 from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
+from engine.kernels.moe.grouped_persistent import persistent_product, takes
 from engine.kernels.moe.sort import Pairs, sort_pairs
 from engine.kernels.moe.tiles import Shape, tile_for
 from engine.kernels.moe.weight import ExpertsWeight
@@ -42,20 +44,27 @@ class DenseExperts(ExpertsWeight):
     def of_tokens(
         self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None
     ) -> Tensor:
-        tile = self._tile(pairs, gated=activation is not None)
-        return launch_grouped(x, self.weight, self.bias, pairs, activation, tile, weights, of_tokens=True)
+        return self._product(x, pairs, activation, weights, of_tokens=True)
 
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
-        made = launch_grouped(rows, self.weight, self.bias, pairs, None, self._tile(pairs, gated=False))
-        return made.view(len(pairs.chosen), pairs.top_k, -1)
+        return self._product(rows, pairs, None).view(len(pairs.chosen), pairs.top_k, -1)
 
-    def _tile(self, pairs: Pairs, gated: bool) -> Tile:
+    def _product(
+        self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None,
+        of_tokens: bool = False,
+    ) -> Tensor:  # fmt: skip
+        tile = self._tile(pairs, activation is not None, takes(x, self.weight))
+        multiply = persistent_product if tile.persistent else launch_grouped
+        return multiply(x, self.weight, self.bias, pairs, activation, tile, weights, of_tokens)
+
+    def _tile(self, pairs: Pairs, gated: bool, described: bool) -> Tile:
         experts, rows, depth = self.weight.shape
         size, count = self.weight.element_size(), 0 if pairs.order is None else pairs.count
         count = SAME * experts if self.invariant else count
         shape = Shape(experts, rows // 2 if gated else rows, depth, gated)
         rule = partial(tile_of, target(), count, experts, gated, size)
-        return tile_for("bfloat16", shape, count / experts, rule) if size == 2 else rule()
+        tile = tile_for("bfloat16", shape, count / experts, rule) if size == 2 else rule()
+        return rule() if tile.persistent and not described else tile
 
 
 def pairs_of(chosen: Tensor, experts: int, invariant: bool) -> Pairs:

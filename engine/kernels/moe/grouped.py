@@ -31,6 +31,7 @@ class Tile(NamedTuple):
     stages: int
     warps: int
     splits: int = 1  # programs that share a tile's sums, of pairs that are not sorted; MXFP4 alone
+    persistent: bool = False  # a program goes from tile to tile: moe/grouped_persistent, of sorted pairs
 
 
 @triton.jit

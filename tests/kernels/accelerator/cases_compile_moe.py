@@ -3,12 +3,14 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.activation import Activation
 from engine.kernels.gemm.code_sums import scales_sums
 from engine.kernels.gemm.groups import KINDS
 from engine.kernels.gemm.widen import E2M1, E4M3
 from engine.kernels.moe.coded import coded_kernel, coded_tile
 from engine.kernels.moe.combine import BLOCK, combine_kernel
 from engine.kernels.moe.grouped import grouped_kernel, tile_of
+from engine.kernels.moe.grouped_persistent import persistent_kernel
 from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
 from engine.kernels.moe.pairs import cut_of, pairs_kernel
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
@@ -16,8 +18,9 @@ from engine.kernels.moe.sort import MANY as PAIRS
 from engine.kernels.moe.sort import sort_kernel
 from engine.kernels.moe.spread import BLOCK as COUNTED
 from engine.kernels.moe.spread import spread_kernel
+from engine.kernels.moe.tiles import LINES
 from engine.kernels.target import Target
-from tests.kernels.accelerator.targets import TARGETS, cases, compiles
+from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles
 
 T = "*bf16"
 ROUTE = {
@@ -153,3 +156,33 @@ def test_grouped_products_compile(target, each, gated):
     if target == "sm_90":
         assert "st.local" not in made.asm["ptx"]
         assert ("wgmma" in made.asm["ptx"]) == (tile.block_n >= 64)
+
+
+PERSISTENT_TILES = sorted(
+    {(shape.gated, tile) for shape, line in LINES["sm_90"]["bfloat16"].items() for tile in line if tile.persistent}
+)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize(("gated", "tile"), PERSISTENT_TILES)
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("whole", [False, True])  # depth is a multiple of a block; without a bias and weights
+@pytest.mark.parametrize("target", sorted(OVERLAPPING))
+def test_persistent_products_compile(target, gated, tile, gather, activation, whole):
+    halves, gather = 2 if gated else 1, gather or gated
+    signature = {**GROUPED, "weight": f"tensordesc<bf16[{halves},{tile.block_n},{tile.block_k}]>"}
+    del signature["pairs"]
+    if not gather:
+        signature["x"] = f"tensordesc<bf16[{tile.block_m},{tile.block_k}]>"
+    constants = {"TOP_K": 8, "GATHER": gather, "GATED": gated, "ACT": int(activation), "EXPERTS": 128,
+                 "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n * halves // 2, "BLOCK_K": tile.block_k,
+                 "EVEN": whole, "OVERLAP": True, **({"bias": None, "weights": None} if whole else {})}  # fmt: skip
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    made = compiles(target, persistent_kernel, signature, constants, options, aligned=True)
+    if target == "sm_90":  # one instruction for gate and up; rows are loaded ahead
+        ptx = made.asm["ptx"]
+        assert f"wgmma.mma_async.sync.aligned.m64n{tile.block_n * halves}k16" in ptx
+        assert ptx.count("cp.async.cg.shared.global") >= 4 * tile.stages * gather
+        assert "cp.async.bulk.tensor.3d" in ptx
+        assert "st.local" not in ptx

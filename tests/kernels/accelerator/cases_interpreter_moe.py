@@ -17,9 +17,11 @@ from engine.kernels.gemm.epilogue import empty_unscaled
 from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.one_row import Cut
 from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.moe import grouped_persistent
 from engine.kernels.moe.coded import coded_product_reference, launch_coded_product
 from engine.kernels.moe.combine import BLOCK, combine_reference, launch_combine
 from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped
+from engine.kernels.moe.grouped_persistent import launch_persistent
 from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference
 from engine.kernels.moe.pairs import launch_pairs
@@ -195,6 +197,48 @@ def test_grouped_products(
     assert error(got, grouped_reference(x, weight, bias, pairs, activation, given, of_tokens)) < (
         1e-6 if dtype == torch.float32 else 1e-3
     )
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("activation", [None, *Activation])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("spread", ["even", "one"])
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 3, 5), (9, 2, 6), (70, 3, 7)])
+@pytest.mark.parametrize(("width", "depth"), [(64, 64), (50, 72), (144, 40)])
+@pytest.mark.parametrize("block_m", [16, 32])
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("of_tokens", [False, True])
+def test_persistent_products(
+    tokens, top_k, experts, width, depth, spread, biased, activation, block_m, weighed, of_tokens, monkeypatch
+):  # fmt: skip
+    """Two programs go from tile to tile; a token in four is padding, and what stands in its rows is no number."""
+    monkeypatch.setattr(grouped_persistent, "target", lambda: Target("cuda", "sm_90", 2, 32, 0))
+    gated = activation is not None
+    chosen = drawn(tokens, top_k, experts, spread).chosen
+    chosen[(tokens + 2) * 3 // 4 :] = experts
+    pairs = launch_sort_pairs(chosen, experts)
+    weight = (torch.randn(experts, width * (1 + gated), depth) / 8).half()
+    bias = torch.randn(experts, width * (1 + gated)).half() if biased else None
+    x = torch.randn(tokens if gated or of_tokens else pairs.count, depth).half()
+    if gated or of_tokens:
+        x[(tokens + 2) * 3 // 4 :] = math.nan
+    else:
+        x[int(pairs.ends[-1]) :] = math.nan
+    given = torch.rand(tokens, top_k) if weighed and gated else None
+    tile = Tile(block_m, 32, 32, 2, 4, persistent=True)
+    got = launch_persistent(x, weight, bias, pairs, activation, tile, given, of_tokens)
+    whole = sort_pairs_reference(chosen, experts)  # with the places of padding, which the kernel leaves open
+    want = grouped_reference(x.double(), weight.double(), bias, whole, activation, given, of_tokens)
+    real = int(pairs.ends[-1])
+    kept = torch.arange(real) if gated or of_tokens else pairs.order[:real].long()
+    assert error(got[kept], want[kept]) < 1e-3
+
+
+def test_persistent_products_of_no_pairs():
+    pairs = Pairs(2, torch.zeros(0, 2, dtype=torch.int32), torch.zeros(0), torch.zeros(3, dtype=torch.int32))
+    tile = Tile(16, 32, 32, 2, 4, persistent=True)
+    got = launch_persistent(torch.empty(0, 16).half(), torch.randn(3, 8, 16).half(), None, pairs, None, tile)
+    assert got.shape == (0, 8)
 
 
 @pytest.mark.parametrize(("tokens", "gated", "biased", "turned"), [
