@@ -18,8 +18,8 @@ from torch import Tensor
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
-BLOCK = 1024  # pairs that a program looks at, at a time
-MANY = 4096  # the same of so many pairs or more: each turn waits for memory twice
+# Pairs that a program looks at, at a time, and warps, by the least number of pairs: each turn waits for memory twice.
+BLOCKS = {0: (1024, 4), 4096: (4096, 8), 32768: (16384, 16)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ def launch_sort_pairs(chosen: Tensor, num_experts: int) -> Pairs:
     assert chosen.is_contiguous() and chosen.dtype is torch.int32
     order = torch.empty(chosen.numel(), dtype=torch.int32, device=chosen.device)
     ends = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
-    block, warps = (BLOCK, 4) if chosen.numel() < MANY else (MANY, 8)
+    block, warps = BLOCKS[max(least for least in BLOCKS if least <= chosen.numel())]
     sort_kernel[(num_experts,)](order, ends, chosen, chosen.numel(), BLOCK=block, num_warps=warps, **launch_options())
     return Pairs(chosen.shape[1], chosen, order, ends)
 

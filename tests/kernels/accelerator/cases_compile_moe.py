@@ -14,8 +14,7 @@ from engine.kernels.moe.grouped_persistent import persistent_kernel
 from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
 from engine.kernels.moe.pairs import cut_of, pairs_kernel
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
-from engine.kernels.moe.sort import MANY as PAIRS
-from engine.kernels.moe.sort import sort_kernel
+from engine.kernels.moe.sort import BLOCKS, sort_kernel
 from engine.kernels.moe.spread import BLOCK as COUNTED
 from engine.kernels.moe.spread import spread_kernel
 from engine.kernels.moe.tiles import LINES
@@ -112,10 +111,13 @@ KERNELS = {
             ("near", False, 1, 1, T, {**dict.fromkeys(("bias", "correction", "scales", "kept")), "NEAR": 0.02}),
         )
     },
-    "sort": (
-        sort_kernel, {"order": "*i32", "ends": "*i32", "chosen": "*i32", "pairs": "i32"},
-        {"BLOCK": PAIRS, "OVERLAP": True}, {"num_warps": 8},
-    ),
+    **{
+        f"sort {block}": (
+            sort_kernel, {"order": "*i32", "ends": "*i32", "chosen": "*i32", "pairs": "i32"},
+            {"BLOCK": block, "OVERLAP": True}, {"num_warps": warps},
+        )
+        for block, warps in BLOCKS.values()
+    },
     "spread": (
         spread_kernel,
         {"out": "*i32", "choices": "*i32", "tops": "*i32", "num_rows": "*i32", "num_last": "*i32", "line": "i32",
