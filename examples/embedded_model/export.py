@@ -33,16 +33,22 @@ class Between:
         """float32, by name."""
         older = load_file(self.older)
         shares = {name: self.towers if name.startswith(("visual.", "audio_tower.")) else self.text for name in weights}
-        return {name: torch.lerp(older[name].float(), tensor, shares[name]) for name, tensor in weights.items()}
+        return {name: torch.lerp(older[name].float(), tensor.float(), shares[name]) for name, tensor in weights.items()}
 
 
-def export(state: Path, folder: Path, between: Between | None = None) -> int:
-    """Write the folder; returns what it weighs in bytes."""
+def state_weights(state: Path) -> dict[str, torch.Tensor]:
+    """What a piece left, float32 or bf16, by name."""
     weights: dict[str, torch.Tensor] = {}
     for path in sorted(state.glob("weights-*.safetensors")):
         weights |= load_file(path)
     if not weights:
         raise SystemExit(f"{state}: no weights-*.safetensors there; train first, or name the folder with --state")
+    return weights
+
+
+def export(state: Path, folder: Path, between: Between | None = None) -> int:
+    """Write the folder; returns what it weighs in bytes."""
+    weights = state_weights(state)
     weights = between.mixed(weights) if between else weights
     weights = {name: weights[name].to(torch.bfloat16).contiguous() for name in sorted(weights)}
     write_folder(folder)

@@ -46,7 +46,9 @@ def learn(args: argparse.Namespace) -> None:
     """One piece. It needs nothing that reads or writes media files."""
     given = ["--minutes", str(args.minutes), "--total-minutes", str(args.total_minutes), "--state", str(args.state),
              "--rate", str(args.rate), "--weights", args.weights, "--tokens", str(args.tokens), "--resume",
-             "--init", str(args.init)]  # fmt: skip
+             "--init", str(args.init), "--early", str(args.early), "--seed", str(args.seed)]  # fmt: skip
+    if args.light:
+        given.append("--light")
     if args.workers is not None:
         given += ["--workers", str(args.workers)]
     if args.compile:
@@ -168,6 +170,11 @@ def main() -> None:
     piece.add_argument("--init", type=Path, default=MODEL_DIR / "model.safetensors", help="weights to start from")
     piece.add_argument("--rate", type=float, default=PEAK, help="the highest learning rate")
     piece.add_argument("--weights", default=WEIGHTS)
+    piece.add_argument("--seed", type=int, default=0, help="another one throws other samples")
+    piece.add_argument("--light", action="store_true", help="leave bf16 weights and no momenta, 23 MB")
+    piece.add_argument(
+        "--early", type=float, default=0.0, help="leave light weights in STATE/early after these minutes too"
+    )
     piece.add_argument("--compile", action="store_true", help="layers through torch.compile, which takes 20 s at first")
     piece.set_defaults(run=learn)
     card = stages.add_parser("card", help="weights, and what they can do")

@@ -2,14 +2,13 @@
 
 What is to be learned is copying: the name of a tool and the keys of its arguments out of the prompt, values out of the
 question. So names, keys and descriptions are made of any words of the list, and hardly one comes twice: from 40 verbs and
-34 keys a model learns those by heart. Held-out tools have verbs, words, keys and phrasings that training never draws
+34 keys a model learns those by heart. Requests that do not name their tool are put together in `tool_requests`. Held-out tools have verbs, words, keys and phrasings that training never draws
 from. Tools stand in the system text as the template writes them.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,32 +16,23 @@ from typing import Any
 from examples.embedded_model import talk_tasks, text_tasks
 from examples.embedded_model.blueprint import tools_text
 from examples.embedded_model.sample import Dice, Turn
-
-VERBS = ("get", "set", "find", "open", "close", "send", "book", "order", "start", "stop", "show", "add", "remove", "move",
-         "check", "buy", "sell", "play", "paint", "count", "read", "write", "rent", "track", "update", "create", "delete",
-         "save", "load", "call", "share", "clean", "build", "fix", "plan", "rate", "lock", "print", "copy", "test")  # fmt: skip
-HELD_VERBS = ("look up", "cancel", "measure", "reserve", "schedule", "convert", "turn on", "ask for")
-KEYS = ("name", "city", "level", "room", "count", "colour", "size", "day", "price", "title", "user", "street", "amount",
-        "language", "speed", "weight", "path", "topic", "animal", "food", "person", "team", "number", "town", "item",
-        "message", "file", "label", "first_name", "unit_price", "user_id", "room_name", "max_count", "order_id")  # fmt: skip
-HELD_KEYS = ("place", "guest", "quantity", "height", "country", "product", "start_day", "seat_number", "code", "tag")
-HELD_WORDS = frozenset(word for name in (*HELD_VERBS, *HELD_KEYS) for word in re.split(r"[_ ]", name)) - {"on", "for"}
-MARKS = (
-    "on",
-    "off",
-    "low",
-    "high",
-    "small",
-    "large",
-    "red",
-    "blue",
-    "fast",
-    "slow",
-    "north",
-    "south",
-    "metric",
-    "round",
+from examples.embedded_model.tool_requests import request
+from examples.embedded_model.tool_words import (
+    HELD_VERBS,
+    KEYS,
+    MARKS,
+    PARTICLES,
+    VERBS,
+    as_said,
+    plain_words,
+    schema_of,
+    shown,
+    some_keys,
+    spelled,
+    spoken,
+    throw_value,
 )
+
 # tools that people ask for without naming them: name, what it does, keys with kinds, questions
 KNOWN = (
     ("get_weather", "Weather of a town", (("city", "town"),),
@@ -126,81 +116,19 @@ class Tool:
         return str(self.function["name"])
 
 
-def _value(dice: Dice, kind: str) -> Any:
-    """A value of a kind; texts come from lists of which a part is held out."""
-    if kind == "integer":
-        return dice.whole(0, 9) if dice.chance(0.3) else dice.whole(10, 999)
-    if kind == "number":
-        return dice.whole(0, 999) / 10
-    if kind == "boolean":
-        return dice.chance(0.5)
-    if kind == "town":
-        return talk_tasks._town(dice)
-    if kind == "name":
-        return talk_tasks._name(dice)
-    if kind == "mark":
-        return dice.pick(MARKS)
-    roll = dice.r.random()
-    if roll < 0.35:
-        return talk_tasks._name(dice) if roll < 0.2 else talk_tasks._town(dice)
-    return " ".join(dice.word() for _ in range(1 if roll < 0.8 else dice.whole(2, 3)))
-
-
-def _plain_words(dice: Dice, count: int) -> list[str]:
-    """Words of the list that name nothing held out."""
-    words: list[str] = []
-    while len(words) < count:
-        word = dice.word(9)
-        if dice.held or word not in HELD_WORDS:
-            words.append(word)
-    return words
-
-
-def _spelled(dice: Dice, words: list[str]) -> str:
-    """Words as a programmer writes them."""
-    return dice.pick(("_".join(words), "_".join(words), words[0] + "".join(w.capitalize() for w in words[1:]),
-                      "-".join(words)))  # fmt: skip
-
-
-def _keys(dice: Dice, count: int) -> list[str]:
-    """Different keys: from the list, or of one or two words."""
-    keys: list[str] = []
-    while len(keys) < count:
-        if dice.chance(0.5 if dice.held else 0.25):
-            key = dice.pick(HELD_KEYS if dice.held else KEYS)
-        else:
-            key = _spelled(dice, _plain_words(dice, 2 if dice.chance(0.35) else 1))
-        if key not in keys:
-            keys.append(key)
-    return keys
-
-
-def _said(dice: Dice, key: str) -> str:
-    """A key as people say it, or as it is spelled."""
-    return key if dice.chance(0.3) else _spoken(key)
-
-
-def _spoken(key: str) -> str:
-    return re.sub(r"(?<=[a-z])([A-Z])", lambda found: f" {found[1].lower()}", key).replace("_", " ").replace("-", " ")
-
-
 def _pair(dice: Dice, key: str, value: Any) -> str:
     """What a question says of a key and its value."""
     while True:
         form = dice.pick(HELD_PAIRS) if dice.held else dice.pick(OPENINGS) + dice.pick(JOINTS)
         if dice.held or form not in HELD_PAIRS:
-            return form.format(k=_said(dice, key), v=_shown(value))
-
-
-def _schema(kind: str) -> dict[str, Any]:
-    return {"type": kind if kind in ("integer", "number", "boolean") else "string"}
+            return form.format(k=as_said(dice, key), v=shown(value))
 
 
 def _function(dice: Dice, name: str, told: str, keys: tuple[tuple[str, str], ...], marks: dict[str, list[str]]) -> dict:
     """The definition, spelled in the ways in which clients spell it."""
     properties = {}
     for key, kind in keys:
-        properties[key] = {"enum": marks[key]} if kind == "mark" else _schema(kind)
+        properties[key] = {"enum": marks[key]} if kind == "mark" else schema_of(kind)
         if dice.chance(0.2):
             properties[key]["description"] = f"the {key.replace('_', ' ')}"
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
@@ -222,9 +150,9 @@ def _told(dice: Dice) -> tuple[str, str, tuple[tuple[str, str], ...], tuple[str,
         told, questions = dice.pick(HELD_TOLD_TWICE if dice.held else TOLD_TWICE)
     else:
         told, questions = dice.pick(HELD_TOLD if dice.held else TOLD)
-    thing, unit = _plain_words(dice, 2)
-    value, *number = _keys(dice, 2 if twice else 1)
-    name = _spelled(dice, [*_plain_words(dice, 1), thing] if dice.chance(0.6) else _plain_words(dice, 2))
+    thing, unit = plain_words(dice, 2)
+    value, *number = some_keys(dice, 2 if twice else 1)
+    name = spelled(dice, [*plain_words(dice, 1), thing] if dice.chance(0.6) else plain_words(dice, 2))
     keys = [(value, dice.pick(("town", "name", "words"))), *((key, "integer") for key in number)]
     dice.r.shuffle(keys)
     places = {
@@ -237,41 +165,51 @@ def _told(dice: Dice) -> tuple[str, str, tuple[tuple[str, str], ...], tuple[str,
     return name, told.format(**places), tuple(keys), tuple(question.format(**places) for question in questions)
 
 
-def tool(dice: Dice) -> Tool:
+@dataclass(frozen=True)
+class Company:
+    """What the tools of one conversation may share: verbs and keys, few or many."""
+
+    verbs: tuple[str, ...] = VERBS
+    keys: tuple[str, ...] = KEYS
+
+
+def tool(dice: Dice, company: Company | None = None) -> Tool:
     """A tool, thrown together or known."""
+    company = company or Company()
     marks = {}
     command, roll = "", dice.r.random()
-    if roll < 0.12:
+    if roll < (0.12 if dice.held else 0.06):
         name, told, keys, questions = dice.pick(HELD_KNOWN if dice.held else KNOWN)
-    elif roll < 0.3:
+    elif roll < (0.3 if dice.held else 0.14):
         name, told, keys, questions = _told(dice)
+    elif roll < 0.48 and not dice.held:
+        name, told, keys, question = request(dice, ASKED, company.keys)
+        questions = (question,)
     else:
-        verbs = HELD_VERBS if dice.held else VERBS
-        words = dice.pick(verbs).split() if dice.chance(0.5) else _plain_words(dice, 1)
-        things = _plain_words(dice, 2 if dice.chance(0.2) else 1)
-        name, questions = _spelled(dice, [*words, *things]), ()
+        words = (
+            dice.pick(HELD_VERBS if dice.held else company.verbs).split() if dice.chance(0.5) else plain_words(dice, 1)
+        )
+        if not dice.held and dice.chance(0.25):
+            words = [*words, dice.pick(PARTICLES)]
+        things = plain_words(dice, 2 if dice.chance(0.2) else 1)
+        name, questions = spelled(dice, [*words, *things]), ()
         command = " ".join([*words, dice.pick(("the", "the", "a", "this")), *things])
         told = dice.pick((command.capitalize(), f"{command.capitalize()}.", f"Use it to {command}"))
-        named = _keys(dice, dice.whole(0, 3) if dice.chance(0.3) else dice.whole(1, 2))
+        count = dice.whole(0, 3) if dice.chance(0.3 if dice.held else 0.45) else dice.whole(1, 2)
         kinds = ("words", "words", "words", "integer", "integer", "number", "boolean", "mark")
-        keys = tuple((key, dice.pick(kinds)) for key in named)
+        keys = tuple((key, dice.pick(kinds)) for key in some_keys(dice, count, company.keys))
     for key, kind in keys:
         if kind == "mark":
-            marks[key] = (
-                dice.some(MARKS, dice.whole(2, 4)) if dice.chance(0.5) else _plain_words(dice, dice.whole(2, 4))
-            )
+            marks[key] = dice.some(MARKS, dice.whole(2, 4)) if dice.chance(0.5) else plain_words(dice, dice.whole(2, 4))
     return Tool(_function(dice, name, told, keys, marks), tuple(keys), command, tuple(questions))
-
-
-def _shown(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
 
 
 def _question(dice: Dice, chosen: Tool) -> tuple[str, dict[str, Any]]:
     """(a question that only this tool answers, the arguments that the question gives)."""
     properties = chosen.function["parameters"]["properties"]
     given = {
-        key: dice.pick(properties[key]["enum"]) if kind == "mark" else _value(dice, kind) for key, kind in chosen.keys
+        key: dice.pick(properties[key]["enum"]) if kind == "mark" else throw_value(dice, kind)
+        for key, kind in chosen.keys
     }
     if chosen.questions:
         return dice.pick(chosen.questions).format(**given), given
@@ -292,10 +230,15 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
 
 
 def _offer(dice: Dice) -> Tool:
-    """Puts one to three tools in front of the conversation; returns the one that is asked for."""
+    """Puts one to three tools (five in training) in front of the conversation; returns the one that is asked for."""
     tools: dict[str, Tool] = {}
-    for _ in range(dice.whole(1, 3)):
-        thrown = tool(dice)
+    company, count = Company(), dice.whole(1, 3)
+    if not dice.held:
+        count += dice.whole(1, 2) if dice.chance(0.2) else 0
+        if dice.chance(0.4):  # tools that are alike: what differs has to be read
+            company = Company(tuple(dice.some(VERBS, 2)), tuple(dice.some(KEYS, 4)))
+    for _ in range(count):
+        thrown = tool(dice, company)
         tools[thrown.name] = thrown
     dice.tools = tools_text([{"type": "function", "function": one.function} for one in tools.values()])
     return dice.pick(list(tools.values()))
@@ -326,24 +269,24 @@ def answers(dice: Dice) -> list[Turn]:
     elif roll < 0.3:
         result, answer = json.dumps({dice.pick(("ok", "done", "success")): True}), "Done."
     elif roll < 0.45:
-        value = _shown(_value(dice, dice.pick(("words", "integer", "town"))))
+        value = shown(throw_value(dice, dice.pick(("words", "integer", "town"))))
         result, answer = value, f"The answer is {value}."
     else:
-        keys = _keys(dice, dice.whole(1, 3))
-        found = {key: _value(dice, dice.pick(("words", "integer", "number", "town", "name"))) for key in keys}
+        keys = some_keys(dice, dice.whole(1, 3))
+        found = {key: throw_value(dice, dice.pick(("words", "integer", "number", "town", "name"))) for key in keys}
         result = json.dumps(found, ensure_ascii=False)
-        answer = " ".join(f"The {_spoken(key)} is {_shown(value)}." for key, value in found.items())
+        answer = " ".join(f"The {spoken(key)} is {shown(value)}." for key, value in found.items())
     return [asked, Turn([f"<tool_response>\n{result}\n</tool_response>"], answer, "exact", "tool_answer")]
 
 
 def by_schema(dice: Dice) -> list[Turn]:
     """Values of a sentence as JSON that follows a schema in the question."""
-    keys = _keys(dice, dice.whole(1, 4))
+    keys = some_keys(dice, dice.whole(1, 4))
     kinds = {
         key: dice.pick(("words", "words", "integer", "integer", "number", "boolean", "town", "name")) for key in keys
     }
-    given = {key: _value(dice, kind) for key, kind in kinds.items()}
-    schema = {"type": "object", "properties": {key: _schema(kind) for key, kind in kinds.items()}}
+    given = {key: throw_value(dice, kind) for key, kind in kinds.items()}
+    schema = {"type": "object", "properties": {key: schema_of(kind) for key, kind in kinds.items()}}
     if dice.chance(0.7):
         schema["required"] = keys
     order = dice.some(keys, len(keys))

@@ -153,11 +153,11 @@ def rate_at(progress: float, step: int, peak: float) -> float:
     return peak * warm * min(1.0, max(0.02, (1.0 - progress) / 0.35))
 
 
-def save(folder: Path, model: Packed, optimizer: Optimizer, facts: dict, momenta: bool = True) -> None:
-    """Weights (float32) and momenta in shards, and facts.json."""
+def save(folder: Path, optimizer: Optimizer, facts: dict, light: bool = False) -> None:
+    """Weights (float32) and momenta in shards, and facts.json; `light` leaves the momenta out and writes bf16."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {n: p.detach() for n, p in optimizer.master.items()}
-    for stem, tensors in (("weights", weights), ("momenta", optimizer.state() if momenta else {})):
+    weights = {n: p.detach().to(torch.bfloat16) if light else p.detach() for n, p in optimizer.master.items()}
+    for stem, tensors in (("weights", weights), ("momenta", {} if light else optimizer.state())):
         shard: dict[str, torch.Tensor] = {}
         number = size = 0
         for name, tensor in tensors.items():
@@ -250,11 +250,13 @@ def train(args: argparse.Namespace) -> None:
         flush=True,
     )
     last = time.time()
+    total = 60 * args.total_minutes or facts["spent"] + deadline - last
+    early = began + 60 * args.early if args.early else deadline
     while time.time() < deadline:
         waited = time.time()
         batch = feeder.next()
         meter.wait += time.time() - waited
-        rate = rate_at(facts["spent"] / 60 / args.total_minutes, optimizer.count, args.rate)
+        rate = rate_at(facts["spent"] / total, optimizer.count, args.rate)
         logits, targets = model(batch)
         loss = F.cross_entropy(logits.float(), targets)
         loss.backward()
@@ -269,13 +271,17 @@ def train(args: argparse.Namespace) -> None:
         last = now
         if now - meter.since > args.log_every:
             print(meter.line(facts["step"], facts["spent"], rate), flush=True)
+        if now > early:
+            save(args.state / "early", optimizer, facts, light=True)
+            early = deadline
     feeder.stop()
     facts["samples"] += feeder.fresh * (len(batch["ends"]) - 1)  # about
     print(f"{feeder.fresh} fresh batches, {len(feeder.old)} kept", flush=True)
     del feeder
+    save(args.state, optimizer, facts, args.light)  # before the evaluation, in case the machine is taken away
     result = evaluate(model, device, "held/0", args.workers, args.eval_rounds, args.tokens)
     facts["held"] = result
-    save(args.state, model, optimizer, facts)
+    (args.state / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
     print(f"held-out after {facts['step']} steps, {facts['samples']} samples:\n{table_text(result)}")
     print(f"piece took {time.time() - began:.0f} s")
 
@@ -285,7 +291,10 @@ def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.0, help="length of this piece, start-up included")
     parser.add_argument(
-        "--total-minutes", type=float, default=48.0, help="length that the learning rate is planned for"
+        "--total-minutes",
+        type=float,
+        default=48.0,
+        help="length that the learning rate is planned for; 0: up to this piece's end",
     )
     parser.add_argument("--state", type=Path, default=Path("build/embedded_model"))
     parser.add_argument("--resume", action="store_true")
@@ -300,6 +309,10 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--decay", type=float, default=0.05)
     parser.add_argument("--keep", type=int, default=600, help="batches kept on the device, reused while none is ready")
     parser.add_argument("--weights", default="", help="shift the mixture: image_print=2,audio=1.5")
+    parser.add_argument("--light", action="store_true", help="leave bf16 weights and no momenta, 23 MB")
+    parser.add_argument(
+        "--early", type=float, default=0.0, help="leave light weights in STATE/early after these minutes too"
+    )
     parser.add_argument("--eval-rounds", type=int, default=1, help="held-out batches per worker")
     parser.add_argument("--log-every", type=float, default=20.0)
     parser.add_argument("--compile", action="store_true")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from examples.embedded_model import blueprint as bp
-from examples.embedded_model import tool_tasks
+from examples.embedded_model import tool_requests, tool_tasks, tool_words
 from examples.embedded_model.encode import TABLE, Encoder, pack, patches
 from examples.embedded_model.evaluate import wilson
 from examples.embedded_model.heldout import items, judge, samples
@@ -17,7 +17,7 @@ from examples.embedded_model.model import Packed, log_mel
 from examples.embedded_model.optim import Optimizer, orthogonal
 from examples.embedded_model.phrases import PHRASES
 from examples.embedded_model.reference import arguments, prompt
-from examples.embedded_model.sample import Dice, Media, _words
+from examples.embedded_model.sample import Dice, Media, Sample, _words
 from examples.embedded_model.spoken import utterances
 from examples.embedded_model.teach_tools import as_sent
 from examples.embedded_model.train import start_from
@@ -252,16 +252,52 @@ def test_without_tools_both_templates_write_the_same():
 
 
 def test_held_out_tools_are_never_thrown_in_training():
-    for name in ("VERBS", "KEYS", "ASKED", "KNOWN", "TOLD", "TOLD_TWICE"):
-        assert not set(getattr(tool_tasks, name)) & set(getattr(tool_tasks, f"HELD_{name}"))
+    for where, names in ((tool_words, ("VERBS", "KEYS")), (tool_tasks, ("ASKED", "KNOWN", "TOLD", "TOLD_TWICE"))):
+        for name in names:
+            assert not set(getattr(where, name)) & set(getattr(where, f"HELD_{name}"))
     tools = [[tool_tasks.tool(thrown(number, held)) for number in range(400)] for held in (False, True)]
     for part in (lambda tool: {tool.name}, lambda tool: {key for key, _ in tool.keys}):
         seen = [set().union(*map(part, side)) for side in tools]
-        assert not seen[0] & (seen[1] | set(tool_tasks.HELD_KEYS))
+        assert not seen[0] & (seen[1] | set(tool_words.HELD_KEYS))
     pairs = [{tool_tasks._pair(thrown(number, held), "size", 7) for number in range(2000)} for held in (False, True)]
     assert pairs[1] == {"given size 7", "let size be 7", "with size set to 7"}
     assert not pairs[0] & pairs[1]
     assert len(pairs[0]) > 200
+
+
+def test_put_together_requests_have_no_frame_of_a_held_out_one():
+    words = {"T": "{t}", "t": "{t}", "u": "{u}", "v": "{v}", "n": "{n}"}
+    told = [question for _, questions in (*tool_tasks.HELD_TOLD, *tool_tasks.HELD_TOLD_TWICE) for question in questions]
+    frames = {tool_requests.plain_frame(question.format(**words)) for question in told}
+    frames = {frame.replace("{n} people", "{n} {u}").replace("{n} seats", "{n} {u}") for frame in frames}
+    assert frames <= tool_requests.HELD_FRAMES
+    asked = ("{c}.",)
+    thrown_frames = {
+        tool_requests.plain_frame(tool_requests.frame(thrown(number, False), number % 2 == 0, asked)[1])
+        for number in range(4000)
+    }
+    assert len(thrown_frames) > 1000
+    assert not thrown_frames & tool_requests.HELD_FRAMES
+
+
+def test_a_training_call_fits_its_tool_and_copies_from_the_question():
+    kinds = set()
+    for number in range(400):
+        dice = thrown(number, False)
+        turn = tool_tasks.calls(dice)[-1]
+        if turn.check != "call":
+            continue
+        call = json.loads(turn.answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        tools = as_sent(Sample("", [turn], dice.tools))["tools"]
+        named = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+        jsonschema.validate(call["arguments"], named[call["name"]])
+        asked = str(turn.parts[0]).lower()
+        assert all(str(value).lower() in asked for value in call["arguments"].values())
+        words = set(call["name"].lower().replace("_", "-").split("-"))
+        assert not (tool_words.NEVER - set(tool_words.VERBS)) & words  # "start" is a verb, and part of a held-out key
+        kinds.add((len(tools), len(call["arguments"])))
+    assert {tools for tools, _ in kinds} == {1, 2, 3, 4, 5}
+    assert {arguments for _, arguments in kinds} == {0, 1, 2, 3}
 
 
 def thrown(number: int, held: bool) -> Dice:
