@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.errors import EngineError
-from engine.grammar.advance import GrammarRow
+from engine.grammar.advance import GrammarRow, take_ends
 from engine.request import FinishReason, TokenLogprob
 
 MOST_LISTED = 1024  # allowed tokens that are asked for by name at once; of more, the likeliest tokens often tell enough
@@ -60,7 +60,7 @@ def line_of(row: GrammarRow, vocab: int) -> Line:
     if row.matcher is None:
         return Line()
     words = np.frombuffer(row.matcher.compute_bitmask(), np.uint32)[: row.num_words].copy()
-    row.finish(words, None)
+    row.finish(words, take_ends(words[None], row.end)[0], None)
     if row.verdict is not None:
         reason = FinishReason.ERROR if row.verdict.error else FinishReason.COMPLETE
         return Line(np.empty(0, np.int64), reason, row.verdict.error)

@@ -326,9 +326,7 @@ class GrammarRows:
             steered.sort(key=lambda one: id(rows[one[1]].lane))  # a thread takes neighbours, and a lane has one lock
             self._executor.unsafe_compute_mask_ptr(steered, lines.ctypes.data, 4 * lines.shape[1], len(rows))
         words, tails = lines.view(np.uint32), np.zeros(len(rows), np.int32)
-        word, bit = rows[0].end >> 5, np.uint32(1 << (rows[0].end & 31))  # all grammars are of one vocabulary
-        may_end = (words[:, word] & bit != 0).tolist()
-        words[:, word] &= ~bit
+        may_end = take_ends(words, rows[0].end)  # all grammars are of one vocabulary
         for number, (row, matcher) in enumerate(zip(rows, matchers)):
             flags = allowed_of(named[number])
             allowed = None if flags is None else packed(flags, lines.shape[1])
@@ -343,6 +341,14 @@ class GrammarRows:
                 words[number].fill(0xFFFF_FFFF)
                 tails[number] = -1
         return Lines(places, lines, tails)
+
+
+def take_ends(words: np.ndarray, end: int) -> list[bool]:
+    """Takes the bit of the end out of lines uint32 [rows, num_words]; which of them had it."""
+    word, bit = end >> 5, np.uint32(1 << (end & 31))
+    had: list[bool] = (words[:, word] & bit != 0).tolist()
+    words[:, word] &= ~bit
+    return had
 
 
 def packed(flags: np.ndarray, num_words: int) -> np.ndarray:
