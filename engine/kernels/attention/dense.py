@@ -4,8 +4,8 @@ out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j] over the rows j of t's segmen
 |t - j| < window where there is one). A bias by distance, of each head its own, may be added to the scores. Windows of
 towers are more, shorter segments. On an accelerator nothing about a segment is known to the host but the mean length:
 where it is short a program takes one segment, tile by tile; else one tile of rows, wherever segments begin, and each
-row finds its own one by bisection. Only blocks of keys that some row of a tile does not see need a mask. Heads of 80
-are taken as 64 + 16, since blocks are powers of two. Users: `engine/encoders/*`, `engine/layers/attention`,
+row finds its own one by bisection. Only blocks of keys that some row of a tile does not see need a mask. Heads of 72
+and 80 are taken as 64 + 16, since blocks are powers of two. Users: `engine/encoders/*`, `engine/layers/attention`,
 `engine/models/encoder`.
 """
 
@@ -143,6 +143,7 @@ def dense_kernel(
     k_head,
     v_stride,
     v_head,
+    UNIT: tl.constexpr,  # that q_head, k_head and v_head are counted in: the compiler knows how heads are aligned
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,  # rows that a row sees to each side, itself included; 0: all
     SHORT: tl.constexpr,  # a program takes a segment; else BLOCK_M rows
@@ -163,9 +164,9 @@ def dense_kernel(
     main: tl.constexpr = BLOCK_D if REST > 0 else HEAD_DIM
     dim = tl.arange(0, BLOCK_D)
     rest = tl.arange(0, REST if REST > 0 else 1)
-    q += head * q_head
-    k += head // GROUP * k_head
-    v += head // GROUP * v_head
+    q += head * q_head * UNIT
+    k += head // GROUP * k_head * UNIT
+    v += head // GROUP * v_head * UNIT
     if REACH > 0:
         bias += head * (2 * REACH + 1)
     if SHORT:
@@ -264,18 +265,28 @@ def launch_dense(
     if out is None:
         out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
     assert out.shape == (rows, heads * dim) and out.dtype == q.dtype and out.stride(1) == 1
-    block_d, rest = head_blocks(dim)
+    unit = math.gcd(16, q.stride(1), k.stride(1), v.stride(1))
+    block_d, rest = head_blocks(dim) if unit >= 8 and all(map(_is_aligned, (q, k, v))) else (whole_block(dim), 0)
     short = rows <= SHORT_MEAN * segments and not mixed_lengths
     block_m, block_n, options = _tuned(block_d, rest, q.element_size(), short)
     dense_kernel[(heads, segments if short else triton.cdiv(rows, block_m))](
         out, q, k, v, cu_seqlens, bias, rows, segments, segments.bit_length(), scale * math.log2(math.e),
-        out.stride(0), q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        CAUSAL=causal, WINDOW=window, SHORT=short, GROUP=heads // kv_heads, HEAD_DIM=dim, BLOCK_M=block_m,
-        BLOCK_N=block_n, BLOCK_D=block_d, REST=rest, WIDE=rows * max(q.stride(0), k.stride(0), v.stride(0)) >= 1 << 31,
+        out.stride(0), q.stride(0), q.stride(1) // unit, k.stride(0), k.stride(1) // unit, v.stride(0),
+        v.stride(1) // unit, UNIT=unit, CAUSAL=causal, WINDOW=window, SHORT=short, GROUP=heads // kv_heads,
+        HEAD_DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, REST=rest,
+        WIDE=rows * max(q.stride(0), k.stride(0), v.stride(0)) >= 1 << 31,
         STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90", REACH=reach_of(bias, heads),
         **options, **launch_options(),
     )  # fmt: skip
     return out
+
+
+def _is_aligned(rows: Tensor) -> bool:
+    """Whether the compiler knows that rows begin at whole 16 bytes: by numbers that 16 divides.
+
+    Where it does not, Triton 3.6 reads a rest from beyond its shared memory (heads of 72 on an H100).
+    """
+    return rows.stride(0) % 16 == 0 and rows.data_ptr() % 16 == 0
 
 
 def reach_of(bias: Tensor | None, heads: int) -> int:
@@ -287,9 +298,14 @@ def reach_of(bias: Tensor | None, heads: int) -> int:
     return bias.shape[1] // 2
 
 
+def whole_block(dim: int) -> int:
+    """BLOCK_D without a rest."""
+    return max(16, triton.next_power_of_2(dim))
+
+
 def head_blocks(dim: int) -> tuple[int, int]:
     """(BLOCK_D, REST): a head a little wider than a power of two is taken as that and a small rest."""
-    whole = max(16, triton.next_power_of_2(dim))
+    whole = whole_block(dim)
     rest = max(16, triton.next_power_of_2(dim - whole // 2))
     return (whole // 2, rest) if whole > 64 and rest < whole // 2 else (whole, 0)
 

@@ -135,10 +135,12 @@ KERNELS = {
             DENSE,
             {"CAUSAL": False, "WINDOW": 0 if short else 65, "SHORT": short, "GROUP": 1, "HEAD_DIM": dim,
              "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": 64, "REST": rest,
-             "WIDE": False, "STAGES": 2, "MATERIALISE": True, "OVERLAP": True, "bias": None, "REACH": 0},
+             "WIDE": False, "STAGES": 2, "MATERIALISE": True, "OVERLAP": True, "bias": None, "REACH": 0, "UNIT": 8},
             {"num_warps": block_m // 16, "num_stages": 2},
         )
-        for dim, block_m, block_n, rest, short in ((80, 128, 64, 16, False), (64, 64, 64, 0, True))
+        for dim, block_m, block_n, rest, short in (
+            (80, 128, 64, 16, False), (72, 128, 64, 16, False), (64, 64, 64, 0, True)
+        )
     },
     "work": (
         work_kernel,

@@ -76,7 +76,8 @@ KERNELS = {
         dense_kernel,
         {**DENSE, "bias": "*fp32"},
         {"CAUSAL": False, "WINDOW": 0, "SHORT": False, "GROUP": 1, "HEAD_DIM": 64, "BLOCK_M": 128, "BLOCK_N": 64,
-         "BLOCK_D": 64, "REST": 0, "WIDE": False, "STAGES": 2, "MATERIALISE": True, "OVERLAP": True, "REACH": 128},
+         "BLOCK_D": 64, "REST": 0, "WIDE": False, "STAGES": 2, "MATERIALISE": True, "OVERLAP": True, "REACH": 128,
+         "UNIT": 8},
         {"num_warps": 8, "num_stages": 2},
     ),
     **{
@@ -105,7 +106,7 @@ KERNELS = {
             DENSE,
             {"CAUSAL": True, "WINDOW": 0, "SHORT": False, "GROUP": 4, "HEAD_DIM": dim, "BLOCK_M": block_m,
              "BLOCK_N": block_n, "BLOCK_D": block_d, "REST": rest, "WIDE": rest > 0, "STAGES": 2,
-             "MATERIALISE": True, "OVERLAP": True, "bias": None, "REACH": 0},
+             "MATERIALISE": True, "OVERLAP": True, "bias": None, "REACH": 0, "UNIT": 8},
             {"num_warps": block_m // 16, "num_stages": 2},
         )
         for dim, block_m, block_n, block_d, rest in (
