@@ -5,6 +5,7 @@ Each shape runs in a process of its own, once with an empty kernel cache and onc
 ready. Prints what was seen beside aim, floor and peer; writes gpu_offline.json into --out.
 Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR]
          [--only decode,host,ttft,prefill,offline,prefix,profile] [--deterministic] [--weights w4]
+         [--model-impl transformers]
 """
 
 from __future__ import annotations
@@ -62,9 +63,8 @@ SIZES = {
     "gpt-oss-20b": Sizes(engine=LONG_STEPS),
     "llama-8b": Sizes(engine=LONG_STEPS),
     "gemma-12b": Sizes(),
-    **dict.fromkeys(
-        ("gemma-12b-vl", "vl-7b", "vl3-8b", "internvl3-8b", "pixtral-12b", "omni-7b"), Sizes(contexts=(576,))
-    ),
+    "gemma-12b-vl": Sizes((1, 32, 128), (576,)),  # 256 rows of a context do not fit beside the weights
+    **dict.fromkeys(("vl-7b", "vl3-8b", "internvl3-8b", "pixtral-12b", "omni-7b"), Sizes(contexts=(576,))),
 }
 
 
@@ -77,10 +77,10 @@ def since_process_start() -> float:
 class Bench:
     """The cases of one shape; `seen` and `units` fill as they run."""
 
-    def __init__(self, shape: str, device: str, folder: Path, deterministic: bool = False) -> None:
+    def __init__(self, shape: str, args: argparse.Namespace, folder: Path) -> None:
         self.shape, self.sizes = shape, SIZES[shape]
-        self.settings = {"model": str(folder), "load_format": "dummy", "device": device, **self.sizes.engine}
-        self.settings["deterministic"] = deterministic
+        self.settings = {"model": str(folder), "load_format": "dummy", "device": args.device, **self.sizes.engine}
+        self.settings |= {"deterministic": args.deterministic, "model_impl": args.model_impl}
         self.draw = np.random.default_rng(0)
         self.seen: dict[str, float] = {}
         self.units: dict[str, str] = {}
@@ -270,7 +270,7 @@ async def run_shape(args: argparse.Namespace, only: list[str]) -> int:
     """All cases of one shape in this process; how many failed."""
     shape, out = args.shape, args.out
     with model_folder(shape, args.weights) as folder:
-        bench = Bench(shape, args.device, folder, args.deterministic)
+        bench = Bench(shape, args, folder)
         if "prefix" in only:
             bench.settings["kv_cache_memory_bytes"] = bench.sizes.half
         await bench.start()
@@ -290,7 +290,7 @@ def child(shape: str, args: argparse.Namespace, only: list[str], out: Path, cach
     command = [sys.executable, "-m", "tests.bench.gpu_offline", "--inside", "--shape", shape, "--device", args.device]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     command += ["--only", ",".join(only), "--out", str(out), *["--deterministic"] * args.deterministic]
-    command += ["--weights", args.weights]
+    command += ["--weights", args.weights, "--model-impl", args.model_impl]
     try:
         return subprocess.run(command, env=environment, check=False, timeout=SHAPE_S).returncode
     except subprocess.TimeoutExpired:
@@ -319,7 +319,8 @@ def report(shape: str, args: argparse.Namespace, cache: Path) -> int:
                 seen = {"ready, kernels cached": ready, **seen, **again["seen"]}
                 units |= again["units"]
                 kept["more"] |= {f"{name}, kernels cached": found for name, found in again["more"].items()}
-    named = ", ".join(filter(None, (shape, args.weights, "deterministic" * args.deterministic)))
+    through = args.model_impl * (args.model_impl != "auto")
+    named = ", ".join(filter(None, (shape, args.weights, through, "deterministic" * args.deterministic)))
     targets.show(f"{named}, offline, {device_name(args.device)}", seen, targets.OFFLINE.get(shape, {}), units)
     for name, phases in kept["more"].items():
         if name.startswith("startup"):
@@ -342,6 +343,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="no second start for the time with kernels cached")
     parser.add_argument("--deterministic", action="store_true", help="engines that give a row the same bits anywhere")
     parser.add_argument("--weights", default="", choices=("", *FORMS), help="quantised random weights")
+    parser.add_argument("--model-impl", default="auto", choices=("auto", "native", "transformers"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -167,14 +167,15 @@ def run_shape(shape: str, args: argparse.Namespace) -> int:
     spread = {name: spread_of(runs, name) for name in seen} if args.runs > 1 else {}
     seen["ready"], units["ready"] = ready_s, "s"  # of the server's process: interpreter and imports included
     lasted = f"{args.runs} run(s) of {args.seconds:g} s or {args.answers} answers"
-    print_cases(f"{shape}, serving, ready in {ready_s:.1f} s, {lasted}", cases)
+    named = ", ".join(filter(None, (shape, args.weights, args.flags)))
+    print_cases(f"{named}, serving, ready in {ready_s:.1f} s, {lasted}", cases)
     ratios = ratios_of(cases)
     for name, value in ratios.items():
         print(f"{name}: {value:.2f}")
-    aims = targets.serve_targets(shape, seen)
-    targets.show(f"{shape}, serving", {name: seen[name] for name in seen if name in aims}, aims, units, spread)
+    aims = targets.serve_targets(named, seen)
+    targets.show(f"{named}, serving", {name: seen[name] for name in seen if name in aims}, aims, units, spread)
     report = {"shape": shape, "ready_s": ready_s, "seen": seen, "units": units, "ratios": ratios, "spread": spread}
-    targets.keep(args.out, "gpu_serve.json", shape, {**report, "cases": cases, "runs": runs, "failed": failed})
+    targets.keep(args.out, "gpu_serve.json", named, {**report, "cases": cases, "runs": runs, "failed": failed})
     return len(failed)
 
 

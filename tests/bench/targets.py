@@ -101,6 +101,27 @@ SERVE["vl-7b"] = {  # pictures of 1024 x 1024 where nothing else is said, 64 tok
     "8 streams of PNG, output": Target("tok/s", peer="517", aim=700),
     "32 streams of PNG, output": Target("tok/s", 1_400, "842", 1_050),
 }
+
+
+def coded(first: tuple, token: tuple, rates: dict[int, tuple]) -> dict[str, Target]:
+    """Aims of quantised models and of experts, (floor, aim) each: first token, time of a token, rates by streams."""
+    alone = {} if not first else {
+        "1 streams, TTFT p50": Target("ms", first[0], aim=first[1]),
+        "1 streams, TPOT": Target("ms", token[0], aim=token[1]),
+    }  # fmt: skip
+    return alone | {f"{count} streams, output": Target("tok/s", low, aim=aim) for count, (low, aim) in rates.items()}
+
+
+FEWER_BITS = {16: (4_120, 3_400), 64: (8_700, 6_900), 256: (12_000, 8_800)}
+SERVE |= {
+    "8b, fp8": coded((5.6, 9), (2.76, 3.6), FEWER_BITS),
+    "8b, fp8-blocks": coded((5.6, 9), (2.76, 3.6), FEWER_BITS),
+    "8b, fp8, --kv-cache-dtype fp8": coded((), (), {16: (4_370, 3_550), 64: (9_900, 7_600), 256: (14_500, 10_200)}),
+    "8b, w4": coded((9.3, 16), (1.64, 2.6), {16: (4_960, 2_900), 64: (7_900, 4_600), 256: (9_300, 5_800)}),
+    "30b-a3b": coded((20, 27), (2.06, 3.1), {16: (1_110, 850), 64: (2_980, 2_250), 256: (10_200, 6_000)}),
+    "30b-a3b, fp8-blocks": coded((10, 16), (1.15, 2.3), {16: (2_140, 1_500), 64: (5_600, 3_700), 256: (17_000, 9_000)}),
+    "gpt-oss-20b": coded((4.7, 9), (1.25, 2.0), {16: (3_650, 2_400), 64: (9_300, 6_000), 256: (17_000, 8_800)}),
+}
 HOST = {  # beside each case of serving
     "loop stall p99": Target("ms", aim=5),
     "written p50": Target("ms", aim=0.3),
