@@ -52,6 +52,7 @@ HALF_TURNED = {
 }  # fmt: skip
 DECODERS: dict[str, dict[str, Any]] = {  # tiny checkpoint -> what its configuration has instead
     "llama-llama3": wide(4096, 14336, 32, 8, 128),
+    "mistral": wide(3840, 10240, 32, 8, 120),
     "mistral-window": wide(5120, 14336, 32, 8, 128),
     "qwen2": wide(896, 4864, 14, 2, 64),
     "qwen3": wide(2560, 9728, 32, 8, 128),
@@ -61,6 +62,8 @@ DECODERS: dict[str, dict[str, Any]] = {  # tiny checkpoint -> what its configura
     "gemma3": wide(1152, 6912, 4, 1, 256, query_pre_attn_scalar=256),
     "glm4": wide(4096, 13696, 32, 2, 128),
     "stablelm": wide(2560, 6912, 32, 32, 80),
+    "stablelm-parallel": wide(5120, 13824, 32, 8, 160),
+    "gemma4-large": wide(3840, 15360, 16, 8, 256, global_head_dim=512, num_global_key_value_heads=2),
     "gpt_neox": {"hidden_size": 6144, "intermediate_size": 24576, "num_attention_heads": 64},
     "gpt2": {"n_embd": 1600, "n_head": 25, "n_inner": 6400},
     "opt": {"hidden_size": 2560, "ffn_dim": 10240, "num_attention_heads": 32, "word_embed_proj_dim": 2560},
@@ -146,5 +149,7 @@ def draw_on_host(name: str, tensor: Tensor, seed: int) -> Tensor:
     few = dummy.draw(name, torch.empty(min(POOL, tensor.numel())), seed).bfloat16()
     if "bias" not in name and tensor.dim() > 1:
         few *= max(1.0, (1.5 / dummy.STD) * (tensor.numel() / tensor.shape[0]) ** -0.5)  # as tests/tiny.py
+    if "scalar" in name:
+        few += 1.0
     flat = few.repeat(-(-tensor.numel() // len(few)))[: tensor.numel()]
     return tensor.copy_(flat.view(tensor.shape))
