@@ -13,7 +13,12 @@ from server.output.tools.base import Schemas, ToolFormat, calls_in_content, sett
 from server.output.tools.json_calls import call_object
 from server.output.tools.json_text import copy_literal, quoted
 
-PLAIN_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+MARKS = frozenset("_.-")
+
+
+def can_name(name: str) -> bool:
+    """Whether a call or an argument may have this name: letters and digits of any script, and a few marks."""
+    return bool(name) and all(char.isalnum() or char in MARKS for char in name)
 
 
 def code(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
@@ -51,7 +56,7 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
         if char == ",":
             source.at += 1
             char = yield from space(source)
-        if char not in PLAIN_NAME and char != "{":
+        if not can_name(char) and char != "{":
             break
     if told:
         settle(source, sink, (yield from accept(source, *form.ends)))
@@ -61,13 +66,13 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
 def _call(source: Source, sink: Sink) -> Reader[bool]:
     """NAME(key=value, ...). False: it is none, and nothing has been told."""
     name, _ = yield from name_before(source, ("(",))
-    if not name or not PLAIN_NAME.issuperset(name):
+    if not can_name(name):
         return False
     char = yield from space(source)
     key = ""
     if char != ")":
         key, _ = yield from name_before(source, ("=",))
-        if not key or not PLAIN_NAME.issuperset(key):
+        if not can_name(key):
             return False
     sink.call(name)
     source.release()

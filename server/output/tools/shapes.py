@@ -14,12 +14,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from server.errors import shown
+from server.output.source import fits_tool
 from server.output.tools import json_calls, python_calls, tag_calls
 from server.output.tools.base import ToolFormat
 from server.output.tools.notations import Braces, Elements, Tagged
 from server.output.tools.values import Tool, Values, in_order, joined, literal, spelled, without
+from server.schema_rules import wrong
 
 NL = r"NL: /[ \n]{0,2}/"
 
@@ -40,6 +44,7 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
     make = SHAPES.get(form.machine)
     if make is None or not tools:
         return None
+    tools = _nameable(form, tools)
     shape = make(form, ids, tools)
     several = "" if most == 1 else f"({joined(shape.between, 'call')})*"
     section = joined(shape.before, "call", several, shape.after)
@@ -55,6 +60,18 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
     start = "start: TEXT" if most == 1 else "start: (TEXT section)* TEXT"
     start = f"{start} (section TEXT)?" if most == 1 else start
     return "\n".join([start, f"section: {section}", f"TEXT: {without(trigger)}", *rules])
+
+
+def _nameable(form: ToolFormat, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools whose names the form's parser reads again; others are refused where they are strict."""
+    can_name: Callable[[str], bool] = python_calls.can_name if form.machine is python_calls.code else fits_tool
+    kept = [tool for tool in tools if form.machine is json_calls.calls or can_name(tool.name)]
+    for tool in tools:
+        if tool not in kept:
+            tool.leave("name", tool.path)
+    if not kept:
+        raise wrong(tools[0].path, f"a call of {shown(tools[0].name)} cannot be written in this model's form of calls")
+    return kept
 
 
 def _behind_text(form: ToolFormat, shape: Calls, section: str, rules: list[str], most: int) -> str | None:
@@ -179,7 +196,9 @@ def _values(
 ) -> list[tuple[str, bool, frozenset[str], str]]:
     """(name, whether it must come, types, the value with what ends it) of each parameter; adds rules."""
     line = "" if form.tag_end or form.machine is tag_calls.keyed else "\n"
-    values = Tagged(tool, at, ids, line, form.end_value, bool(form.tag_end))
+    values = Tagged(
+        tool, at, ids, partial(tag_calls.can_name, form), line=line, end=form.end_value, signed=bool(form.tag_end)
+    )
     found = [
         (name, needed, values.kinds(schema), values.parameter(schema, f"{tool.path}.properties.{name}"))
         for name, needed, schema in values.members(values.arguments(), tool.path)
@@ -212,7 +231,7 @@ def _code_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool])
     rules: list[str] = []
     calls = []
     for at, tool in enumerate(tools):
-        values = Values(tool, at, ids)
+        values = Values(tool, at, ids, python_calls.can_name)
         pairs = [
             (needed, joined(literal(f"{name}="), values.json(schema)))
             for name, needed, schema in values.members(values.arguments(), tool.path)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from server.output.events import Sink
-from server.output.source import Emit, Reader, Source, accept, ignore, name_before, peek, space, until
+from server.output.source import Emit, Reader, Source, accept, fits_key, ignore, name_before, peek, space, until
 from server.output.tools.base import Schemas, ToolFormat, calls_in_content, converted, is_text, outside, settle
 from server.output.tools.json_text import copy_json, escaped, quoted
 
@@ -92,7 +92,7 @@ def _parameters(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, 
             if opened:
                 sink.arguments("}")
             break
-        key, _ = yield from name_before(source, (form.key[1],))
+        key, _ = yield from name_before(source, (form.key[1],), fits_key)
         if not key:
             return False
         if not (yield from _parameter(source, sink, form, schemas.kinds(name, key), key, opened)):
@@ -128,6 +128,18 @@ def _attributes(source: Source, form: ToolFormat, read: str) -> Reader[str]:
 def _plain(form: ToolFormat, name: str) -> str:
     """A name without the entities that a quoted attribute may hold."""
     return name.replace("&quot;", '"').replace("&amp;", "&") if form.tag_end else name
+
+
+def can_name(form: ToolFormat, key: str) -> bool:
+    """Whether the reader finds a parameter's name again where the name stands in its tag as it is."""
+    if form.machine is keyed:
+        return key == key.strip() and form.key[1] not in key
+    source = Source(key + form.key[1], closed=True)
+    try:
+        next(name_before(source, (form.key[1],), fits_key))
+    except StopIteration as end:
+        return not source.pending and _plain(form, end.value[0]) == key
+    raise AssertionError("a closed source starves nobody")
 
 
 TEXT_SIGNS = ('string="true"', 'type="string"')

@@ -85,6 +85,13 @@ TOOL_CASES = [
     ),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\npart", "", [("f", '{"s": "part')]),
     ("qwen3_coder", "<tool_call> no", "<tool_call> no", []),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=f>\n<parameter=filter[state]>\nopen\n</parameter>\n"
+        "<parameter=unit price>\n5\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("f", '{"filter[state]": "open", "unit price": 5}')],
+    ),
     ("seed_oss", "<seed:tool_call>\n<function=f>\n<parameter=s>V</parameter>\n</function>\n</seed:tool_call>", "",
      [("f", '{"s": "V"}')]),
     (
@@ -160,6 +167,7 @@ TOOL_CASES = [
     ("pythonic", "[f(a=-1_000, b=\"it's\", c=(1, .5), d={'k': '''t'''}, e=0x)]", "",
      [("f", '{"a": -1000, "b": "it\'s", "c": [1, 0.5], "d": {"k": "t"}, "e": "0x"}')]),
     ("pythonic", "[see (this)] is", "[see (this)] is", []),
+    ("pythonic", '[größe(länge=1, 城市="x")]', "", [("größe", '{"länge": 1, "城市": "x"}')]),
     ("llama4_pythonic", "<|python_start|>[f(s='it\"s')]<|python_end|>", "", [("f", '{"s": "it\\"s"}')]),
     ("olmo3", "<function_calls>f(a=1)\ng()</function_calls>", "", [("f", '{"a": 1}'), ("g", "{}")]),
     ("lfm2", "<|tool_call_start|>[f(a=1.5)]<|tool_call_end|> ok", " ok", [("f", '{"a": 1.5}')]),
