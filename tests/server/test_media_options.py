@@ -50,6 +50,7 @@ async def test_a_trusted_request_may_ask_for_less(serve, path):
         ("mm_processor_kwargs", {"num_pictures": 3}, "there is no option 'num_pictures'"),
         ("mm_processor_kwargs", {"max_pixels": "many"}, "max_pixels must be a number above 0"),
         ("mm_processor_kwargs", {"max_pixels": 0}, "max_pixels must be a number above 0"),
+        ("mm_processor_kwargs", {"min_pixels": 5000, "max_pixels": 4999}, "min_pixels must be at most max_pixels"),
         ("media_io_kwargs", {"audio": {}}, "is known"),
         ("media_io_kwargs", {"video": {"colour": 1}}, "is known"),
         ("media_io_kwargs", {"video": 3}, "is known"),
