@@ -61,6 +61,13 @@ def _reading(pattern: str) -> str:
     return "^ and $ can stand at the two ends only" if "lookaround" in told else ""
 
 
+def unanchored(pattern: str) -> str:
+    """An expression of a whole text without the anchors at its ends."""
+    pattern = pattern.removeprefix("^")
+    backslashes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
+    return pattern[:-1] if pattern.endswith("$") and backslashes % 2 == 0 else pattern
+
+
 def space_pattern(pattern: str, limits: LimitsConfig) -> tuple[str, str]:
     """(the expression of what may stand between JSON's values, why it is not taken)."""
     if why := check_pattern(pattern, limits):

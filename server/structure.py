@@ -21,7 +21,7 @@ import orjson
 from engine.grammar.spec import GrammarSpec
 from server.config import LimitsConfig
 from server.errors import ApiError, invalid, shown
-from server.patterns import check_pattern, space_pattern
+from server.patterns import check_pattern, space_pattern, unanchored
 from server.schema.common import SamplingFields
 from server.schema_rules import Cleaner, measure, too_complex, wrong
 
@@ -147,11 +147,7 @@ def expression(pattern: str) -> str:
     """A regular expression as Lark writes it; it is matched from end to end."""
     import llguidance
 
-    pattern = pattern.removeprefix("^")
-    backslashes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
-    if pattern.endswith("$") and backslashes % 2 == 0:
-        pattern = pattern[:-1]
-    return f"/{llguidance.regex_to_lark(pattern)}/"
+    return f"/{llguidance.regex_to_lark(unanchored(pattern))}/"
 
 
 def _structure(kind: str, value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> Structure:

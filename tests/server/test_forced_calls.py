@@ -311,6 +311,28 @@ async def test_what_cannot_be_enforced_is_told_or_with_strict_refused(calling):
     assert (reply.status, reply.error["param"]) == (400, "tools[0].function.parameters.not")
 
 
+async def test_the_input_of_a_custom_tool_follows_its_expression(calling):
+    async def asked(choice="required", **form):
+        tool = {"type": "custom", "name": "run", "format": form}
+        return await calling.post(PATHS[1], {**forced(PATHS[1], choice), "tools": [tool]})
+
+    held = await asked(type="grammar", syntax="regex", definition="^[ab]{3}$")
+    (item,) = held.json()["output"]
+    assert item["type"] == "custom_tool_call"
+    assert len(item["input"]) == 3
+    assert set(item["input"]) <= set("ab")
+    assert held.json()["tools"][0]["format"]["definition"] == "^[ab]{3}$"
+    assert "x-structured-relaxed" not in held.reply_headers
+    free = await asked(type="grammar", syntax="lark", definition='start: "x"')
+    assert free.reply_headers["x-structured-relaxed"] == "format"
+    assert "x-structured-relaxed" not in (await asked(type="text")).reply_headers
+    for form in ({"type": "json"}, {"type": "grammar"}, {"type": "grammar", "syntax": "regex", "definition": ""}):
+        assert (await asked(**form)).error["param"] == "tools[0].format"
+    wrong = await asked("auto", type="grammar", syntax="regex", definition="(?=a)")
+    assert (wrong.status, wrong.error["reason"]) == (400, "grammar_invalid")
+    assert wrong.error["param"].startswith("tools[0].format")
+
+
 async def test_tools_and_choices_that_make_no_sense_are_refused(calling):
     for fields, status, param in (
         ({"tools": [{"type": "function"}]}, 400, "tools[0].function"),
