@@ -331,7 +331,7 @@ def counted(item: str, separator: str, low: int, high: int | None, *, first: boo
     one, most = joined(literal(separator), item), "" if high is None else high
     if not first or not separator:
         return f"({one}){{{low},{most}}}"
-    more = f"({one}){{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
+    more = "" if high == 1 else f"({one}){{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
     return joined(item, more) if low else f"({joined(item, more)})?"
 
 

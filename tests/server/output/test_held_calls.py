@@ -57,6 +57,7 @@ SCHEMAS = {
             "o": {"$ref": "#/$defs/point"},
             "l": {"type": "array", "items": {"$ref": "#/$defs/point"}, "minItems": 1, "maxItems": 2},
             "s": {"type": "array", "items": WORD, "maxItems": 3},
+            "i": {"type": "array", "items": WORD, "minItems": 1, "maxItems": 1},
             "t": {"type": "object", "properties": {"s": WORD, "n": {"type": "number"}}, "additionalProperties": False},
             "d": {"allOf": [{"$ref": "#/$defs/point"}, {"properties": {"y": {"type": "boolean"}}, "required": ["y"]}]},
             "c": {"const": {"k": ["v", 1]}},
