@@ -171,6 +171,12 @@ def newlines(source: Source, most: int) -> Reader[None]:
         most -= 1
 
 
+def drop_cut(source: Source) -> None:
+    """The rest of an answer that was cut inside the name of an argument is no text."""
+    if source.closed:
+        source.at = len(source.text)
+
+
 def fits_tool(name: str) -> bool:
     """Whether this may be the name of a tool: nothing in it is white space, a bracket or a quote."""
     return not any(char in '<>{}[]()"' or char.isspace() for char in name)

@@ -8,7 +8,7 @@ and a key follow it.
 from __future__ import annotations
 
 from server.output.events import Sink
-from server.output.source import Reader, Source, accept, name_before, space
+from server.output.source import Reader, Source, accept, drop_cut, name_before, space
 from server.output.tools.base import Schemas, ToolFormat, calls_in_content, settle
 from server.output.tools.json_calls import call_object
 from server.output.tools.json_text import copy_literal, quoted
@@ -58,8 +58,10 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
             char = yield from space(source)
         if not can_name(char) and char != "{":
             break
-    if told:
+    if told and char:
         settle(source, sink, (yield from accept(source, *form.ends)))
+    elif told:  # a comma and white space at the end of an answer
+        source.release()
     return bool(told)
 
 
@@ -90,6 +92,7 @@ def _call(source: Source, sink: Sink) -> Reader[bool]:
             break
         key, _ = yield from name_before(source, ("=",))
     if char != ")":
+        drop_cut(source)
         return True
     source.at += 1
     if opened:

@@ -14,7 +14,19 @@ from collections.abc import Callable
 from functools import partial
 
 from server.output.events import Sink
-from server.output.source import Emit, Reader, Source, accept, fits_key, ignore, name_before, peek, space, until
+from server.output.source import (
+    Emit,
+    Reader,
+    Source,
+    accept,
+    drop_cut,
+    fits_key,
+    ignore,
+    name_before,
+    peek,
+    space,
+    until,
+)
 from server.output.tools.base import Schemas, ToolFormat, calls_in_content, converted, is_text, outside, settle
 from server.output.tools.json_text import copy_json, escaped, quoted
 
@@ -88,12 +100,15 @@ def _parameters(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, 
             yield from accept(source, form.end_call)
             break
         found = yield from accept(source, form.key[0], form.end_call)
+        if not found and not source.pending:  # it ended in a mark
+            return False
         if found != form.key[0]:
             if opened:
                 sink.arguments("}")
             break
         key, _ = yield from name_before(source, (form.key[1],), fits_key)
         if not key:
+            drop_cut(source)
             return False
         if not (yield from _parameter(source, sink, form, schemas.kinds(name, key), key, opened)):
             return False
@@ -205,6 +220,8 @@ def _pairs(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name:
         found = yield from accept(source, form.key[0], *form.name, *form.ends)
         if found and found in form.name:
             continue
+        if not found and not source.pending:
+            return False
         if found != form.key[0]:
             if opened:
                 sink.arguments("}")
@@ -259,6 +276,8 @@ def _elements(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, na
         if not (yield from space(source)):
             return False
         found = yield from accept(source, form.end_call, form.key[0] + "<")
+        if not found and not source.pending:
+            return False
         if found in ("", form.end_call):
             if opened:
                 sink.arguments("}")
@@ -266,6 +285,7 @@ def _elements(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, na
             return True
         key, _ = yield from name_before(source, (">",))
         if not key:
+            drop_cut(source)
             return False
         sink.arguments((", " if opened else "{") + quoted(key) + ": ")
         opened = True

@@ -60,6 +60,9 @@ TOOL_CASES = [
     ),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "cut of', "", [("f", '{"s": "cut of')]),
     ("hermes", '<tool_call>{"na', '<tool_call>{"na', []),
+    ("hermes", 'Hi. <tool_call>{"name": "f", "arguments": {"n": 4}}\n</tool', "Hi.", [("f", '{"n": 4}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments"', "", [("f", "")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call> No </tool', " No </tool", [("f", "{}")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "\\ud83d\\ude00\\ud83d\\/"}}', "",
      [("f", '{"s": "😀\\ud83d/"}')]),
     (
@@ -85,6 +88,9 @@ TOOL_CASES = [
     ),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\npart", "", [("f", '{"s": "part')]),
     ("qwen3_coder", "<tool_call> no", "<tool_call> no", []),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<para", "", [("f", "")]),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=uni", "", [("f", "")]),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</fun", "", [("f", '{"s": "x"')]),
     (
         "qwen3_coder",
         "<tool_call>\n<function=f>\n<parameter=filter[state]>\nopen\n</parameter>\n"
@@ -167,6 +173,11 @@ TOOL_CASES = [
     ("pythonic", "[f(a=-1_000, b=\"it's\", c=(1, .5), d={'k': '''t'''}, e=0x)]", "",
      [("f", '{"a": -1000, "b": "it\'s", "c": [1, 0.5], "d": {"k": "t"}, "e": "0x"}')]),
     ("pythonic", "[see (this)] is", "[see (this)] is", []),
+    ("pythonic", "[f(a=1, b", "", [("f", '{"a": 1')]),
+    ("pythonic", "[f(a=1), ", "", [("f", '{"a": 1}')]),
+    ("gemma4", '<|tool_call>call:f{k:<|"', "", [("f", '{"k": ')]),
+    ("jamba", '<tool_calls>[{"name": "f", "arguments": {}}, ', "", [("f", "{}")]),
+    ("deepseek_v3", f"{V31[0]}function{V31[1]}f\n```js", "", [("f", "")]),
     ("pythonic", '[größe(länge=1, 城市="x")]', "", [("größe", '{"länge": 1, "城市": "x"}')]),
     ("llama4_pythonic", "<|python_start|>[f(s='it\"s')]<|python_end|>", "", [("f", '{"s": "it\\"s"}')]),
     ("olmo3", "<function_calls>f(a=1)\ng()</function_calls>", "", [("f", '{"a": 1}'), ("g", "{}")]),
