@@ -163,7 +163,41 @@ async def test_in_free_text_calls_of_strict_tools_follow_their_schemas():
     assert takes(f"{call}\n{call}")
     assert not takes(call.replace("2", "20"))
     assert not takes(call.replace("weather", "other"))
-    assert grammar_of(FORMATS["llama3_json"], ids, [Tool("f", {}, "p", text_of, left)], must=False, most=0) is None
+
+
+HELD = '{"name": "weather", "parameters": {"city": "Rome", "days": 2}}'
+CODE = '[weather(city="Rome", days=2)]'
+CODED = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "taken", "refused"),
+    [
+        (
+            "llama3_json",
+            ("", "Hi {x}", HELD, f"{HELD}; {HELD}"),
+            (f" \n{HELD[:-3]}20}}", f"<|python_tag|>{HELD}", "{}"),
+        ),
+        ("pythonic", ("see [1]", CODE), (CODE.replace("2", "20"), f"\n{CODE[:-1]}, g()]", "[1]")),
+        ("llama4_pythonic", ("text", CODE), (CODE.replace("2", "20"), f"<|python_start|>{CODE}")),
+        ("xlam", ("Hi", f"[{HELD.replace('parameters', 'arguments')}]"), ('[{"name": "g", "arguments": {}}]',)),
+        ("qwen3_coder", ("Hi <b>", CODED), (CODED[11:], CODED.replace("2", "20"), "Hi <function=g>\n</function>")),
+    ],
+)
+async def test_calls_that_begin_without_a_marker_are_held_too(form, taken, refused):
+    known = tokenizer()
+    ids = {marker: known.added_tokens[marker] for marker in ("<tool_call>", "</tool_call>") if form == "qwen3_coder"}
+    tool = Tool("weather", SCHEMA, "p", text_of, left)
+    for most in (0, 1):
+        lark = grammar_of(FORMATS[form], ids, [tool], must=False, most=most)
+        grammar = compile_now(GrammarSpec("lark", lark), vocabulary())
+        for text, wanted in [*((text, True) for text in taken), *((text, False) for text in refused)]:
+            matcher = grammar.matcher()
+            takes = all(matcher.consume_token(token) for token in known.encode(text)) and matcher.is_accepting()
+            assert takes == (wanted and (most == 0 or "; {" not in text)), text
 
 
 @pytest.mark.parametrize("most", [0, 1])
@@ -250,6 +284,13 @@ async def test_strict_tools_may_be_called_by_a_model_whose_marker_is_text(callin
     strict = {"type": "function", "function": {**F["function"], "strict": True}}
     reply = await calling.post(path, forced(path, "auto", [strict]))
     assert reply.status == 200, reply.content
+
+
+async def test_strict_tools_may_be_called_by_a_model_that_needs_no_marker(serve):
+    client = serve()
+    client.state.parsers = choose_parsers(client.state.tokenizer, [], "", tools="llama3_json", reasoning="none")
+    strict = {"type": "function", "function": {**F["function"], "strict": True}}
+    assert (await client.post(PATHS[0], forced(PATHS[0], "auto", [strict]))).status == 200
 
 
 @pytest.mark.parametrize("form", ["gemma4", "functiongemma", "minimax_m3", "qwen3_coder"])

@@ -7,13 +7,15 @@ that no other spelling of them is a call; white space between calls may be left 
     start: LEAD? before call (between call)* after          a call must come
     start: (TEXT section)* TEXT                             calls may come, in free text, behind a marker's token
     start: (open section)* REST                             the same where the marker is text, which `open` ends with
+    start: FIRST (section TEXT)* | NL bare                  calls may come at once, without a marker: other text does
+                                                            not begin as they do
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +24,7 @@ from server.output.source import fits_tool
 from server.output.tools import json_calls, python_calls, tag_calls
 from server.output.tools.base import ToolFormat
 from server.output.tools.notations import Braces, Elements, Tagged
-from server.output.tools.values import Tool, Values, in_order, joined, literal, spelled, without
+from server.output.tools.values import Tool, Values, in_order, joined, literal, plain, spelled, without
 from server.schema_rules import wrong
 
 NL = r"NL: /[ \n]{0,2}/"
@@ -53,13 +55,21 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
         return "\n".join([f"start: NL {section}", *rules])
     trigger = next((marker for marker in (*form.begins, form.name[0]) if marker in ids), None)
     opening = f"<[{ids[trigger]}]>" if trigger else ""
-    if not trigger:
+    if not trigger and not form.bare:
         return _behind_text(form, shape, section, rules, most)
-    if not (section.startswith(opening) or all(call.startswith(opening) for call in shape.calls)):
-        return None
-    start = "start: TEXT" if most == 1 else "start: (TEXT section)* TEXT"
-    start = f"{start} (section TEXT)?" if most == 1 else start
-    return "\n".join([start, f"section: {section}", f"TEXT: {without(trigger)}", *rules])
+    if trigger and not (section.startswith(opening) or all(call.startswith(opening) for call in shape.calls)):
+        if not form.bare:
+            return None
+        section = joined(opening, "NL", section)
+    first, bare = "TEXT", ""
+    if form.bare:
+        alone = make(replace(form, begins=(), ends=()), ids, tools)
+        first, bare = "FIRST", f" | NL {joined(alone.before, 'call', several, alone.after)}"
+        rules.append(f"FIRST: TEXT & /[ \\t\\r\\n]*([^ \\t\\r\\n{plain(form.bare)}](?s:.*))?/")
+    if trigger:
+        first += " (section TEXT)" + ("?" if most == 1 else "*")
+        rules.append(f"section: {section}")
+    return "\n".join([f"start: {first}{bare}", f"TEXT: {_no_opening(form, trigger)}", *rules])
 
 
 def _nameable(form: ToolFormat, tools: Sequence[Tool]) -> list[Tool]:
@@ -72,6 +82,13 @@ def _nameable(form: ToolFormat, tools: Sequence[Tool]) -> list[Tool]:
     if not kept:
         raise wrong(tools[0].path, f"a call of {shown(tools[0].name)} cannot be written in this model's form of calls")
     return kept
+
+
+def _no_opening(form: ToolFormat, trigger: str | None) -> str:
+    """Text in which no call begins: neither behind a marker in letters nor by itself."""
+    alone = form.name[:1] if form.machine is tag_calls.tagged else ()
+    marks = dict.fromkeys((*((trigger,) if trigger else ()), *form.begins, *alone))
+    return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){plain(mark)}(?s:.*)/" for mark in marks if mark)])
 
 
 def _behind_text(form: ToolFormat, shape: Calls, section: str, rules: list[str], most: int) -> str | None:
