@@ -161,8 +161,10 @@ class Parsing:
         if parsers.harmony is not None:
             run = harmony(source, sink, parsers.harmony, reasons=parsers.reads_reasoning, calls=calls)
         else:
-            tools = parsers.tools if calls else None
-            run = _answer(source, sink, parsers.reasoning, state, fresh, tools, Schemas(self.tools))
+            tools, reasoning = parsers.tools if calls else None, parsers.reasoning
+            if reasoning is not None and not calls:  # then a call does not end it either
+                reasoning = replace(reasoning, stops=())
+            run = _answer(source, sink, reasoning, state, fresh, tools, Schemas(self.tools))
         return OutputParser(source, sink, run, parsers.tools.marks if calls and parsers.tools is not None else ())
 
     def reasoning_state(self, prompt: Prompt) -> tuple[State, bool]:

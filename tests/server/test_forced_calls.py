@@ -461,7 +461,7 @@ async def test_the_official_clients_parse_answers_and_calls(calling):
 async def test_a_grammar_begins_behind_the_models_reasoning(serve):
     client = serve()
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    script = play(client, call, call, call, call)
+    script = play(client, *(call for _ in range(6)))
     client.state.grammars = load.make_grammars(client.state)
 
     async def spec(**fields: Any) -> GrammarSpec:
@@ -469,11 +469,17 @@ async def test_a_grammar_begins_behind_the_models_reasoning(serve):
         assert reply.status == 200, reply.content
         return script.requests[-1].grammar.spec
 
-    begin, end = script._tokenizer.added_tokens["<think>"], script._tokenizer.added_tokens["</think>"]
+    begin, end, mark = (script._tokenizer.added_tokens[name] for name in ("<think>", "</think>", "<tool_call>"))
     found = await spec()
-    assert (found.starts, found.opens) == ((end,), (begin,))
+    assert (found.starts, found.fed, found.opens) == ((end, mark), (mark,), (begin,))  # a call ends Qwen3's reasoning
     found = await spec(chat_template_kwargs={"open_thinking": True})
-    assert (found.starts, found.opens) == ((end,), ())
+    assert (found.starts, found.fed, found.opens) == ((end, mark), (mark,), ())
+    strict = {"type": "function", "function": {**F["function"], "strict": True}}
+    may_call = {"tools": [strict], "tool_choice": "auto"}
+    found = await spec(**may_call)
+    assert (found.starts, found.fed, found.opens) == ((end, mark), (mark,), (begin,))
+    found = await spec(**may_call, chat_template_kwargs={"enable_thinking": False})
+    assert (found.starts, found.fed, found.opens) == ((mark,), (mark,), ())  # asleep until a call
     found = await spec(chat_template_kwargs={"enable_thinking": False})
     assert (found.starts, found.opens) == ((), ())
     form = {"type": "json_object"}

@@ -84,11 +84,23 @@ def _nameable(form: ToolFormat, tools: Sequence[Tool]) -> list[Tool]:
     return kept
 
 
+def wake_of(form: ToolFormat, ids: Mapping[str, int]) -> int | None:
+    """The token that begins every section of calls; until then a grammar of free text may sleep. None: there is more
+    that begins one."""
+    openings = _openings(form)
+    return ids.get(openings[0]) if len(openings) == 1 and not form.bare and not form.skips else None
+
+
+def _openings(form: ToolFormat) -> list[str]:
+    """Markers behind which the parser reads a call."""
+    alone = form.name[:1] if form.machine is tag_calls.tagged else ()
+    return [mark for mark in dict.fromkeys((*form.begins, *alone)) if mark]
+
+
 def _no_opening(form: ToolFormat, trigger: str | None) -> str:
     """Text in which no call begins: neither behind a marker in letters nor by itself."""
-    alone = form.name[:1] if form.machine is tag_calls.tagged else ()
-    marks = dict.fromkeys((*((trigger,) if trigger else ()), *form.begins, *alone))
-    return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){plain(mark)}(?s:.*)/" for mark in marks if mark)])
+    marks = dict.fromkeys((*((trigger,) if trigger else ()), *_openings(form)))
+    return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){plain(mark)}(?s:.*)/" for mark in marks)])
 
 
 def _behind_text(form: ToolFormat, shape: Calls, section: str, rules: list[str], most: int) -> str | None:

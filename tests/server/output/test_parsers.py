@@ -228,6 +228,7 @@ def test_calls_beyond_the_first_are_dropped_where_one_is_wanted(tokenizer):
 def test_a_call_inside_reasoning_is_reasoning_unless_the_format_ends_there(tokenizer):
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert said(parser_of(tokenizer, "hermes", "qwen3", "open"), [f"x{call}"]) == ("x", "", [("f", "{}")])
+    assert said(parser_of(tokenizer, "", "qwen3", "open"), [f"x{call}</think>y"]) == (f"x{call}", "y", [])
     thought = said(parser_of(tokenizer, "hermes", "deepseek_r1", "open"), [f"x{call}</think>y"])
     assert thought == (f"x{call}", "y", [])
 
