@@ -76,6 +76,7 @@ async def test_the_operators_options_stand_where_a_request_brings_none(serve, st
     try:
         two = await tokens(client, WATCH)
         assert two < plain
+        assert await tokens(client, WATCH, media_io_kwargs={"video": {"num_frames": 20}}) == two, "no more than that"
         assert await tokens(client, WATCH, mm_processor_kwargs={"use_audio_in_video": False}) == two
     finally:
         await media.close()
