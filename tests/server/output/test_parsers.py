@@ -280,6 +280,8 @@ def test_the_checkpoint_chooses_and_the_operator_wins(tokenizer, marked):
     assert chosen('<tool_call>\\n{"name"...</think>') == ("hermes", "qwen3")
     assert chosen("<tool_call><function=x><parameter=y></think>") == ("qwen3_coder", "qwen3")
     assert chosen("[TOOL_CALLS][THINK]") == ("mistral", "mistral")
+    assert chosen("<tool_call>f<tool_sep><arg_key></think:x>") == ("hy_v3", "hy_v3")
+    assert chosen("<tool_call>f<arg_key></think>") == ("glm47", "glm45")
     assert chosen("<｜Assistant｜></think>") == ("none", "deepseek_r1")
     assert chosen("", "gpt_oss") == ("openai", "openai_gptoss")
     assert chosen("<tool_call>name", tools="none", reasoning="deepseek-r1") == ("none", "deepseek_r1")
