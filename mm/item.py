@@ -79,6 +79,9 @@ class MediaOptions:
             allowed = _refused(str(known[name].type), value)
             if allowed:
                 raise ValueError(f"{name} must be {allowed}, not {value!r}")
+        least, most = given.get("min_pixels"), given.get("max_pixels")
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"min_pixels must be at most max_pixels, not {least} beside {most}")
         made = cls(**{**otherwise, **given})
         red, green, blue = made.background  # JSON gives a list
         return dataclasses.replace(made, background=(red, green, blue))

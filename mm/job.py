@@ -145,7 +145,12 @@ class Job:
         if self._source is None:
             known = cache.named(scope, name) if name else None
             if known is None:
-                raise MediaError(400, "media_unknown", "no media was uploaded under this uuid; send the data with it")
+                text = "no media was uploaded under this uuid; send the data with it"
+                if not scope:
+                    text = (
+                        "a uuid is remembered for callers with an API key or a cache_salt only; send the data with it"
+                    )
+                raise MediaError(400, "media_unknown", text)
             report.cached += 1
             return known
         if isinstance(self._source, GivenRows):

@@ -60,6 +60,13 @@ def of_request(state: AppState, body: ChatBody) -> MediaOptions | None:
         raise ApiError(403, "override_not_trusted", f"{name}: this server takes none from requests", name)
     standing = state.media.options if state.media is not None else MediaOptions()
     try:
-        return merged(body.mm_processor_kwargs or {}, body.media_io_kwargs or {}, **dataclasses.asdict(standing))
+        made = merged(body.mm_processor_kwargs or {}, body.media_io_kwargs or {}, **dataclasses.asdict(standing))
     except ValueError as error:
         raise invalid(asked[0], f"{asked[0]}: {error}") from None
+    return lowered(made, standing)
+
+
+def lowered(asked: MediaOptions, standing: MediaOptions) -> MediaOptions:
+    """What a request asks for; where the operator has named a number it is the most (SECURITY S22)."""
+    both = {name: (getattr(asked, name), getattr(standing, name)) for name in ("num_frames", "fps", "max_pixels")}
+    return dataclasses.replace(asked, **{name: min(pair) for name, pair in both.items() if None not in pair})

@@ -61,6 +61,20 @@ def _reading(pattern: str) -> str:
     return "^ and $ can stand at the two ends only" if "lookaround" in told else ""
 
 
+def unanchored(pattern: str) -> str:
+    """An expression of a whole text without the anchors at its ends."""
+    pattern = pattern.removeprefix("^")
+    backslashes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
+    return pattern[:-1] if pattern.endswith("$") and backslashes % 2 == 0 else pattern
+
+
+def expression(pattern: str) -> str:
+    """A regular expression as Lark writes it; it is matched from end to end."""
+    import llguidance
+
+    return f"/{llguidance.regex_to_lark(unanchored(pattern))}/"
+
+
 def space_pattern(pattern: str, limits: LimitsConfig) -> tuple[str, str]:
     """(the expression of what may stand between JSON's values, why it is not taken)."""
     if why := check_pattern(pattern, limits):

@@ -21,9 +21,10 @@ import orjson
 from engine.grammar.spec import GrammarSpec
 from server.config import LimitsConfig
 from server.errors import ApiError, invalid, shown
-from server.patterns import check_pattern, space_pattern
+from server.patterns import check_pattern, expression, space_pattern
 from server.schema.common import SamplingFields
 from server.schema_rules import Cleaner, measure, too_complex, wrong
+from server.structural_tags import structural_tag_spec
 
 logger = logging.getLogger(__name__)
 # At most one space behind `:` and `,`, none elsewhere: an answer to a bounded schema ends.
@@ -143,17 +144,6 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def expression(pattern: str) -> str:
-    """A regular expression as Lark writes it; it is matched from end to end."""
-    import llguidance
-
-    pattern = pattern.removeprefix("^")
-    backslashes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
-    if pattern.endswith("$") and backslashes % 2 == 0:
-        pattern = pattern[:-1]
-    return f"/{llguidance.regex_to_lark(pattern)}/"
-
-
 def _structure(kind: str, value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> Structure:
     if isinstance(value, str):  # before the loop hashes it
         most, name = limits.grammar_max_bytes, "--grammar-max-bytes"
@@ -221,44 +211,10 @@ def _ebnf(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig)
 
 
 def _structural_tag(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
-    """Free text in which a trigger opens one of the tags that begin with it; each tag's content follows its schema."""
-    if isinstance(value, str):
-        try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            raise wrong(param, "is not JSON") from None
-    tags, triggers = (value.get(name) if isinstance(value, dict) else None for name in ("structures", "triggers"))
-    if not isinstance(tags, list) or not tags or not isinstance(triggers, list) or not triggers:
-        raise wrong(param, "needs `structures` (begin, schema, end) and `triggers`, both lists")
-    if not all(isinstance(trigger, str) and trigger for trigger in triggers):
-        raise wrong(f"{param}.triggers", "must be texts, none of them empty")
-    rules = []
-    for at, tag in enumerate(tags):
-        path = f"{param}.structures[{at}]"
-        begin, end = (tag.get(name) if isinstance(tag, dict) else None for name in ("begin", "end"))
-        if not isinstance(begin, str) or not isinstance(end, str):
-            raise wrong(path, "needs the texts `begin` and `end`")
-        trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
-        if trigger is None:
-            raise wrong(f"{path}.begin", "must begin with one of the triggers")
-        schema = schema_text(tag.get("schema", True), f"{path}.schema", limits, options)
-        ends = f" {literal(end)}" if end else ""
-        begins = f" {literal(begin.removeprefix(trigger))}" if begin != trigger else ""
-        rules.append((triggers.index(trigger), f"{begins} tag_{at}{ends}", f"tag_{at}: %json {schema}"))
-    used = sorted({number for number, _, _ in rules})
-    lines = ["start: (" + " | ".join(f"called_{number}" for number in used) + ")* REST", "TEXT: /(?s:.*)/"]
-    for number in used:
-        opened = " | ".join(f"({body})" for of, body, _ in rules if of == number)
-        lines.append(f"called_{number}: open_{number} ({opened})")
-        lines.append(f"open_{number}[lazy]: TEXT {literal(triggers[number])}")
-    opening = "|".join(_quoted(trigger) for trigger in triggers)
-    lines += [f"REST: /(?s:.*)/ & ~/(?s:.*)({opening})(?s:.*)/", *(line for _, _, line in rules)]
-    return GrammarSpec("lark", "\n".join(lines))
+    def written(schema: Any, path: str) -> str:
+        return schema_text(schema, path, limits, options)
 
-
-def _quoted(text: str) -> str:
-    """A text as a regular expression between slashes."""
-    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+    return structural_tag_spec(value, param, written, limits)
 
 
 def _sized(text: str, param: str, most: int, name: str) -> None:

@@ -27,15 +27,17 @@ TEXT: /(?s:.*)/
 def behind_thinking(spec: GrammarSpec, form: ReasoningFormat, state: State, ids: Mapping[str, int]) -> GrammarSpec:
     """The grammar behind the reasoning of a format, as prompts spell it; ids: of the tokens that are markers.
 
-    A grammar that says by itself where it begins stays as it is.
+    A grammar that says by itself where it begins stays as it is, but for one that sleeps until a call. A call that ends
+    the reasoning by itself wakes a grammar that holds calls.
     """
-    if state == "closed" or not form.ends or spec.starts or spec.around:
+    if state == "closed" or not form.ends or (spec.starts and spec.starts != spec.fed) or spec.around:
         return spec
     ends = tuple(ids[text] for text in form.ends if text in ids)
+    calls = tuple(ids[text] for text in form.stops if text in ids and f"<[{ids[text]}]>" in spec.text)
     begins = tuple(ids[text] for text in form.begins if text in ids)
     must_end = state == "open" or form.always
     if ends and (must_end or begins) and not form.suffix:
-        return replace(spec, starts=ends, opens=() if must_end else begins)
+        return replace(spec, starts=(*ends, *calls), fed=calls, opens=() if must_end else begins)
     closing = " | ".join(literal(text) for text in form.ends)
     rest = " /[^>]*>/" if form.suffix else ""
     lines = [f"thought[lazy]: /(?s:.*)/ ({closing}){rest}"]
@@ -44,7 +46,7 @@ def behind_thinking(spec: GrammarSpec, form: ReasoningFormat, state: State, ids:
     else:
         opening = " | ".join(literal(text) for text in form.begins)
         lines.append(f"start: (({opening}) thought)? @answer")
-    return replace(spec, around="\n".join(lines))
+    return replace(spec, around="\n".join(lines), starts=(), fed=())
 
 
 FREE = Structure(b"free", lambda: GrammarSpec("free", ""), "thinking_token_budget")
@@ -58,7 +60,7 @@ def with_budget(grammar: Grammar, budget: int) -> Grammar | None:
     spec = grammar.spec
     if spec.around:
         raise not_here(FREE.param, "thinking_token_budget: the end of this model's reasoning is no token of its own")
-    if spec.starts:
+    if spec.starts and spec.starts != spec.fed:
         return replace(grammar, spec=replace(spec, budget=budget))
     return None if spec.kind == "free" else grammar
 

@@ -17,7 +17,7 @@ from server.config import LimitsConfig
 from server.errors import not_here
 from server.output.parser import Parsers
 from server.output.tools.harmony_calls import harmony_calls
-from server.output.tools.shapes import grammar_of
+from server.output.tools.shapes import grammar_of, wake_of
 from server.output.tools.values import Tool
 from server.render.tools import ToolPlace
 from server.schema_rules import wrong
@@ -114,4 +114,6 @@ def _make(
         )
     if spec is not None:
         text = text.replace("start: ", "start: answer | ", 1) + f"\nanswer: %json {spec.text}"
-    return GrammarSpec("lark", text, relaxed=tuple(sorted(set(dropped))))
+    wake = None if must else wake_of(parsers.written_tools, parsers.markers.ids)
+    starts = () if wake is None else (wake,)
+    return GrammarSpec("lark", text, starts=starts, fed=starts, relaxed=tuple(sorted(set(dropped))))

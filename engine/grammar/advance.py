@@ -54,8 +54,8 @@ class GrammarRow:
     """One choice under its grammar."""
 
     __slots__ = (
-        "_asleep", "_encode", "_ending_ids", "_is_free", "_jumped", "_jumps", "_left", "_matcher", "_min_tokens",
-        "_opens", "_starts", "_taken", "_verdict", "end", "lane", "num_words", "over", "redoes", "wakes",
+        "_asleep", "_encode", "_ending_ids", "_fed", "_is_free", "_jumped", "_jumps", "_left", "_matcher",
+        "_min_tokens", "_opens", "_starts", "_taken", "_verdict", "end", "lane", "num_words", "over", "redoes", "wakes",
     )  # fmt: skip
 
     def __init__(self, grammar: Grammar, params: SamplingParams, jumps: bool = False) -> None:
@@ -66,6 +66,7 @@ class GrammarRow:
         self._ending_ids = params.ending_token_ids
         self._min_tokens = params.min_tokens
         self._starts, self._opens = frozenset(grammar.spec.starts), frozenset(grammar.spec.opens)
+        self._fed = frozenset(grammar.spec.fed)
         self._asleep = bool(self._starts) and not self._opens  # the grammar has not begun
         self._is_free = grammar.spec.kind == "free"
         self._jumps = jumps and self._encode is not None and chooses_freely(params)
@@ -122,7 +123,8 @@ class GrammarRow:
             self._asleep = token not in self._starts
             if self._left is not None:
                 self._left -= 1
-            return None
+            if token not in self._fed:
+                return None
         if self._is_free:
             return None
         if token in self._ending_ids:

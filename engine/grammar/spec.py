@@ -25,6 +25,7 @@ class GrammarSpec:
     kind: Kind
     text: str
     starts: tuple[int, ...] = ()  # the grammar begins behind the first of these token ids; (): with the answer
+    fed: tuple[int, ...] = ()  # of `starts`, those that belong to the grammar: its first token
     opens: tuple[int, ...] = ()  # where given, only an answer whose first token is one of these waits for `starts`
     around: str = ""  # a Lark grammar of the whole answer, which names the one of `text` as @answer
     budget: int | None = None  # tokens that may come before the first of `starts`, which is forced then

@@ -142,6 +142,9 @@ class FormReader:
         self._is_file = self._name == self._file_field
         if b"filename" in options and not self._is_file:
             raise invalid(self._name[:64], f"only {self._file_field} may be a file")
+        if b"filename" not in options and self._is_file:
+            text = f"{self._file_field}: is a text of the form; send it as a file, with a filename"
+            raise ApiError(422, "invalid_parameter", text, self._file_field)
         if self._is_file and self._form.file is not None:
             raise invalid(self._file_field, f"{self._file_field}: came twice; send one file")
 

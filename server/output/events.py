@@ -68,6 +68,7 @@ class Sink:
         "_space",
         "_spaced",
         "_spelling",
+        "after_call",
         "num_calls",
         "thinking",
     )  # fmt: skip
@@ -82,6 +83,7 @@ class Sink:
         spelling: Spelling = PLAIN,
     ) -> None:
         self.num_calls = 0  # begun, the dropped ones included
+        self.after_call = False  # no text has come since the newest call's last word
         self.thinking = False  # the newest token is reasoning
         self._new_id = new_id
         self._most = most_calls  # 0: as many as there are
@@ -121,6 +123,7 @@ class Sink:
         self._space.clear()
         self._close()
         self._begun = self._rejected = False
+        self.after_call = True
         if not self._dropped:
             self._events.append(CallStart(self.num_calls, self._new_id(name, self.num_calls), name))
         self.num_calls += 1
@@ -178,6 +181,7 @@ class Sink:
         if self._kind is not kind:
             self._close()
             self._kind = kind
+            self.after_call = kind is CallArguments
         self._parts.append(text)
 
     def _close(self) -> None:

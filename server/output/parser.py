@@ -30,12 +30,14 @@ LETTERS = string.ascii_letters + string.digits
 class OutputParser:
     """Reads the text of one choice. The parser does not know its choice, so Python frees the parser with the choice."""
 
-    __slots__ = ("_ended", "_run", "_sink", "_source", "_waiting", "reasoning_tokens")
+    __slots__ = ("_ended", "_marks", "_run", "_sink", "_source", "_waiting", "reasoning_tokens")
 
-    def __init__(self, source: Source, sink: Sink, run: Generator[None, None, None]) -> None:
+    def __init__(self, source: Source, sink: Sink, run: Generator[None, None, None], marks: Sequence[str] = ()) -> None:
+        """`marks`: what calls are written with."""
         self._source = source
         self._sink = sink
         self._run = run
+        self._marks = marks
         self._ended = False
         self._waiting = 0  # tokens of reasoning that may yet turn out to be its end marker
         self.reasoning_tokens = 0
@@ -60,11 +62,19 @@ class OutputParser:
     def finish(self) -> None:
         """The answer has ended."""
         if not self._ended:
+            self._drop_cut_mark()
             self._source.closed = True
             if self._sink.thinking:
                 self.reasoning_tokens += self._waiting
             self._advance()
             self._sink.finish()
+
+    def _drop_cut_mark(self) -> None:
+        """The beginning of a mark, where a call's answer was cut inside it, is neither content nor an argument."""
+        source = self._source
+        rest = source.text[source.at :]
+        if rest and self._sink.after_call and any(mark.startswith(rest) and mark != rest for mark in self._marks):
+            source.text = source.text[: source.at]
 
     def take(self) -> list[Event]:
         """Events since the last call."""
@@ -151,9 +161,11 @@ class Parsing:
         if parsers.harmony is not None:
             run = harmony(source, sink, parsers.harmony, reasons=parsers.reads_reasoning, calls=calls)
         else:
-            tools = parsers.tools if calls else None
-            run = _answer(source, sink, parsers.reasoning, state, fresh, tools, Schemas(self.tools))
-        return OutputParser(source, sink, run)
+            tools, reasoning = parsers.tools if calls else None, parsers.reasoning
+            if reasoning is not None and not calls:  # then a call does not end it either
+                reasoning = replace(reasoning, stops=())
+            run = _answer(source, sink, reasoning, state, fresh, tools, Schemas(self.tools))
+        return OutputParser(source, sink, run, parsers.tools.marks if calls and parsers.tools is not None else ())
 
     def reasoning_state(self, prompt: Prompt) -> tuple[State, bool]:
         """What the prompt says about reasoning, and whether the prompt ends with the marker that opens it."""

@@ -77,6 +77,7 @@ REASONING_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<response>", "</think>"), "ernie45"),
     (("<minimax:tool_call>", "</think>"), "minimax_m2"),
     (("<|tool_calls_section_begin|>", "</think>"), "kimi_k2"),
+    (("<tool_sep>", "<arg_key>", "</think"), "hy_v3"),
     (("<arg_key>", "</think>"), "glm45"),
     (("<tool_call>", "</think>"), "qwen3"),
     (("<｜Assistant｜>", "</think>", "thinking"), "deepseek_v3"),

@@ -170,9 +170,12 @@ class Output:
 
 
 def free_text(arguments: str) -> str:
-    """The input of a custom tool out of its call's JSON."""
-    found = completed(arguments).get("input")
-    return found if isinstance(found, str) else arguments
+    """The input of a custom tool out of its call's JSON; "" where the call was cut before the input began."""
+    found = completed(arguments)
+    text = found.get("input")
+    if isinstance(text, str):
+        return text
+    return arguments if found or not arguments.startswith("{") else ""
 
 
 def status_of(choice: Choice) -> tuple[str, str | None]:

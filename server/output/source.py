@@ -171,8 +171,26 @@ def newlines(source: Source, most: int) -> Reader[None]:
         most -= 1
 
 
-def name_before(source: Source, markers: tuple[str, ...]) -> Reader[tuple[str, str]]:
-    """(a name, the marker behind it, read); ("", "") where no short name stands in front of a marker."""
+def drop_cut(source: Source) -> None:
+    """The rest of an answer that was cut inside the name of an argument is no text."""
+    if source.closed:
+        source.at = len(source.text)
+
+
+def fits_tool(name: str) -> bool:
+    """Whether this may be the name of a tool: nothing in it is white space, a bracket or a quote."""
+    return not any(char in '<>{}[]()"' or char.isspace() for char in name)
+
+
+def fits_key(name: str) -> bool:
+    """Whether this may be the name of a parameter inside a tag: `filter[status]` and `unit price` may."""
+    return not any(char in "<>\n" for char in name)
+
+
+def name_before(
+    source: Source, markers: tuple[str, ...], fits: Callable[[str], bool] = fits_tool
+) -> Reader[tuple[str, str]]:
+    """(a name, the marker behind it, read); ("", "") where no short name that `fits` stands in front of a marker."""
     find = finder(markers)
     while True:
         text, at = source.text, source.at
@@ -186,8 +204,3 @@ def name_before(source: Source, markers: tuple[str, ...]) -> Reader[tuple[str, s
             return "", ""
         source.at = found.end()
         return name, found.group()
-
-
-def fits(name: str) -> bool:
-    """Whether this may be the name of a tool: nothing in it is white space, a bracket or a quote."""
-    return not any(char in '<>{}[]()"' or char.isspace() for char in name)

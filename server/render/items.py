@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from server.patterns import unanchored
 from server.render.conversation import Conversation, Part, text_part
 from server.render.errors import invalid, shown
 from server.render.tools import ToolPlace, tool_name, tool_place
@@ -181,8 +182,9 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
             kept.append(_function(tool, path))
             echoed.append({"type": kind, **kept[-1]["function"], "strict": tool.get("strict") is True})
         elif kind == "custom":
-            kept.append(_function({**tool, "parameters": FREE_TEXT}, path))
-            echoed.append({"type": kind, "name": tool["name"], "description": tool.get("description")})
+            kept.append(_function({**tool, "parameters": _free_text(tool, path)}, path))
+            form = {"format": tool["format"]} if tool.get("format") else {}
+            echoed.append({"type": kind, "name": tool["name"], "description": tool.get("description"), **form})
         elif kind == "namespace":
             inner = tool.get("tools")
             if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
@@ -205,10 +207,35 @@ def tool_places(tools: list[Item] | None) -> list[ToolPlace]:
         if tool["type"] == "namespace":
             found += [tool_place(one, f"{path}.tools[{k}]", "parameters") for k, one in enumerate(tool["tools"])]
         elif tool["type"] == "custom":
-            found.append(ToolPlace(False, path))
+            found.append(ToolPlace(grammar_syntax(tool) == "regex", f"{path}.format"))
         elif tool["type"] == "function":
             found.append(tool_place(tool, path, "parameters"))
     return found
+
+
+def grammar_syntax(tool: Item) -> str:
+    """Of a custom tool whose input has a grammar: regex, lark; "" where its input is any text."""
+    form = tool.get("format")
+    is_grammar = tool.get("type") == "custom" and isinstance(form, dict) and form.get("type") == "grammar"
+    return str(form.get("syntax")) if is_grammar and isinstance(form, dict) else ""
+
+
+def _free_text(tool: Item, path: str) -> Item:
+    """The parameters of a custom tool: one text. Inside JSON it is held to an expression, and to no other grammar."""
+    form = tool.get("format")
+    if form is not None and (not isinstance(form, dict) or form.get("type") not in ("text", "grammar")):
+        raise invalid(f"{path}.format: must be an object of the type text or grammar", f"{path}.format")
+    syntax = grammar_syntax(tool)
+    if not syntax:
+        return FREE_TEXT
+    definition = tool["format"].get("definition")
+    if syntax not in ("lark", "regex") or not isinstance(definition, str) or not definition:
+        needed = "a grammar has a syntax, lark or regex, and a definition"
+        raise invalid(f"{path}.format: {needed}", f"{path}.format")
+    if syntax == "lark":
+        return FREE_TEXT
+    held = {"type": "string", "pattern": f"^(?:{unanchored(definition)})$"}
+    return {**FREE_TEXT, "properties": {"input": held}}
 
 
 def known_tools(echoed: list[Item]) -> dict[str, Item]:

@@ -259,7 +259,7 @@ class MessageReader:
 
     def _rows(self, part: dict[str, Any], kind: str, path: str) -> MediaRef:
         if not self.rules.takes_rows:
-            raise RenderError(400, "media_unsupported", f"{kind} needs --enable-mm-embeds, which is off.", path)
+            raise RenderError(403, "override_not_trusted", f"{kind} needs --enable-mm-embeds, which is off.", path)
         if kind != "image_embeds":
             raise RenderError(400, "media_unsupported", f"{kind} are not read; image_embeds are.", path)
         payload, where = part.get(kind), f"{path}.{kind}"

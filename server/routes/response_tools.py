@@ -10,8 +10,9 @@ import logging
 from typing import Any
 
 from server.errors import invalid
+from server.http.exchange import Exchange
 from server.output.parser import Parsing
-from server.render.items import read_response_tools
+from server.render.items import grammar_syntax, read_response_tools
 from server.routes.endpoint import one_of
 from server.routes.tools import allowed_tools, check_calls, check_name, offered, parsing_of
 from server.schema.responses import ResponsesBody
@@ -45,6 +46,13 @@ def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
         only = frozenset((check_name("tool_choice.name", choice.get("name"), kept),)) if must else None
     calls = Calls(choice != "none", must and bool(kept), only, most)
     return (kept or None, echoed, offered(state, kept, calls)), calls
+
+
+def tell_unheld(exchange: Exchange, body: ResponsesBody, calls: Calls) -> None:
+    """A header for custom tools whose Lark grammar no call is held to; coding clients send one with every request."""
+    if calls.may and any(grammar_syntax(tool) == "lark" for tool in body.tools or ()):
+        exchange.headers.append((b"x-structured-relaxed", b"format"))
+        exchange.state.metrics.relax(("format",))
 
 
 def parsing_for(state: AppState, body: ResponsesBody, tools: Tools, calls: Calls) -> Parsing | None:

@@ -38,7 +38,7 @@ from server.render.errors import RenderError
 from server.render.items import as_items, known_tools, read_items, references, resolved, tool_places
 from server.routes.chat import EFFORTS
 from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response, one_of
-from server.routes.response_tools import Tools, check_tools, parsing_for
+from server.routes.response_tools import Tools, check_tools, parsing_for, tell_unheld
 from server.routes.stored_responses import missing
 from server.routes.tools import held_to_calls
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
@@ -71,6 +71,7 @@ async def create(request: Request) -> Response | None:
     model = check_model(state, body.model)
     asked = check(state, body)
     tools, calls = check_tools(state, body)
+    tell_unheld(exchange, body, calls)
     asked = held_to_calls(state, asked, tools[0], tool_places(body.tools), calls)
     parsing = parsing_for(state, body, tools, calls)
     parent = earlier(state, exchange.key_name, body.previous_response_id)

@@ -1,4 +1,4 @@
-"""Client events of /v1/realtime, in the form of OpenAI's transcription sessions; other fields are refused."""
+"""Client events of /v1/realtime, in the form of OpenAI's transcription sessions or of vLLM's; others are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ class OldSession(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Update(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="session.update"):
-    session: Session
+    """`model` in the place of a session begins vLLM's form."""
+
+    session: Session = msgspec.field(default_factory=Session)
+    model: str | None = None
     event_id: str | None = None
 
 
@@ -84,6 +87,7 @@ class Append(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="
 
 
 class Commit(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_audio_buffer.commit"):
+    final: bool | None = None  # of vLLM's form: the sound has ended
     event_id: str | None = None
 
 

@@ -3,7 +3,8 @@
 Owner: loop, three tasks per session. In: client events (server/schema/realtime). Out: OpenAI's server events. Turns are
 found by energy (server/speech/turns) or committed by the client, and go one after the other through what serves
 /v1/audio/transcriptions: whatever model hears there hears here. Sound that no turn needs is dropped; what is held
-counts as a body that is being uploaded. A client that leaves ends everything.
+counts as a body that is being uploaded. A client that leaves ends everything. In vLLM's form (server/speech/
+realtime_events) the turns up to a final commit make one text.
 
     reader      append .. append | edges, commit | ...          waits while a turn is queued behind another
     worker                         turn 0 [decode, engine ....] turn 1 [...]
@@ -15,8 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import secrets
-import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,31 +28,20 @@ from starlette.types import Receive
 
 from engine.request import TokenLogprob
 from mm.errors import MediaError
-from mm.sources import decode_base64, parse_base64
-from server.errors import ApiError, from_media, from_validation, internal, invalid
+from server.errors import ApiError, from_media, internal, invalid
 from server.http.exchange import Exchange, fault
 from server.job import scope_of
 from server.schema.audio import TranscriptionForm
-from server.schema.realtime import (
-    EVENT_TYPES,
-    ONLY_VALUES,
-    Append,
-    Clear,
-    Commit,
-    Event,
-    Input,
-    TurnDetection,
-    read_event,
-)
+from server.schema.realtime import Append, Clear, Commit, Event, Input, Update
 from server.speech.choose import hearer_of
 from server.speech.hearer import Task
 from server.speech.languages import separator
 from server.speech.listening import Listening, Tell, all_logprobs, logprobs_of
+from server.speech.realtime_events import PLAIN_RATE, SAMPLE_BYTES, described, new_id, opened, plain, vad_of, wave
 from server.speech.stream import InOrder
 from server.speech.turns import TurnFinder, Vad
 
 RATES = (8000, 48000)
-SAMPLE_BYTES = 2
 IN_POOL = 32768  # characters of an event that are read in the pool
 MIN_TURN_S = 0.1  # of a turn that a client commits
 UNREAD_EVENTS = 256  # behind which a client that does not read is not heard either
@@ -80,6 +68,19 @@ class Turn:
     settings: Settings
 
 
+@dataclass(slots=True)
+class Whole:
+    """The turns of one text, in vLLM's form."""
+
+    order: InOrder
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+    def usage(self) -> dict[str, int]:
+        used = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.generated_tokens}
+        return {**used, "total_tokens": self.prompt_tokens + self.generated_tokens}
+
+
 class RealtimeSession:
     """One client."""
 
@@ -97,13 +98,16 @@ class RealtimeSession:
         self._turn_start: int | None = None  # sample at which the open turn begins
         self._item_id = new_id("item")
         self._last_item_id: str | None = None
-        self._turns: asyncio.Queue[Turn] = asyncio.Queue(maxsize=1)
+        self._plain = False  # vLLM's form
+        self._whole: Whole | None = None  # the text that grows, in that form
+        self._turns: asyncio.Queue[Turn | None] = asyncio.Queue(maxsize=1)  # None: the text has ended
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def run(self) -> None:
         """Until the client has left, or the session cannot go on."""
         arrival = self._exchange.arrival
-        self.tell("session.created", session=self._described())
+        created = {"id": f"sess_{self._exchange.request_id}", "created": int(time.time())}
+        self.tell("session.created", **created, session=self._described())
         tasks = [asyncio.ensure_future(part()) for part in (self._read, self._work, self._write)]
         try:
             await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
@@ -124,7 +128,9 @@ class RealtimeSession:
 
     def tell(self, kind: str, **fields: Any) -> None:
         """One event, in order."""
-        self._events.put_nowait({"type": kind, "event_id": new_id("event"), **fields})
+        event = plain(kind, fields) if self._plain else {"type": kind, "event_id": new_id("event"), **fields}
+        if event is not None:
+            self._events.put_nowait(event)
 
     # -- reader
 
@@ -155,7 +161,9 @@ class RealtimeSession:
         if isinstance(event, Append):
             await self._append(pcm)
         elif isinstance(event, Commit):
-            await self._commit_now()
+            await self._commit_all(event.final)
+        elif isinstance(event, Update) and event.model is not None:
+            self._begin_plain(event.model)
         elif isinstance(event, Clear):
             self._drop(len(self._pcm))
             self._turn_start, self._finder = None, self._new_finder()
@@ -163,6 +171,17 @@ class RealtimeSession:
         else:
             given = event.session.input if hasattr(event.session, "input") else event.session.audio.input
             self._update(given, event.session.include)
+
+    def _begin_plain(self, model: str) -> None:
+        """vLLM's form from here on. Turns are found by their energy, so a text grows before its sound has ended."""
+        if not self._plain and (self._origin or self._pcm):
+            raise invalid("model", "model: a session of this form begins with session.update, before the first sound")
+        self._plain = True
+        form = form_with(self._settings.form, model=model)
+        self._task_of(form)  # raises where a turn would
+        if self._settings.rate != PLAIN_RATE:
+            self._settings = Settings(form, PLAIN_RATE)
+            self._finder = self._new_finder()
 
     def _update(self, given: Input, include: list[str] | None) -> None:
         settings = self._settings
@@ -228,6 +247,17 @@ class RealtimeSession:
         """Bytes of the longest turn."""
         return int(self._state.config.media.audio_max_seconds * self._settings.rate) * SAMPLE_BYTES
 
+    async def _commit_all(self, final: bool | None) -> None:
+        """What the buffer holds is a turn; in vLLM's form `final` ends the text, else sound is heard as it comes."""
+        if not self._plain:
+            await self._commit_now()
+        elif final:
+            if self._turn_start is not None:
+                await self._commit(self._origin + len(self._pcm) // SAMPLE_BYTES)
+            self._drop(len(self._pcm))
+            self._finder = self._new_finder()
+            await self._turns.put(None)
+
     async def _commit_now(self) -> None:
         if len(self._pcm) < MIN_TURN_S * self._settings.rate * SAMPLE_BYTES:
             held = len(self._pcm) * 1000 // SAMPLE_BYTES // self._settings.rate
@@ -269,6 +299,10 @@ class RealtimeSession:
     async def _work(self) -> None:
         while True:
             turn = await self._turns.get()
+            if turn is None:
+                whole, self._whole = self._whole or Whole(InOrder(str)), None
+                self.tell("transcription.done", text=whole.order.text, usage=whole.usage())
+                continue
             try:
                 await self._hear(turn)
             except (ApiError, MediaError) as error:
@@ -293,23 +327,29 @@ class RealtimeSession:
         task = self._task_of(settings.form)
         hearer = hearer_of(exchange, task)
         listening = Listening(exchange, task, hearer)
-        order = InOrder(lambda: separator(hearer.language))
-        listening.told = self._teller(turn, order, task.with_logprobs)
+        order, first = InOrder(lambda: separator(hearer.language)), 0
+        if self._plain:
+            self._whole = self._whole or Whole(order)
+            order, first = self._whole.order, self._whole.order.front
+        listening.told = self._teller(turn, order, first, task.with_logprobs)
         assert state.media is not None, "the route has looked for a model that hears"
         with state.places.hold(1, exchange.key_name):
             wav = wave(turn.pcm, settings.rate)
             async with state.media.recording(wav, hearer.cutting(), scope_of(exchange, task.salt)) as recording:
                 said = await listening.run(recording)
                 usage = {"type": "duration", "seconds": math.ceil(recording.seconds)}
+        if self._whole is not None:
+            self._whole.prompt_tokens += listening.prompt_tokens
+            self._whole.generated_tokens += listening.generated_tokens
         kind = "conversation.item.input_audio_transcription.completed"
         more = {"logprobs": all_logprobs(state.tokenizer, said)} if task.with_logprobs else {}
         self.tell(kind, item_id=turn.item_id, content_index=0, transcript=order.text, usage=usage, **more)
 
-    def _teller(self, turn: Turn, order: InOrder, with_logprobs: bool) -> Tell:
+    def _teller(self, turn: Turn, order: InOrder, first: int, with_logprobs: bool) -> Tell:
         kind, tokenizer = "conversation.item.input_audio_transcription.delta", self._exchange.state.tokenizer
 
         def told(window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
-            if new := order.add(window, text, tokens):
+            if new := order.add(first + window, text, tokens):
                 more = {"logprobs": logprobs_of(tokenizer, order.take_tokens())} if with_logprobs else {}
                 self.tell(kind, item_id=turn.item_id, content_index=0, delta=new, **more)
 
@@ -346,49 +386,3 @@ class RealtimeSession:
 
 def form_with(form: TranscriptionForm, **changes: Any) -> TranscriptionForm:
     return msgspec.structs.replace(form, **changes)
-
-
-def opened(text: str | bytes) -> tuple[Event, bytes]:
-    """A client's event, and the sound in it."""
-    try:
-        event = read_event(text)
-    except msgspec.ValidationError as error:
-        raise _as_event(from_validation(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise ApiError(400, "invalid_json", "a message must be one JSON object, nested a few levels deep") from None
-    return event, decode_base64(parse_base64(event.audio)) if isinstance(event, Append) else b""
-
-
-def _as_event(error: ApiError) -> ApiError:
-    """An unknown type, and a field of which one value is known, are told with what is known."""
-    if error.param == "type":
-        return ApiError(400, "unknown_event", f"type: must be one of {', '.join(EVENT_TYPES)}", "type")
-    known = next((value for field, value in ONLY_VALUES.items() if f".{error.param}".endswith(f".{field}")), None)
-    return error if known is None else invalid(error.param, f"{error.param}: must be {known}")
-
-
-def vad_of(given: TurnDetection) -> Vad:
-    """Within bounds. Raises ApiError."""
-    ranges = {"threshold": (0.0, 1.0), "prefix_padding_ms": (0, 5000), "silence_duration_ms": (100, 10000)}
-    chosen = {name: getattr(given, name) for name in ranges if getattr(given, name) is not None}
-    for name, value in chosen.items():
-        low, high = ranges[name]
-        if not low <= value <= high:
-            path = f"session.audio.input.turn_detection.{name}"
-            raise invalid(path, f"{name}: got {value}; allowed is {low} to {high}")
-    return Vad(**chosen)
-
-
-def described(error: ApiError) -> dict[str, Any]:
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return {"type": kind, "code": error.reason, "message": error.message, "param": error.param}
-
-
-def wave(pcm: bytes, rate: int) -> bytes:
-    """The samples as a WAV file."""
-    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * SAMPLE_BYTES, SAMPLE_BYTES, 16)
-    return b"RIFF" + struct.pack("<I", 36 + len(pcm)) + b"WAVE" + form + struct.pack("<4sI", b"data", len(pcm)) + pcm
-
-
-def new_id(kind: str) -> str:
-    return f"{kind}_{secrets.token_hex(12)}"

@@ -56,6 +56,11 @@ class InOrder:
             self._take()
         return self.text[before:]
 
+    @property
+    def front(self) -> int:
+        """The first window that has not ended."""
+        return self._front
+
     def take_tokens(self) -> list[TokenLogprob]:
         """Those of what was told since the last call."""
         taken, self._new_tokens = self._new_tokens, []

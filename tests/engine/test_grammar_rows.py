@@ -109,6 +109,22 @@ async def test_a_sleeping_grammar_leaves_the_answer_free_until_its_token(path):
 
 
 @everywhere
+async def test_a_token_that_wakes_a_grammar_may_be_its_first(path):
+    async with running(FOLDER) as engine:
+        free = asked(PROMPTS[0], max_tokens=40, ignore_eos=True, temperature=1.5)
+        ((tokens, _, _),) = await told(engine, free)
+        wake = tokens[12]
+        first = tokens.index(wake)
+        for text_of in (f'start: <[{wake}]> "yes"', f'start: (/(?s:.*)/ <[{wake}]> "yes")*'):
+            late = replace(free, grammar=grammar(text_of, starts=(wake,), fed=(wake,)), sampling=free.sampling)
+            ((held, _, error),) = await told(engine, late)
+            assert error is None
+            assert held[: first + 1] == tokens[: first + 1]
+            assert text(held[first + 1 :]).startswith("yes")
+        assert (await quiet(engine))["matchers"] == 0
+
+
+@everywhere
 async def test_a_spent_budget_forces_the_token_that_wakes_the_grammar(path):
     wake = tiny.IDS["<|vision_eos|>"]
     async with running(FOLDER) as engine:

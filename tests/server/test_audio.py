@@ -282,6 +282,7 @@ BODIES = [
     (WHOLE, f"multipart/form-data; boundary={'b' * 300}", 400, "invalid_multipart"),
     (WHOLE, "application/json", 415, "unsupported_media_type"),
     (WHOLE.replace(b'; name="file"', b""), HEADERS["content-type"], 400, "invalid_multipart"),
+    (WHOLE.replace(b'; filename="a.wav"', b""), HEADERS["content-type"], 422, "invalid_parameter"),
     (WHOLE.replace(b'name="file"', b'name="other"'), HEADERS["content-type"], 400, "invalid_parameter"),
     (WHOLE[: WHOLE.rindex(b"--" + BOUNDARY.encode())] + WHOLE, HEADERS["content-type"], 400, "invalid_parameter"),
     (form(None, prompt="x").replace(b"x\r\n--", b"\xff\r\n--"), HEADERS["content-type"], 400, "invalid_parameter"),

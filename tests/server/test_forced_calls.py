@@ -163,7 +163,41 @@ async def test_in_free_text_calls_of_strict_tools_follow_their_schemas():
     assert takes(f"{call}\n{call}")
     assert not takes(call.replace("2", "20"))
     assert not takes(call.replace("weather", "other"))
-    assert grammar_of(FORMATS["llama3_json"], ids, [Tool("f", {}, "p", text_of, left)], must=False, most=0) is None
+
+
+HELD = '{"name": "weather", "parameters": {"city": "Rome", "days": 2}}'
+CODE = '[weather(city="Rome", days=2)]'
+CODED = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "taken", "refused"),
+    [
+        (
+            "llama3_json",
+            ("", "Hi {x}", HELD, f"{HELD}; {HELD}"),
+            (f" \n{HELD[:-3]}20}}", f"<|python_tag|>{HELD}", "{}"),
+        ),
+        ("pythonic", ("see [1]", CODE), (CODE.replace("2", "20"), f"\n{CODE[:-1]}, g()]", "[1]")),
+        ("llama4_pythonic", ("text", CODE), (CODE.replace("2", "20"), f"<|python_start|>{CODE}")),
+        ("xlam", ("Hi", f"[{HELD.replace('parameters', 'arguments')}]"), ('[{"name": "g", "arguments": {}}]',)),
+        ("qwen3_coder", ("Hi <b>", CODED), (CODED[11:], CODED.replace("2", "20"), "Hi <function=g>\n</function>")),
+    ],
+)
+async def test_calls_that_begin_without_a_marker_are_held_too(form, taken, refused):
+    known = tokenizer()
+    ids = {marker: known.added_tokens[marker] for marker in ("<tool_call>", "</tool_call>") if form == "qwen3_coder"}
+    tool = Tool("weather", SCHEMA, "p", text_of, left)
+    for most in (0, 1):
+        lark = grammar_of(FORMATS[form], ids, [tool], must=False, most=most)
+        grammar = compile_now(GrammarSpec("lark", lark), vocabulary())
+        for text, wanted in [*((text, True) for text in taken), *((text, False) for text in refused)]:
+            matcher = grammar.matcher()
+            takes = all(matcher.consume_token(token) for token in known.encode(text)) and matcher.is_accepting()
+            assert takes == (wanted and (most == 0 or "; {" not in text)), text
 
 
 @pytest.mark.parametrize("most", [0, 1])
@@ -252,6 +286,13 @@ async def test_strict_tools_may_be_called_by_a_model_whose_marker_is_text(callin
     assert reply.status == 200, reply.content
 
 
+async def test_strict_tools_may_be_called_by_a_model_that_needs_no_marker(serve):
+    client = serve()
+    client.state.parsers = choose_parsers(client.state.tokenizer, [], "", tools="llama3_json", reasoning="none")
+    strict = {"type": "function", "function": {**F["function"], "strict": True}}
+    assert (await client.post(PATHS[0], forced(PATHS[0], "auto", [strict]))).status == 200
+
+
 @pytest.mark.parametrize("form", ["gemma4", "functiongemma", "minimax_m3", "qwen3_coder"])
 async def test_a_call_comes_in_the_models_own_form(serve, form):
     client = serve()
@@ -309,6 +350,28 @@ async def test_what_cannot_be_enforced_is_told_or_with_strict_refused(calling):
     tool["function"]["strict"] = True
     reply = await calling.post(PATHS[0], forced(PATHS[0], "required", [tool]))
     assert (reply.status, reply.error["param"]) == (400, "tools[0].function.parameters.not")
+
+
+async def test_the_input_of_a_custom_tool_follows_its_expression(calling):
+    async def asked(choice="required", **form):
+        tool = {"type": "custom", "name": "run", "format": form}
+        return await calling.post(PATHS[1], {**forced(PATHS[1], choice), "tools": [tool]})
+
+    held = await asked(type="grammar", syntax="regex", definition="^[ab]{3}$")
+    (item,) = held.json()["output"]
+    assert item["type"] == "custom_tool_call"
+    assert len(item["input"]) == 3
+    assert set(item["input"]) <= set("ab")
+    assert held.json()["tools"][0]["format"]["definition"] == "^[ab]{3}$"
+    assert "x-structured-relaxed" not in held.reply_headers
+    free = await asked(type="grammar", syntax="lark", definition='start: "x"')
+    assert free.reply_headers["x-structured-relaxed"] == "format"
+    assert "x-structured-relaxed" not in (await asked(type="text")).reply_headers
+    for form in ({"type": "json"}, {"type": "grammar"}, {"type": "grammar", "syntax": "regex", "definition": ""}):
+        assert (await asked(**form)).error["param"] == "tools[0].format"
+    wrong = await asked("auto", type="grammar", syntax="regex", definition="(?=a)")
+    assert (wrong.status, wrong.error["reason"]) == (400, "grammar_invalid")
+    assert wrong.error["param"].startswith("tools[0].format")
 
 
 async def test_tools_and_choices_that_make_no_sense_are_refused(calling):
@@ -398,7 +461,7 @@ async def test_the_official_clients_parse_answers_and_calls(calling):
 async def test_a_grammar_begins_behind_the_models_reasoning(serve):
     client = serve()
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    script = play(client, call, call, call, call)
+    script = play(client, *(call for _ in range(6)))
     client.state.grammars = load.make_grammars(client.state)
 
     async def spec(**fields: Any) -> GrammarSpec:
@@ -406,11 +469,17 @@ async def test_a_grammar_begins_behind_the_models_reasoning(serve):
         assert reply.status == 200, reply.content
         return script.requests[-1].grammar.spec
 
-    begin, end = script._tokenizer.added_tokens["<think>"], script._tokenizer.added_tokens["</think>"]
+    begin, end, mark = (script._tokenizer.added_tokens[name] for name in ("<think>", "</think>", "<tool_call>"))
     found = await spec()
-    assert (found.starts, found.opens) == ((end,), (begin,))
+    assert (found.starts, found.fed, found.opens) == ((end, mark), (mark,), (begin,))  # a call ends Qwen3's reasoning
     found = await spec(chat_template_kwargs={"open_thinking": True})
-    assert (found.starts, found.opens) == ((end,), ())
+    assert (found.starts, found.fed, found.opens) == ((end, mark), (mark,), ())
+    strict = {"type": "function", "function": {**F["function"], "strict": True}}
+    may_call = {"tools": [strict], "tool_choice": "auto"}
+    found = await spec(**may_call)
+    assert (found.starts, found.fed, found.opens) == ((end, mark), (mark,), (begin,))
+    found = await spec(**may_call, chat_template_kwargs={"enable_thinking": False})
+    assert (found.starts, found.fed, found.opens) == ((mark,), (mark,), ())  # asleep until a call
     found = await spec(chat_template_kwargs={"enable_thinking": False})
     assert (found.starts, found.opens) == ((), ())
     form = {"type": "json_object"}

@@ -92,5 +92,5 @@ async def test_what_does_not_fit_is_refused_by_its_path(rows_client, made):
 
 async def test_a_server_that_does_not_allow_them_says_so(client, made):
     reply = await asked(client, part(*await made()))
-    assert (reply.status, reply.error["reason"]) == (400, "media_unsupported")
+    assert (reply.status, reply.error["reason"]) == (403, "override_not_trusted")
     assert "--enable-mm-embeds" in reply.error["message"]

@@ -50,6 +50,7 @@ async def test_a_trusted_request_may_ask_for_less(serve, path):
         ("mm_processor_kwargs", {"num_pictures": 3}, "there is no option 'num_pictures'"),
         ("mm_processor_kwargs", {"max_pixels": "many"}, "max_pixels must be a number above 0"),
         ("mm_processor_kwargs", {"max_pixels": 0}, "max_pixels must be a number above 0"),
+        ("mm_processor_kwargs", {"min_pixels": 5000, "max_pixels": 4999}, "min_pixels must be at most max_pixels"),
         ("media_io_kwargs", {"audio": {}}, "is known"),
         ("media_io_kwargs", {"video": {"colour": 1}}, "is known"),
         ("media_io_kwargs", {"video": 3}, "is known"),
@@ -75,6 +76,7 @@ async def test_the_operators_options_stand_where_a_request_brings_none(serve, st
     try:
         two = await tokens(client, WATCH)
         assert two < plain
+        assert await tokens(client, WATCH, media_io_kwargs={"video": {"num_frames": 20}}) == two, "no more than that"
         assert await tokens(client, WATCH, mm_processor_kwargs={"use_audio_in_video": False}) == two
     finally:
         await media.close()

@@ -1,15 +1,16 @@
 """A model that thinks first is held to the schema behind its reasoning."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from engine.grammar.compile import compile_now
+from engine.grammar.compile import Grammar, compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from server.output.parser_choice import choose_parsers
 from server.output.reasoning import REASONING
-from server.thinking import behind_thinking, in_harmony
+from server.thinking import behind_thinking, in_harmony, with_budget
 from tests.engine.grammar.kit import allowed
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -32,6 +33,23 @@ HARMONY = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>"
 async def test_markers_that_are_tokens_put_the_grammar_to_sleep(name, state, starts, opens):
     found = behind_thinking(YES, REASONING[name], state, IDS)
     assert (found.starts, found.opens, found.around) == (starts, opens, "")
+
+
+@pytest.mark.parametrize(("name", "starts"), [("qwen3", (8, 9)), ("glm45", (8, 9)), ("deepseek_r1", (8,))])
+async def test_a_call_that_ends_reasoning_wakes_the_grammar_of_calls(name, starts):
+    ids = {**IDS, "<tool_call>": 9}
+    calls = GrammarSpec("lark", 'start: NL section\nsection: <[9]> "x"')
+    asleep = replace(calls, starts=(9,), fed=(9,))  # until a call, where nothing is thought
+    for spec in (calls, asleep):
+        found = behind_thinking(spec, REASONING[name], "open", ids)
+        assert (found.starts, found.fed) == (starts, starts[1:])
+        assert behind_thinking(spec, REASONING[name], "closed", ids) is spec
+    assert behind_thinking(YES, REASONING[name], "open", ids).starts == (8,)
+    around = behind_thinking(asleep, REASONING["granite"], "open", ids)
+    assert (around.starts, around.fed, bool(around.around)) == ((), (), True)
+    budget = with_budget(Grammar(asleep, None), 3)
+    assert budget is not None
+    assert budget.spec.budget is None, "nothing is forced where nothing is thought"
 
 
 async def test_a_grammar_that_says_where_it_begins_stays_as_it_is():

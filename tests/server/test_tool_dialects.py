@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from server.output.completed import completed
+from server.output.response_items import free_text
 from tests.server.live import listening, named_events
 from tests.server.scripted import play
 from tests.server.test_tool_calls import BOTH, TOOLS, USER, call
@@ -98,6 +99,15 @@ async def test_a_response_that_is_cut_in_a_call_is_incomplete(serve):
     (item,) = body["output"]
     assert (body["status"], item["status"], item["name"]) == ("incomplete", "incomplete", "look")
     assert item["arguments"].startswith('{"at"')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [('{"input": "+a\\n-b"}', "+a\n-b"), ('{"input": "+a', "+a"), ('{"input": ', ""), ('{"inp', ""), ("", ""),
+     ('{"command": "ls"}', '{"command": "ls"}'), ('"ls"', '"ls"')],
+)  # fmt: skip
+async def test_the_input_of_a_custom_tool_is_its_text_also_where_it_is_cut(arguments, text):
+    assert free_text(arguments) == text
 
 
 async def test_custom_tools_and_namespaces_are_called_by_their_own_names(serve):

@@ -47,6 +47,13 @@ class ToolFormat:
     variant: str = ""  # what else the machine should know
     ids: Literal["hex", "mistral", "kimi"] = "hex"
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What stands around calls, names and values."""
+        inside = (*self.name, self.end_call, *self.key, *self.quotes, self.end_value, self.tag_end)
+        fence = ("```json",) if self.variant == "fenced" else ()
+        return (*self.begins, *self.ends, *self.skips, *inside, *fence)
+
 
 def spelled(value: Dataclass, markers: Mapping[str, str]) -> Dataclass:
     """The same with each marker replaced, wherever a field names it."""

@@ -60,7 +60,10 @@ def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reade
             break
         if listed and char != "{":
             break
-    settle(source, sink, (yield from accept(source, *form.ends, form.end_call)))
+    if char:
+        settle(source, sink, (yield from accept(source, *form.ends, form.end_call)))
+    else:  # commas and white space at the end of an answer
+        source.release()
     return True
 
 
@@ -83,13 +86,13 @@ def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Rea
         source.at += 1
         if not (yield from copy_string(source, parts.append)):
             cut = "".join(parts)
-            if not any(known.startswith(cut) for known in (*form.names, *ARGUMENTS, *BESIDE)):
+            if not any(known.startswith(cut) for known in _known(form)):
                 others.append(f'"{cut}')
             char = ""
             break
         key = string_of(parts)
-        if (yield from space(source)) != ":":
-            others.append(quoted(key))
+        if (char := (yield from space(source))) != ":":
+            others += [quoted(key)] if char or key not in _known(form) else []
             break
         source.at += 1
         char = yield from space(source)
@@ -124,6 +127,11 @@ def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Rea
     if told:
         sink.content(", ".join(others))
     return told
+
+
+def _known(form: ToolFormat) -> tuple[str, ...]:
+    """Keys that calls have."""
+    return (*form.names, *ARGUMENTS, *BESIDE)
 
 
 def _other(source: Source, others: list[str], key: str, stops: str) -> Reader[None]:
@@ -212,5 +220,6 @@ def _end_call(source: Source, sink: Sink, form: ToolFormat) -> Reader[None]:
     source.keep()
     yield from space(source)
     if form.variant == "fenced" and (yield from accept(source, "```")):
+        source.keep()
         yield from space(source)
     settle(source, sink, (yield from accept(source, *form.ends)))

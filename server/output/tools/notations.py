@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from server.output.tools.base import converted, quoted
@@ -27,7 +27,6 @@ from server.output.tools.values import (
     literal,
     spelled,
 )
-from server.schema_rules import wrong
 
 BARE = re.compile(r"[A-Za-z0-9_.-]+\Z")
 
@@ -35,8 +34,18 @@ BARE = re.compile(r"[A-Za-z0-9_.-]+\Z")
 class Tagged(Values):
     """Text up to a tag. Where tags say whether a value is text, only what has no other type is."""
 
-    def __init__(self, tool: Tool, at: int, ids: Mapping[str, int], line: str, end: str, signed: bool) -> None:
-        super().__init__(tool, at, ids)
+    def __init__(
+        self,
+        tool: Tool,
+        at: int,
+        ids: Mapping[str, int],
+        can_name: Callable[[str], bool],
+        *,
+        line: str,
+        end: str,
+        signed: bool,
+    ) -> None:
+        super().__init__(tool, at, ids, can_name)
         self._line, self._end, self._signed = line, end, signed
 
     def parameter(self, schema: Any, path: str) -> str:
@@ -66,7 +75,7 @@ class Braces(Values):
     marks_strings = True
 
     def __init__(self, tool: Tool, at: int, ids: Mapping[str, int], quote: str) -> None:
-        super().__init__(tool, at, ids)
+        super().__init__(tool, at, ids, lambda name: quote not in name)
         self._quote = quote
         self._quoted = spelled(quote, ids)
 
@@ -133,7 +142,7 @@ class Elements(Values):
     """MiniMax-M3's form. A value is written with the mark of the tag that closes it."""
 
     def __init__(self, tool: Tool, at: int, ids: Mapping[str, int], mark: str) -> None:
-        super().__init__(tool, at, ids)
+        super().__init__(tool, at, ids, lambda name: BARE.match(name) is not None)
         self._mark = mark
         self._marked = spelled(mark, ids)
 
@@ -160,9 +169,6 @@ class Elements(Values):
 
     def _object(self, schema: dict[str, Any], path: str, none: str) -> str:
         name, members = self.named(), self.members(schema, path)
-        for key, _, _ in members:
-            if not BARE.match(key):
-                raise wrong(f"{path}.properties.{key}", "cannot be the name of an element, as calls of this model need")
         elements = [
             (needed, self._element(literal(key), self.value(value, f"{path}.properties.{key}")))
             for key, needed, value in members

@@ -8,12 +8,17 @@ and a key follow it.
 from __future__ import annotations
 
 from server.output.events import Sink
-from server.output.source import Reader, Source, accept, name_before, space
+from server.output.source import Reader, Source, accept, drop_cut, name_before, space
 from server.output.tools.base import Schemas, ToolFormat, calls_in_content, settle
 from server.output.tools.json_calls import call_object
 from server.output.tools.json_text import copy_literal, quoted
 
-PLAIN_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+MARKS = frozenset("_.-")
+
+
+def can_name(name: str) -> bool:
+    """Whether a call or an argument may have this name: letters and digits of any script, and a few marks."""
+    return bool(name) and all(char.isalnum() or char in MARKS for char in name)
 
 
 def code(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
@@ -51,23 +56,25 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
         if char == ",":
             source.at += 1
             char = yield from space(source)
-        if char not in PLAIN_NAME and char != "{":
+        if not can_name(char) and char != "{":
             break
-    if told:
+    if told and char:
         settle(source, sink, (yield from accept(source, *form.ends)))
+    elif told:  # a comma and white space at the end of an answer
+        source.release()
     return bool(told)
 
 
 def _call(source: Source, sink: Sink) -> Reader[bool]:
     """NAME(key=value, ...). False: it is none, and nothing has been told."""
     name, _ = yield from name_before(source, ("(",))
-    if not name or not PLAIN_NAME.issuperset(name):
+    if not can_name(name):
         return False
     char = yield from space(source)
     key = ""
     if char != ")":
         key, _ = yield from name_before(source, ("=",))
-        if not key or not PLAIN_NAME.issuperset(key):
+        if not can_name(key):
             return False
     sink.call(name)
     source.release()
@@ -85,6 +92,7 @@ def _call(source: Source, sink: Sink) -> Reader[bool]:
             break
         key, _ = yield from name_before(source, ("=",))
     if char != ")":
+        drop_cut(source)
         return True
     source.at += 1
     if opened:

@@ -7,19 +7,25 @@ that no other spelling of them is a call; white space between calls may be left 
     start: LEAD? before call (between call)* after          a call must come
     start: (TEXT section)* TEXT                             calls may come, in free text, behind a marker's token
     start: (open section)* REST                             the same where the marker is text, which `open` ends with
+    start: FIRST (section TEXT)* | NL bare                  calls may come at once, without a marker: other text does
+                                                            not begin as they do
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from server.errors import shown
+from server.output.source import fits_tool
 from server.output.tools import json_calls, python_calls, tag_calls
 from server.output.tools.base import ToolFormat
 from server.output.tools.notations import Braces, Elements, Tagged
-from server.output.tools.values import Tool, Values, in_order, joined, literal, spelled, without
+from server.output.tools.values import Tool, Values, in_order, joined, literal, plain, spelled, without
+from server.schema_rules import wrong
 
 NL = r"NL: /[ \n]{0,2}/"
 
@@ -40,6 +46,7 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
     make = SHAPES.get(form.machine)
     if make is None or not tools:
         return None
+    tools = _nameable(form, tools)
     shape = make(form, ids, tools)
     several = "" if most == 1 else f"({joined(shape.between, 'call')})*"
     section = joined(shape.before, "call", several, shape.after)
@@ -48,13 +55,52 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
         return "\n".join([f"start: NL {section}", *rules])
     trigger = next((marker for marker in (*form.begins, form.name[0]) if marker in ids), None)
     opening = f"<[{ids[trigger]}]>" if trigger else ""
-    if not trigger:
+    if not trigger and not form.bare:
         return _behind_text(form, shape, section, rules, most)
-    if not (section.startswith(opening) or all(call.startswith(opening) for call in shape.calls)):
-        return None
-    start = "start: TEXT" if most == 1 else "start: (TEXT section)* TEXT"
-    start = f"{start} (section TEXT)?" if most == 1 else start
-    return "\n".join([start, f"section: {section}", f"TEXT: {without(trigger)}", *rules])
+    if trigger and not (section.startswith(opening) or all(call.startswith(opening) for call in shape.calls)):
+        if not form.bare:
+            return None
+        section = joined(opening, "NL", section)
+    first, bare = "TEXT", ""
+    if form.bare:
+        alone = make(replace(form, begins=(), ends=()), ids, tools)
+        first, bare = "FIRST", f" | NL {joined(alone.before, 'call', several, alone.after)}"
+        rules.append(f"FIRST: TEXT & /[ \\t\\r\\n]*([^ \\t\\r\\n{plain(form.bare)}](?s:.*))?/")
+    if trigger:
+        first += " (section TEXT)" + ("?" if most == 1 else "*")
+        rules.append(f"section: {section}")
+    return "\n".join([f"start: {first}{bare}", f"TEXT: {_no_opening(form, trigger)}", *rules])
+
+
+def _nameable(form: ToolFormat, tools: Sequence[Tool]) -> list[Tool]:
+    """The tools whose names the form's parser reads again; others are refused where they are strict."""
+    can_name: Callable[[str], bool] = python_calls.can_name if form.machine is python_calls.code else fits_tool
+    kept = [tool for tool in tools if form.machine is json_calls.calls or can_name(tool.name)]
+    for tool in tools:
+        if tool not in kept:
+            tool.leave("name", tool.path)
+    if not kept:
+        raise wrong(tools[0].path, f"a call of {shown(tools[0].name)} cannot be written in this model's form of calls")
+    return kept
+
+
+def wake_of(form: ToolFormat, ids: Mapping[str, int]) -> int | None:
+    """The token that begins every section of calls; until then a grammar of free text may sleep. None: there is more
+    that begins one."""
+    openings = _openings(form)
+    return ids.get(openings[0]) if len(openings) == 1 and not form.bare and not form.skips else None
+
+
+def _openings(form: ToolFormat) -> list[str]:
+    """Markers behind which the parser reads a call."""
+    alone = form.name[:1] if form.machine is tag_calls.tagged else ()
+    return [mark for mark in dict.fromkeys((*form.begins, *alone)) if mark]
+
+
+def _no_opening(form: ToolFormat, trigger: str | None) -> str:
+    """Text in which no call begins: neither behind a marker in letters nor by itself."""
+    marks = dict.fromkeys((*((trigger,) if trigger else ()), *_openings(form)))
+    return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){plain(mark)}(?s:.*)/" for mark in marks)])
 
 
 def _behind_text(form: ToolFormat, shape: Calls, section: str, rules: list[str], most: int) -> str | None:
@@ -179,7 +225,9 @@ def _values(
 ) -> list[tuple[str, bool, frozenset[str], str]]:
     """(name, whether it must come, types, the value with what ends it) of each parameter; adds rules."""
     line = "" if form.tag_end or form.machine is tag_calls.keyed else "\n"
-    values = Tagged(tool, at, ids, line, form.end_value, bool(form.tag_end))
+    values = Tagged(
+        tool, at, ids, partial(tag_calls.can_name, form), line=line, end=form.end_value, signed=bool(form.tag_end)
+    )
     found = [
         (name, needed, values.kinds(schema), values.parameter(schema, f"{tool.path}.properties.{name}"))
         for name, needed, schema in values.members(values.arguments(), tool.path)
@@ -212,7 +260,7 @@ def _code_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool])
     rules: list[str] = []
     calls = []
     for at, tool in enumerate(tools):
-        values = Values(tool, at, ids)
+        values = Values(tool, at, ids, python_calls.can_name)
         pairs = [
             (needed, joined(literal(f"{name}="), values.json(schema)))
             for name, needed, schema in values.members(values.arguments(), tool.path)

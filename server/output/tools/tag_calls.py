@@ -14,7 +14,19 @@ from collections.abc import Callable
 from functools import partial
 
 from server.output.events import Sink
-from server.output.source import Emit, Reader, Source, accept, ignore, name_before, peek, space, until
+from server.output.source import (
+    Emit,
+    Reader,
+    Source,
+    accept,
+    drop_cut,
+    fits_key,
+    ignore,
+    name_before,
+    peek,
+    space,
+    until,
+)
 from server.output.tools.base import Schemas, ToolFormat, calls_in_content, converted, is_text, outside, settle
 from server.output.tools.json_text import copy_json, escaped, quoted
 
@@ -88,12 +100,15 @@ def _parameters(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, 
             yield from accept(source, form.end_call)
             break
         found = yield from accept(source, form.key[0], form.end_call)
+        if not found and not source.pending:  # it ended in a mark
+            return False
         if found != form.key[0]:
             if opened:
                 sink.arguments("}")
             break
-        key, _ = yield from name_before(source, (form.key[1],))
+        key, _ = yield from name_before(source, (form.key[1],), fits_key)
         if not key:
+            drop_cut(source)
             return False
         if not (yield from _parameter(source, sink, form, schemas.kinds(name, key), key, opened)):
             return False
@@ -128,6 +143,18 @@ def _attributes(source: Source, form: ToolFormat, read: str) -> Reader[str]:
 def _plain(form: ToolFormat, name: str) -> str:
     """A name without the entities that a quoted attribute may hold."""
     return name.replace("&quot;", '"').replace("&amp;", "&") if form.tag_end else name
+
+
+def can_name(form: ToolFormat, key: str) -> bool:
+    """Whether the reader finds a parameter's name again where the name stands in its tag as it is."""
+    if form.machine is keyed:
+        return key == key.strip() and form.key[1] not in key
+    source = Source(key + form.key[1], closed=True)
+    try:
+        next(name_before(source, (form.key[1],), fits_key))
+    except StopIteration as end:
+        return not source.pending and _plain(form, end.value[0]) == key
+    raise AssertionError("a closed source starves nobody")
 
 
 TEXT_SIGNS = ('string="true"', 'type="string"')
@@ -193,6 +220,8 @@ def _pairs(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name:
         found = yield from accept(source, form.key[0], *form.name, *form.ends)
         if found and found in form.name:
             continue
+        if not found and not source.pending:
+            return False
         if found != form.key[0]:
             if opened:
                 sink.arguments("}")
@@ -247,6 +276,8 @@ def _elements(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, na
         if not (yield from space(source)):
             return False
         found = yield from accept(source, form.end_call, form.key[0] + "<")
+        if not found and not source.pending:
+            return False
         if found in ("", form.end_call):
             if opened:
                 sink.arguments("}")
@@ -254,6 +285,7 @@ def _elements(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, na
             return True
         key, _ = yield from name_before(source, (">",))
         if not key:
+            drop_cut(source)
             return False
         sink.arguments((", " if opened else "{") + quoted(key) + ": ")
         opened = True

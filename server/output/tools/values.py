@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 import orjson
 
+from server.errors import shown
 from server.output.tools.base import kinds_of
 from server.schema_rules import NUMBERS, TYPES, subschemas, wrong
 
@@ -86,8 +87,12 @@ class Values:
 
     marks_strings = False  # strings stand between marks, so that no text is taken for anything else
 
-    def __init__(self, tool: Tool, at: int, ids: Mapping[str, int]) -> None:
+    def __init__(
+        self, tool: Tool, at: int, ids: Mapping[str, int], can_name: Callable[[str], bool] = lambda name: True
+    ) -> None:
+        """`can_name`: whether a parameter of this name can be written, and is read again."""
         self.rules: list[str] = []
+        self._can_name = can_name
         self._tool, self._ids, self._prefix = tool, ids, f"{at}"
         self._root: dict[str, Any] = orjson.loads(tool.text(tool.parameters, tool.path))
         self._options = self._root.pop("x-guidance")
@@ -115,7 +120,11 @@ class Values:
         named, needed = schema.get("properties", {}), schema.get("required", [])
         rest = schema.get("additionalProperties", True)
         missing = {name: rest for name in needed if name not in named}
-        return [(name, name in needed, value) for name, value in self._ordered({**named, **missing})]
+        found = [(name, name in needed, value) for name, value in self._ordered({**named, **missing})]
+        for name, _, _ in found:
+            if not self._can_name(name):
+                self._tool.leave("properties", f"{path}.properties.{shown(name)}")
+        return [member for member in found if self._can_name(member[0])]
 
     def value(self, schema: Any, path: str) -> str:
         """One value's Lark."""
@@ -169,6 +178,8 @@ class Values:
         """A string up to the marker `end`, which is read; never a text that the parser takes for another type."""
         name, limits = self.named(), [without(end.removeprefix("\n"))]
         low, high = schema.get("minLength", 0), schema.get("maxLength")
+        if high is not None and low > high:
+            raise wrong(path, "no value satisfies it")
         if max(low, high or 0) > MOST_REPEATS:
             self._leave("minLength" if high is None else "maxLength", path)
         elif low or high is not None:
@@ -218,7 +229,7 @@ class Values:
 
     def other_name(self, owner: str, members: Sequence[tuple[str, bool, Any]]) -> str:
         """A terminal for a property's name that is none of these."""
-        but = "|".join(plain(name) for name, _, _ in members)
+        but = "|".join(plain(name) for name, _, _ in members if name)
         self.rules.append(f"NAME_{owner.upper()}: /[A-Za-z_][A-Za-z0-9_.-]*/" + (f" & ~/({but})/" if but else ""))
         return f"NAME_{owner.upper()}"
 
@@ -320,7 +331,7 @@ def counted(item: str, separator: str, low: int, high: int | None, *, first: boo
     one, most = joined(literal(separator), item), "" if high is None else high
     if not first or not separator:
         return f"({one}){{{low},{most}}}"
-    more = f"({one}){{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
+    more = "" if high == 1 else f"({one}){{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
     return joined(item, more) if low else f"({joined(item, more)})?"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 
 import jsonschema
 import numpy as np
@@ -56,6 +57,7 @@ SCHEMAS = {
             "o": {"$ref": "#/$defs/point"},
             "l": {"type": "array", "items": {"$ref": "#/$defs/point"}, "minItems": 1, "maxItems": 2},
             "s": {"type": "array", "items": WORD, "maxItems": 3},
+            "i": {"type": "array", "items": WORD, "minItems": 1, "maxItems": 1},
             "t": {"type": "object", "properties": {"s": WORD, "n": {"type": "number"}}, "additionalProperties": False},
             "d": {"allOf": [{"$ref": "#/$defs/point"}, {"properties": {"y": {"type": "boolean"}}, "required": ["y"]}]},
             "c": {"const": {"k": ["v", 1]}},
@@ -177,6 +179,44 @@ def test_an_answer_of_harmony_may_stand_for_a_call():
     assert takes(spec, f'{THOUGHT}<|channel|>final <|constrain|>json<|message|>"yes"', HARMONY_MARKERS)
     assert takes(spec, CALL, HARMONY_MARKERS)
     assert not takes(spec, '<|channel|>final<|message|>"no"', HARMONY_MARKERS)
+
+
+ODD = ("filter[state]", "unit price", "größe", 'say "x"', "a=b", "x>y", "<x", "a\nb", "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_parameter_is_read_again_by_its_name_or_refused_and_left_out(name, vocabulary):
+    draw, known, signs = random.Random(name), tokenizer(), np.ones(tokenizer().vocab_size, bool)
+    refused: list[str] = []
+    for key in ODD:
+        schema = {"type": "object", "properties": {key: {"type": "boolean"}}, "required": [key]}
+        schema["additionalProperties"] = False
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        meant = {key}
+        try:
+            spec = written(name, schema)
+        except ApiError as error:
+            refused.append(error.param)
+            spec, meant = written(name, schema, strict=False), set()
+        grammar = compile_now(spec, vocabulary)
+        text = next(filter(None, (walk(grammar, draw, signs) for _ in range(50))))
+        parser = parser_of(known, "" if name == "openai" else name, offered=tools, harmony=name == "openai")
+        ((called, arguments),) = said(parser, text)[2]
+        assert (called, orjson.loads(arguments).keys()) == ("f", meant), text
+    assert all(param.startswith("p.properties.") for param in refused)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("hermes", ""), ("qwen3_coder", "a b"), ("pythonic", "f("), ("mistral", "{")]
+)
+def test_a_tool_that_a_form_cannot_name_is_refused_or_left_out(form, name):
+    left: list[str] = []
+    tools = [Tool(named, {}, named, text_of, lambda keyword, path: left.append(path)) for named in (name or "f(", "g")]
+    lark = grammar_of(TOOLS[form], {}, tools, must=True, most=1)
+    assert lark is not None
+    assert left == ([name] if name else [])
+    with pytest.raises(ApiError, match="cannot be written") if name else nullcontext():
+        grammar_of(TOOLS[form], {}, tools[:1], must=True, most=1)
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m3", "gemma4"])

@@ -228,6 +228,7 @@ def test_calls_beyond_the_first_are_dropped_where_one_is_wanted(tokenizer):
 def test_a_call_inside_reasoning_is_reasoning_unless_the_format_ends_there(tokenizer):
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert said(parser_of(tokenizer, "hermes", "qwen3", "open"), [f"x{call}"]) == ("x", "", [("f", "{}")])
+    assert said(parser_of(tokenizer, "", "qwen3", "open"), [f"x{call}</think>y"]) == (f"x{call}", "y", [])
     thought = said(parser_of(tokenizer, "hermes", "deepseek_r1", "open"), [f"x{call}</think>y"])
     assert thought == (f"x{call}", "y", [])
 
@@ -279,6 +280,8 @@ def test_the_checkpoint_chooses_and_the_operator_wins(tokenizer, marked):
     assert chosen('<tool_call>\\n{"name"...</think>') == ("hermes", "qwen3")
     assert chosen("<tool_call><function=x><parameter=y></think>") == ("qwen3_coder", "qwen3")
     assert chosen("[TOOL_CALLS][THINK]") == ("mistral", "mistral")
+    assert chosen("<tool_call>f<tool_sep><arg_key></think:x>") == ("hy_v3", "hy_v3")
+    assert chosen("<tool_call>f<arg_key></think>") == ("glm47", "glm45")
     assert chosen("<｜Assistant｜></think>") == ("none", "deepseek_r1")
     assert chosen("", "gpt_oss") == ("openai", "openai_gptoss")
     assert chosen("<tool_call>name", tools="none", reasoning="deepseek-r1") == ("none", "deepseek_r1")

@@ -229,9 +229,8 @@ async def test_bad_files_and_embeddings(renderer):
     await refused(renderer.chat(user({"type": "file", "file": {"file_id": "x"}})), "file_data", status=422)
     pdf = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA"}}
     await refused(renderer.chat(user(pdf)), "application/pdf", "media_unsupported")
-    await refused(
-        renderer.chat(user({"type": "image_embeds", "image_embeds": ""})), "enable-mm-embeds", "media_unsupported"
-    )
+    rows = user({"type": "image_embeds", "image_embeds": ""})
+    await refused(renderer.chat(rows), "enable-mm-embeds", "override_not_trusted", status=403)
 
 
 async def test_every_kind_of_text_part(make):

@@ -1,0 +1,91 @@
+"""What is said on a realtime socket: client events as they are read, and server events in either of two forms.
+
+Pure functions. OpenAI's form tells each turn as an item of a conversation. vLLM's, in which a client begins with
+`session.update {model}` and ends its sound with `input_audio_buffer.commit {final: true}`, tells one text:
+
+    OpenAI  session.created, speech_started, committed, ...transcription.delta, ...transcription.completed | error {..}
+    vLLM    session.created,                            transcription.delta,    transcription.done         | error ".."
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from typing import Any
+
+import msgspec
+
+from mm.sources import decode_base64, parse_base64
+from server.errors import ApiError, from_validation, invalid
+from server.schema.realtime import EVENT_TYPES, ONLY_VALUES, Append, Event, TurnDetection, read_event
+from server.speech.turns import Vad
+
+SAMPLE_BYTES = 2
+PLAIN_RATE = 16000  # of vLLM's form
+# Our words for vLLM's codes; other faults of a client are `invalid_event`.
+PLAIN_CODES = {
+    "invalid_json": "invalid_json",
+    "unknown_event": "unknown_event",
+    "data_url_invalid": "invalid_audio",
+    "not_found": "model_not_found",
+}
+
+
+def opened(text: str | bytes) -> tuple[Event, bytes]:
+    """A client's event, and the sound in it."""
+    try:
+        event = read_event(text)
+    except msgspec.ValidationError as error:
+        raise _as_event(from_validation(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise ApiError(400, "invalid_json", "a message must be one JSON object, nested a few levels deep") from None
+    return event, decode_base64(parse_base64(event.audio)) if isinstance(event, Append) else b""
+
+
+def _as_event(error: ApiError) -> ApiError:
+    """An unknown type, and a field of which one value is known, are told with what is known."""
+    if error.param == "type":
+        return ApiError(400, "unknown_event", f"type: must be one of {', '.join(EVENT_TYPES)}", "type")
+    known = next((value for field, value in ONLY_VALUES.items() if f".{error.param}".endswith(f".{field}")), None)
+    return error if known is None else invalid(error.param, f"{error.param}: must be {known}")
+
+
+def plain(kind: str, fields: dict[str, Any]) -> dict[str, Any] | None:
+    """A server event in vLLM's form; None where that form has no such event."""
+    if kind == "transcription.done":
+        return {"type": kind, **fields}
+    if kind.endswith("_transcription.delta"):
+        return {"type": "transcription.delta", "delta": fields["delta"]}
+    if kind == "error":
+        error = fields["error"]
+        return {"type": kind, "error": error["message"], "code": PLAIN_CODES.get(error["code"], "invalid_event")}
+    if kind.endswith(".failed"):
+        return {"type": "error", "error": fields["error"]["message"], "code": "processing_error"}
+    return None
+
+
+def vad_of(given: TurnDetection) -> Vad:
+    """Within bounds. Raises ApiError."""
+    ranges = {"threshold": (0.0, 1.0), "prefix_padding_ms": (0, 5000), "silence_duration_ms": (100, 10000)}
+    chosen = {name: getattr(given, name) for name in ranges if getattr(given, name) is not None}
+    for name, value in chosen.items():
+        low, high = ranges[name]
+        if not low <= value <= high:
+            path = f"session.audio.input.turn_detection.{name}"
+            raise invalid(path, f"{name}: got {value}; allowed is {low} to {high}")
+    return Vad(**chosen)
+
+
+def described(error: ApiError) -> dict[str, Any]:
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"type": kind, "code": error.reason, "message": error.message, "param": error.param}
+
+
+def wave(pcm: bytes, rate: int) -> bytes:
+    """The samples as a WAV file."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * SAMPLE_BYTES, SAMPLE_BYTES, 16)
+    return b"RIFF" + struct.pack("<I", 36 + len(pcm)) + b"WAVE" + form + struct.pack("<4sI", b"data", len(pcm)) + pcm
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(12)}"
