@@ -75,3 +75,11 @@ def grid_wait(OVERLAP: tl.constexpr):
     if OVERLAP:
         allow_next()
         wait_previous()
+
+
+@triton.jit
+def wait_then_allow(OVERLAP: tl.constexpr):
+    """As grid_wait, but the next kernel starts when everything before this line is written."""
+    if OVERLAP:
+        wait_previous()
+        allow_next()

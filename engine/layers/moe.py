@@ -24,6 +24,7 @@ from engine.kernels.moe.combine import combine, combine_then_norm
 from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.pack import pack_experts, pack_router
 from engine.kernels.moe.route import route
+from engine.kernels.moe.route_rows import route_of_normed
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
@@ -218,14 +219,15 @@ class SparseMLP:
 
         kept: where the experts of the rows are kept, of all layers.
         """
-        rows = x.rows()  # [T, hidden]
         correction = None if self.correction is None else self.correction.weight
         scales = None if self.expert_scale is None else self.expert_scale.weight
-        read = rows if self.router_norm is None else self.router_norm(x.residual)
-        chosen, given = route(
-            read, self.router.weight, correction, self.routing, count, kept and kept.layer(self.number), scales,
-            self.lasting,
-        )  # fmt: skip
+        norm, kept = x.norm, kept and kept.layer(self.number)
+        rest = self.router.weight, correction, self.routing, count, kept, scales, self.lasting
+        if self.router_norm is None and isinstance(norm, RMSNorm):
+            rows, chosen, given = route_of_normed(x.residual, norm.weight, norm.eps, *rest)  # rows [T, hidden]
+        else:
+            rows = x.rows()
+            chosen, given = route(rows if self.router_norm is None else self.router_norm(x.residual), *rest)
         if not rows.is_cuda:
             self.newest = chosen
         pairs = self.gate_up.weight.pairs(chosen)

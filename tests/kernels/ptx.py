@@ -55,8 +55,28 @@ def from_e4m3(pair: Words) -> Words:
     return low | high.astype(np.uint32) << np.uint32(16)
 
 
+def multiplied(first: list[Words], second: list[Words], sums: list[Words]) -> list[np.ndarray]:
+    """mma.m16n8k16 of bfloat16: sums + first second, of each what the 32 threads of a warp hold, [32]."""
+    group, inside = np.arange(32) // 4, np.arange(32) % 4
+    a, b, c = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
+    for half in range(2):
+        for number, word in enumerate(first):
+            a[group + 8 * (number % 2), 2 * inside + half + 8 * (number // 2)] = halves(word)[half]
+        for number, word in enumerate(second):
+            b[2 * inside + half + 8 * number, group] = halves(word)[half]
+    places = [(group + 8 * (number // 2), 2 * inside + number % 2) for number in range(4)]
+    for place, each in zip(places, sums):
+        c[place] = each
+    c += a @ b
+    return [c[place] for place in places]
+
+
 RUN = {
     "mov.b32": lambda a: a,
+    "mov.f32": lambda a: a,
+    "mov.u32": lambda a: a,
+    "setp.eq.u32": lambda a, b: a == b,
+    "selp.f32": lambda a, b, first: np.where(first, a, b),
     "prmt.b32": permuted,
     "lop3.b32": looked_up,
     "shl.b32": lambda a, by: a << by,
@@ -77,12 +97,18 @@ def run(text: str, operands: dict[str, Words]) -> dict[str, Words]:
         if name.startswith("{"):  # two halves
             low, high = (held[part] for part in name.strip("{}").split(", "))
             return low | high << np.uint32(16)
+        if name.startswith("0f"):
+            return np.array([int(name[2:], 16)], np.uint32).view(np.float32)
         return held[name] if name in held else np.array([int(name, 0)], np.uint32)
 
     for line in text.strip().strip("{}").split(";"):
         operation, _, rest = line.strip().partition(" ")
         if operation and operation != ".reg":
             target, *sources = re.split(r", (?![^{]*})", rest)
+            if operation.startswith("mma."):
+                operands = ([held[name] for name in source.strip("{}").split(", ")] for source in sources)
+                held.update(zip(target.strip("{}").split(", "), multiplied(*operands)))
+                continue
             made = RUN[operation](*map(value, sources))
             if target.startswith("{"):
                 low, high = target.strip("{}").split(", ")

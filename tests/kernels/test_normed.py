@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm import dense
+from engine.kernels.gemm.dense_row import RowCut, dense_row_product
 from engine.kernels.gemm.pack import Placement, pack_unchanged
 from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.gemm.split_k import Split, split_linear
 from engine.kernels.norm import rms_norm_reference
+from engine.kernels.target import Target
+from engine.kernels.tune import ONE_ROW, choose_for_one_row
 
 CUT = Split(16, 32, 2, 2, 4)
 EPS = 1e-6
@@ -64,6 +69,42 @@ def test_a_norm_between_two_products(kind, gated, biased, asked, monkeypatch):
         # All but the root is done: the residual itself is not read again.
         nothing = torch.full_like(residual, torch.nan)
         assert torch.equal(then.of_normed(nothing, gain, EPS, prescaled, activation).double(), got)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_one_row_needs_no_matrix_units(gated, asked, monkeypatch):
+    """Where kernels/tune has a cut for it; rows that do not begin at whole 16 bytes go another way."""
+    launched, cuts, activation = [], iter((RowCut(8, 16, 1), RowCut(2, 32, 1))), Activation.SILU if gated else None
+    monkeypatch.setattr(dense, "one_row", lambda *given: asked.append(given) or next(cuts))
+    monkeypatch.setattr(
+        dense, "dense_row_product", lambda *given: launched.append(given[6]) or dense_row_product(*given)
+    )
+    first, second = torch.randn(40, 64).bfloat16(), torch.randn(48, 40).bfloat16()
+    packed, then = (pack_unchanged(each, None, Placement(torch.bfloat16, "cuda")) for each in (first, second))
+    x, residual, gain = torch.randn(1, 64).bfloat16(), torch.randn(1, 40).bfloat16(), torch.rand(40)
+    prescaled = packed.add_then_norm(residual, x, gain, EPS)
+    assert prescaled is not None
+    assert len(prescaled.squares) == 5
+    got = then.of_normed(residual, gain, EPS, prescaled, activation)
+    want = rms_norm_reference(residual.double(), gain.double(), EPS) @ second.double().T
+    if gated:
+        gate, up = want.chunk(2, dim=1)
+        want = torch.nn.functional.silu(gate) * up
+    assert float((got - want).norm() / want.norm()) < 1e-2
+    assert asked == [(40, 64, False), (24 if gated else 48, 40, gated)]
+    assert launched == [RowCut(8, 16, 1), RowCut(2, 32, 1)]
+    packed.linear(torch.randn(2, 65).bfloat16()[1:, :64])
+    assert asked[2:] == [(1, 40, 64, False)]
+
+
+def test_small_weights_without_an_entry_meet_one_row_by_a_rule():
+    h100 = Target("cuda", "sm_90", 132, 32, 227 << 10)
+    assert choose_for_one_row(h100, 2880, 4096, False) == ONE_ROW["sm_90"][2880, 4096, False]
+    assert choose_for_one_row(h100, 4096, 2048, False) == RowCut(4, 256, 1)
+    assert choose_for_one_row(h100, 8960, 1536, True) == RowCut(2, 512, 2)
+    for shape in ((4096, 4096, False), (2048, 8192, False), (11008, 2048, True), (151936, 1024, False)):
+        assert choose_for_one_row(h100, *shape) is None
+    assert choose_for_one_row(dataclasses.replace(h100, arch="sm_100"), 2880, 4096, False) is None
 
 
 def test_rows_of_float16_are_left_to_the_norm(asked):

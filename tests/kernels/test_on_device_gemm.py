@@ -11,7 +11,8 @@ import torch
 
 from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, TokenCode, column_at, tail_at, tokens_at
 from engine.kernels.activation import Activation
-from engine.kernels.gemm.epilogue import MAX_BLOCK, MAX_ROWS, empty_unscaled
+from engine.kernels.gemm.dense_row import RowCut, dense_row_reference, launch_dense_row
+from engine.kernels.gemm.epilogue import MAX_BLOCK, MAX_ROWS, Unscaled, empty_unscaled
 from engine.kernels.gemm.gated_one_wave import one_wave_product
 from engine.kernels.gemm.gated_persistent import gated_product, gated_reference
 from engine.kernels.gemm.invariant import invariant_linear
@@ -24,7 +25,7 @@ from engine.kernels.rope import cos_sin, cos_sin_reference
 from engine.kernels.sampling.home import send_home
 from engine.kernels.step_inputs import step_inputs, step_inputs_reference
 from engine.kernels.step_tensors import empty_inputs, empty_slots
-from engine.kernels.tune import LEAST_FILL, ONE_WAVE, SHAPES, few_rows, many_gated, one_wave_gated
+from engine.kernels.tune import LEAST_FILL, ONE_ROW, ONE_WAVE, SHAPES, few_rows, many_gated, one_wave_gated
 from engine.layers.padded import PaddedGated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -58,6 +59,32 @@ def test_few_rows_by_every_cut(shape):
             runs = [packed.linear(x, None, residual) for _ in range(20)]
         assert error(runs[0], want) < LIMIT * (1 + gated), (rows, few_rows(rows, *shape))
         assert all(torch.equal(runs[0], again) for again in runs[1:])
+
+
+@pytest.mark.parametrize("shape", [*ONE_ROW["sm_90"], (2050, 2048, False), (1030, 1000, True)])
+def test_one_row(shape):
+    """By the table's cut or another one; with a bias, a norm before it, and the stream and the next norm behind it."""
+    width, depth, gated = shape
+    cut, act = ONE_ROW["sm_90"].get(shape, RowCut(2, 256, 1)), SILU if gated else None
+    weight, bias = draw(width * (1 + gated), depth) / depth**0.5, draw(width * (1 + gated))
+    gain, behind = torch.rand(depth, device="cuda"), torch.rand(width, device="cuda")
+    x, start, out, want = draw(1, depth), draw(1, width), draw(1, width), draw(1, width).double()
+    before = Unscaled((x * gain).bfloat16(), x.float().square().sum() / 6 * torch.ones(6, 1, device="cuda"), gain, 1e-6)
+    launch_dense_row(before.rows, weight, bias, None, out, act, cut, before)
+    dense_row_reference(before.rows.double(), weight, bias, None, want, act, cut, before)
+    assert error(out, want) < LIMIT
+    if gated:
+        return
+    for _ in range(5):
+        out.copy_(start)
+        after = empty_unscaled(out, 8 * cut.block_n, behind, 1e-6)
+        assert after is not None
+        after = after._replace(squares=torch.empty(-(-width // cut.block_n), 1, device="cuda"))
+        launch_dense_row(x, weight, bias, out, out, None, cut, after=after)
+        dense_row_reference(x.double(), weight, bias, start.double(), want, None, cut)
+        assert error(out, want) < LIMIT
+        assert error(after.rows, want * behind) < LIMIT
+        assert error(after.squares.sum(0), want.square().sum(1)) < LIMIT
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -16,9 +16,12 @@ from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped, 
 from engine.kernels.moe.grouped_persistent import launch_persistent
 from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference, mxfp4_tile
+from engine.kernels.moe.pairs import launch_pairs
 from engine.kernels.moe.route import launch_route, route_reference
-from engine.kernels.moe.sort import launch_sort_pairs, sort_pairs_reference
+from engine.kernels.moe.route_rows import is_plain, launch_route_rows
+from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
 from engine.kernels.moe.spread import launch_spread, spread_reference
+from engine.kernels.norm import rms_norm_reference
 from engine.kernels.target import target
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Normed
@@ -68,6 +71,35 @@ def test_routes(name, rows):
     few = launch_route(x[-1:], router, bias, correction, routing, scales=scales)
     assert torch.equal(few[0], chosen[-1:])
     assert torch.equal(few[1], weights[-1:])
+
+
+@pytest.mark.parametrize("name", [name for name, each in ROUTINGS.items() if is_plain(each)] + ["Qwen3-30B-A3B"])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("depth", [2880, 5120])
+def test_routes_of_few_rows(name, rows, depth):
+    """Norm, experts and weights, as above; a row's are those that it has alone."""
+    routing = ROUTINGS.get(name, Routing(128, 8, renormalise=True))
+    x, gain, router = draw(rows, depth), draw(depth, dtype=torch.float32), draw(routing.num_experts, depth) / 53
+    correction = draw(routing.num_experts, dtype=torch.float32) if routing.correction else None
+    bias, scales = draw(routing.num_experts) if routing.top_k % 2 else None, scales_of(routing, "cuda")
+    rest = (gain, 1e-5, router, bias, correction, routing)
+    normed, chosen, weights = launch_route_rows(x, *rest, scales=scales)
+    assert error(normed, rms_norm_reference(x.double(), gain.double(), 1e-5)) < LIMIT
+    want, weighed = route_reference(normed.double(), *rest[2:], scales=scales)
+    same = (chosen == want).all(1)
+    assert same.sum() >= rows - 1
+    torch.testing.assert_close(weights[same].double(), weighed[same].double(), rtol=1e-4, atol=1e-5)
+    for row in range(rows):
+        alone = launch_route_rows(x[row : row + 1], *rest, scales=scales)
+        assert all(torch.equal(mine, whole[row : row + 1]) for mine, whole in zip(alone, (normed, chosen, weights)))
+    count = torch.tensor([rows // 2], dtype=torch.int32, device="cuda")
+    ids, mapping = torch.zeros(rows, 2, routing.top_k, dtype=torch.uint8, device="cuda"), torch.randperm(rows).cuda()
+    padded = launch_route_rows(x, *rest, count, Kept(ids, mapping).layer(1), scales)
+    assert torch.equal(ids[mapping[: rows // 2], 1].int(), chosen[: rows // 2])
+    assert not ids[mapping[rows // 2 :]].any()
+    assert torch.equal(padded[1][: rows // 2], chosen[: rows // 2])
+    assert (padded[1][rows // 2 :] == routing.num_experts).all()
+    assert not padded[2][rows // 2 :].any()
 
 
 @pytest.mark.parametrize(
@@ -180,6 +212,37 @@ def test_products_by_mxfp4(activation):
         assert error(got, slow) < LIMIT
         if rows <= 64:
             assert error(got, mxfp4_product_reference(*arguments)) < 2 * LIMIT
+
+
+@pytest.mark.parametrize(("width", "depth"), [(2880, 2880), (45, 64), (768, 4160)])
+def test_both_products_of_the_pairs_of_a_row(width, depth):
+    """One behind the other, as in a step, by a matrix unit whose operands lie in each thread; in a graph too."""
+    experts, weights = 8, []
+    for rows, columns in ((2 * width, depth), (depth, width + -width % 64)):
+        shape = (experts * rows, columns)
+        scale = torch.randint(-9, -3, (shape[0], columns // 32), device="cuda").float().exp2().bfloat16()
+        weights.append(packed(Codes(Kind.E2M1, torch.randint(0, 16, shape, device="cuda").to(torch.uint8), scale, 32)))
+    biases = draw(experts, 2 * width, dtype=torch.float32), draw(experts, depth, dtype=torch.float32)
+    pairs, x = Pairs(4, torch.tensor([[5, 0, 7, 2]], dtype=torch.int32, device="cuda"), None, None), draw(1, depth)
+    tile, act = mxfp4_tile(target(), 0, 2, True), Activation.CLAMPED_SWIGLU
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        made = launch_pairs(x, weights[0], experts, biases[0], pairs, act)
+        wide = torch.nn.functional.pad(made, (0, -width % 64))
+        return made, launch_pairs(wide, weights[1], experts, biases[1], pairs, None)
+
+    made, got = run()
+    want = mxfp4_product_reference(x.double(), weights[0], experts, biases[0], pairs, act, tile)
+    assert error(made, want) < LIMIT
+    rows = torch.nn.functional.pad(made, (0, -width % 64)).double()
+    assert error(got, mxfp4_product_reference(rows, weights[1], experts, biases[1], pairs, None, tile)) < LIMIT
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = run()
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(again[0], made)
+        assert torch.equal(again[1], got)
 
 
 @pytest.mark.parametrize("rows", [1, 33, 300])

@@ -8,6 +8,7 @@ from engine.kernels.float8 import BYTES, IN_ORDER, UNITS
 from engine.kernels.gemm import widen
 from engine.kernels.gemm.codes import VALUES, Kind
 from engine.kernels.moe.mxfp4 import TIMES
+from engine.kernels.moe.pairs import DIAGONAL, FACTOR, OF_WORDS
 from tests.kernels.ptx import halves, joined, run
 
 FLOATS = np.arange(256, dtype=np.uint32)
@@ -65,3 +66,27 @@ def test_four_codes_of_a_cache_become_four_numbers(program, dtype, order):
     exact = torch.arange(256, dtype=torch.uint8).view(dtype).half().numpy()
     got = np.concatenate([made.view(np.float16).reshape(-1, 2).T for made in (held["$0"], held["$1"])])
     assert np.array_equal(got, exact[codes], equal_nan=True)
+
+
+def test_a_warp_multiplies_words_of_two_rows_by_its_matrix_unit():
+    """Four words of either row in each of 32 threads, all of them with other columns and scales."""
+    rng = np.random.default_rng(0)
+    values, columns = VALUES[Kind.E2M1].numpy(), rng.integers(-8, 8, (4, 4, 32, 2)).astype(float)  # by word and place
+    codes, scales = rng.integers(0, 16, (2, 4, 32, 8)), 2.0 ** rng.integers(-6, 4, (2, 4, 32, 2))  # by row and word
+    words = (codes.astype(np.uint32) << np.arange(8, dtype=np.uint32) * np.uint32(4)).sum(-1, dtype=np.uint32)
+    held, want = {f"${4 + number}": np.zeros(32) for number in range(4)}, np.zeros(2)
+    for word, place in np.ndindex(4, 4):
+        held[f"${16 + 4 * place + word}"] = joined(columns[word, place].T)
+    for row, word in np.ndindex(2, 4):
+        held[f"${8 + 4 * row + word}"] = words[row, word]
+        for upper, selector in enumerate((0x1010, 0x3232)):
+            made = run(text(FACTOR), {"$1": joined(scales[row, word].T), "$2": np.array([selector], np.uint32)})
+            held[f"${32 + 8 * row + 4 * upper + word}"] = made["$0"]
+        for place in range(4):
+            products = values[codes[row, word, :, place::4]] * columns[word, place]
+            want[row] += products.sum(1) @ scales[row, word, :, place // 2]
+    sums = run(text(OF_WORDS), held)
+    lanes = {"%laneid": np.arange(32, dtype=np.uint32)}
+    found = run(text(DIAGONAL), lanes | {f"${8 + at}": sums[f"${at}"] for at in range(4)})
+    got = [sum(np.broadcast_to(found[f"${4 * row + at}"], 32).sum() for at in range(4)) for row in range(2)]
+    assert np.allclose(np.array(got) * 2.0**30, want, rtol=1e-12)

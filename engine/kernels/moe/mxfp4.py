@@ -6,7 +6,7 @@ A step of the loop reads 64 columns of each row: 16 words of codes (gemm/widen) 
 bits. So all that it reads is copied ahead, past the registers, where units can. Gate and up are rows of one tile. The
 scales multiply values, because sums that end with each group would wait for the matrix units.
 
-A row's pairs take no matrix units (moe/pairs). Tiles of other few pairs are too few to keep the memory busy: those of a
+A row's pairs have no tiles (moe/pairs). Tiles of other few pairs are too few to keep the memory busy: those of a
 row of gpt-oss-20b have 11 KB on their way to each of an H100's units. Then programs share a tile's columns, as in
 gemm/split_k: the last to arrive adds all sums, in order.
 Users: moe/coded.

@@ -1,11 +1,16 @@
-"""Experts in MXFP4 of a row's few pairs, by multiply-adds in float32: each pair goes to its own expert.
+"""Experts in MXFP4 of a row's few pairs: each pair goes to its own expert, and no tile is shared.
 
     y[pair, n] = sum_g scale[expert, n, g] sum_(k in g) code[expert, n, k] x[token, k]   (+ bias) (activation)
 
-As gemm/one_row, for the same reason: matrix units want 16 rows, and tiles on their way to them pass shared memory and
-barriers. The bits of a code of E2M1 are a float where they lie: its exponent and mantissa moved to the least bits of
-float32's exponent and the first of its mantissa are the code's value times 2^-126, the sign goes to the sign. x is
-multiplied by what the bits are off by, which is exact; magnitudes of x up to 2^47 have their place.
+With one row the time is the reading, and tiles on their way to matrix units would pass shared memory and barriers. Here
+a warp has two weight rows and the row of x. Each thread hands what it holds to the matrix unit as its own share of the
+operands: of mma.m16n8k16 the rows 0 to 7 are what eight groups of four threads hold of one weight row, the rows 8 to 15
+what they hold of the other, and column n is what group n holds of x. The sums that are wanted are the two diagonals;
+the rest is thrown away, and yet a multiply-add for each code took longer.
+Two codes become two bfloat16 in four operations (gemm/widen) and are off by 2^126: 2^96 goes to the scales, which are
+powers of two up to 2^31, and the rest to the result.
+A program takes several pairs of weight rows, one after the other; the next ones' codes are on their way meanwhile. The
+experts of the second product are known before the first one ends, so that its first codes are, too.
 Users: moe/mxfp4.
 """
 
@@ -16,33 +21,121 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import Activation, activate
-from engine.kernels.gemm.groups import Packed
-from engine.kernels.gemm.one_row import Cut, as_float, by_groups, columns_of
+from engine.kernels.gemm.groups import Packed, makes_pairs
+from engine.kernels.gemm.one_row import as_float
+from engine.kernels.gemm.widen import widened
 from engine.kernels.moe.sort import Pairs
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
 from engine.kernels.target import target, tl, triton
 
-NEAR = tl.constexpr(2.0**80)  # x times this meets codes
-FAR = tl.constexpr(2.0**46)  # 2^126 / NEAR
 WORDS = 8  # of 32 bits that two scales, one word of 32 bits, stand for
+TURN = 128  # words that a warp reads of a row at a time, four a thread
+PROGRAMS = 16  # of a unit: what its registers hold
+FAR = tl.constexpr(2.0**30)  # 2^126 / 2^96
+# A scale, times 2^96, for both values of a word; $2 chooses the lower scale of a word or the upper.
+FACTOR = tl.constexpr(
+    "{ .reg .b32 s, far, zero; mov.b32 far, 0x6f806f80; mov.b32 zero, 0x80008000;"
+    " prmt.b32 s, $1, 0, $2; fma.rn.bf16x2 $0, s, far, zero; }"
+)
+# Where a thread's group is on the diagonal: of the sums $8 to $11 the first two are of one weight row.
+DIAGONAL = tl.constexpr(
+    "{ .reg .u32 group, first; .reg .pred even, odd; mov.u32 group, %laneid; and.b32 first, group, 3;"
+    " shl.b32 first, first, 1; shr.u32 group, group, 2; setp.eq.u32 even, group, first; add.u32 first, first, 1;"
+    " setp.eq.u32 odd, group, first; selp.f32 $0, $8, 0f00000000, even; selp.f32 $1, $9, 0f00000000, odd;"
+    " mov.f32 $2, 0f00000000; mov.f32 $3, 0f00000000; selp.f32 $4, $10, 0f00000000, even;"
+    " selp.f32 $5, $11, 0f00000000, odd; mov.f32 $6, 0f00000000; mov.f32 $7, 0f00000000; }"
+)
+PLACES = ("shl.b32 w, {0}, 12; shl.b32 s, {0}, 6;", "shl.b32 w, {0}, 8; shl.b32 s, {0}, 2;",
+          "shl.b32 w, {0}, 4; shr.u32 s, {0}, 2;", "mov.b32 w, {0}; shr.u32 s, {0}, 6;")  # fmt: skip
+
+
+def of_words() -> str:
+    """PTX: sums ($0 to $3, before $4 to $7) of four words of a row ($8), of another ($12), columns of x ($16, $20, $24,
+    $28), and factors: the first row's lower and upper ($32, $36), the other's ($40, $44)."""
+    text = "{ .reg .b32 w, s, zero, a0, a1, b0, b1; .reg .f32 c0, c1, c2, c3; mov.b32 zero, 0x80008000;"
+    text += "".join(f" mov.f32 c{at}, ${4 + at};" for at in range(4))
+    for word in range(4):
+        for half in range(2):
+            for row, codes, factor in (("a", 8, 32), ("b", 12, 40)):
+                for place in range(2):
+                    text += " " + PLACES[2 * half + place].format(f"${codes + word}")
+                    text += " and.b32 s, s, 0x01c001c0; lop3.b32 w, w, 0x80008000, s, 0xea;"
+                    text += f" fma.rn.bf16x2 {row}{place}, w, ${factor + 4 * half + word}, zero;"
+            text += " mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {c0, c1, c2, c3}, {a0, b0, a1, b1},"
+            text += f" {{${16 + 8 * half + word}, ${20 + 8 * half + word}}}, {{c0, c1, c2, c3}};"
+    return text + "".join(f" mov.f32 ${at}, c{at};" for at in range(4)) + " }"
+
+
+OF_WORDS, OPERANDS = tl.constexpr(of_words()), tl.constexpr(",".join(["=f"] * 4 + ["f"] * 4 + ["r"] * 40))
 
 
 @triton.jit
-def meet(tile, columns, FIRST: tl.constexpr):
-    """Codes of each 16 bits of the words [rows, words], from code FIRST on, times their columns: float32 [rows, words],
-    times NEAR * 2^-126."""
-    sums = tl.zeros(tile.shape, tl.float32)
-    for number in tl.static_range(len(columns)):
-        sums = met(sums, tile, columns[number], 4 * (FIRST + number // 2 + 4 * (number % 2)))
+def factor(scale, UPPER: tl.constexpr):
+    return tl.inline_asm_elementwise(
+        FACTOR, "=r,r,r", [scale, 0x3232 if UPPER else 0x1010], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def met_by_units(sums, one, other, x0, x1, x2, x3, of_one, of_other):
+    """sums + words [lanes, 4] of two weight rows times their columns; a warp's registers are the result of `mma`.
+
+    A thread's four words may be any four of the two rows: codes, columns, scales lie in them alike.
+    """
+    low, high = factor(of_one, False), factor(of_one, True)
+    other_low, other_high = factor(of_other, False), factor(of_other, True)
+    operands = (sums, one, other, x0, x1, x2, x3, low, high, other_low, other_high)
+    return tl.inline_asm_elementwise(OF_WORDS, OPERANDS, operands, dtype=tl.float32, is_pure=True, pack=4)
+
+
+@triton.jit
+def met(words, x0, x1, x2, x3, scale):
+    """The words [lanes, 4] of a weight row times their columns, float32, where no such unit is."""
+    columns, sums = (x0, x1, x2, x3), tl.zeros(words.shape, tl.float32)
+    for place in tl.static_range(4):
+        of_scale = as_float(scale << 16 if place < 2 else scale & -65536)
+        for half in tl.static_range(2):
+            x = as_float(columns[place] << 16 if half == 0 else columns[place] & -65536)
+            sums += widened((words >> (16 * half + 4 * place)) & 15, 1) * of_scale * x
     return sums
 
 
 @triton.jit
-def met(sums, tile, x, AT: tl.constexpr):
-    """sums + the codes that begin at bit AT of the words times x [words]."""
-    moved = tile << (22 - AT) if AT <= 22 else tile >> (AT - 22)
-    bits = (moved & 0x01C00000) | ((tile << (28 - AT)) & -0x80000000)
-    return sums + as_float(bits) * (x * NEAR)[None, :]
+def line_of(words, scales, n, line, end, TURN: tl.constexpr, TURNS: tl.constexpr):
+    """The codes of weight row n, each turn's [lanes, 4], and their scales [lanes, 1]; 0 from word `end` on."""
+    lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
+    code_at, scale_at = words + n * line + lane * 4 + word, scales + n * (line // 8) + lane // 2
+    codes, factors = (), ()
+    for turn in tl.static_range(TURNS):
+        there = turn * TURN + lane * 4 < end
+        codes += (tl.load(code_at + turn * TURN, mask=there, other=0),)  # type: ignore[assignment]
+        factors += (tl.load(scale_at + turn * (TURN // 8), mask=there, other=0),)  # type: ignore[assignment]
+    return codes, factors
+
+
+@triton.jit
+def columns_of(x, line, TURN: tl.constexpr, TURNS: tl.constexpr):
+    """What the words of a weight row meet: of each turn and place in 16 bits two bfloat16, [lanes, 4]."""
+    lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
+    x_at, columns = x + lane // 2 * 32 + lane % 2 * 4 + word, ()
+    for turn in tl.static_range(TURNS):
+        there = turn * TURN + lane * 4 < line
+        for place in tl.static_range(4):
+            both = tl.load(x_at + turn * TURN * 4 + 8 * place, mask=there, other=0)
+            columns += (both,)  # type: ignore[assignment]
+    return columns
+
+
+@triton.jit
+def two_lines(words, scales, bias, n, m, line, n_in, m_in, TURN: tl.constexpr, TURNS: tl.constexpr):
+    """What is read of weight rows n and m, each if it is `in`: codes, scales, and a bias."""
+    of_one, of_other = 0.0, 0.0
+    if bias is not None:
+        of_one = tl.load(bias + n, mask=n_in, other=0.0)
+        of_other = tl.load(bias + m, mask=m_in, other=0.0)
+    one = line_of(words, scales, n, line, tl.where(n_in, line, 0), TURN, TURNS)
+    other = line_of(words, scales, m, line, tl.where(m_in, line, 0), TURN, TURNS)
+    return one, other, of_one, of_other
 
 
 @triton.jit
@@ -57,80 +150,97 @@ def pairs_kernel(
     experts,
     width,
     runs,  # of 64 columns
+    blocks,  # of two weight rows that a program multiplies
     TOP_K: tl.constexpr,
     GATHER: tl.constexpr,
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
-    BLOCK_N: tl.constexpr,
     TURN: tl.constexpr,  # words of a row that are read at a time
+    TURNS: tl.constexpr,
+    PAIRS: tl.constexpr,  # of gemm/code_sums: whether matrix units multiply
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK_N results of a pair per program; the words of the next turn are on their way meanwhile."""
+    """`blocks` times two weight rows of a pair per program: of gate and of up when GATED, else side by side."""
     MATRICES: tl.constexpr = 2 if GATED else 1
+    STEP: tl.constexpr = 1 if GATED else 2
     line = runs * 8  # said so, the compiler knows that words come by fours
-    ROWS: tl.constexpr = BLOCK_N * MATRICES
-    pair, start = tl.program_id(1), tl.program_id(0) * BLOCK_N
-    row, word, group = tl.arange(0, ROWS), tl.arange(0, TURN), tl.arange(0, TURN // 8)
-    piece, column = start + row % BLOCK_N, start + tl.arange(0, BLOCK_N)
-    n_in = (piece < width)[:, None]
-    grid_wait(OVERLAP)
-    expert = tl.load(chosen + pair, cache_modifier=".cg")
-    if expert < experts:
-        n = (expert * MATRICES + row // BLOCK_N).to(tl.int64) * width + piece
-        word_at, scale_at = (
-            words + n[:, None] * line + word[None, :],
-            scales + n[:, None] * runs + group[None, :],
-        )
-        x_row = x + (pair // TOP_K if GATHER else pair).to(tl.int64) * (runs * 32)
-        tile = tl.load(word_at, mask=n_in & (word < line)[None, :], other=0)
-        scale = tl.load(scale_at, mask=n_in & (group < runs)[None, :], other=0)
-        total = tl.zeros([ROWS, TURN // 8], tl.float32)
-        for first in range(0, line, TURN):
-            behind = first + TURN
-            next_tile = tl.load(word_at + behind, mask=n_in & (behind + word < line)[None, :], other=0)
-            inside = n_in & (behind // 8 + group < runs)[None, :]
-            next_scale = tl.load(scale_at + behind // 8, mask=inside, other=0)
-            low = by_groups(meet(tile, columns_of(x_row, first, runs * 64, 0, TURN), 0), 8)
-            high = by_groups(meet(tile, columns_of(x_row, first, runs * 64, 1, TURN), 2), 8)
-            total += low * as_float(scale << 16) + high * as_float(scale & -65536)
-            tile, scale = next_tile, next_scale
-        y = tl.sum(total, 1) * FAR
+    pair, piece = tl.program_id(1), tl.program_id(0) * (blocks * STEP)
+    end = tl.minimum(piece + blocks * STEP, width)
+    if GATED:
+        wait_then_allow(OVERLAP)
+    expert = tl.load(chosen + pair, cache_modifier=".cg").to(tl.int64)
+    first, second = expert * MATRICES * width, (expert * MATRICES + MATRICES - 1) * width + (STEP - 1)
+    end = tl.where(expert < experts, end, 0)
+    one, other, of_one, of_other = two_lines(words, scales, bias, first + piece, second + piece, line, piece < end,
+                                             piece + STEP - 1 < end, TURN, TURNS)  # fmt: skip
+    if not GATED:
+        grid_wait(OVERLAP)
+    if piece < end:
+        columns = columns_of(x + (pair // TOP_K if GATHER else pair).to(tl.int64) * (runs * 32), line, TURN, TURNS)
+        weight = 1.0
         if weights is not None:
-            y *= tl.load(weights + pair)
-        if bias is not None:
-            y += tl.load(bias + n, mask=piece < width, other=0.0)
-        if GATED:
-            gate, up = tl.split(y.reshape((2, BLOCK_N)).permute((1, 0)))
-            y = activate(gate, up, ACT)
-        at = out + pair.to(tl.int64) * width + column
-        tl.store(at, y.to(out.dtype.element_ty), mask=column < width)
+            weight = tl.load(weights + pair)
+        at = out + pair.to(tl.int64) * width
+        for _ in range(blocks):
+            ahead = piece + STEP
+            following = two_lines(words, scales, bias, first + ahead, second + ahead, line, ahead < end,
+                                  ahead + STEP - 1 < end, TURN, TURNS)  # fmt: skip
+            sums, others = tl.zeros([TURN // 4, 4], tl.float32), tl.zeros([TURN // 4, 4], tl.float32)
+            for turn in tl.static_range(TURNS):
+                x0, x1, x2, x3 = columns[4 * turn], columns[4 * turn + 1], columns[4 * turn + 2], columns[4 * turn + 3]
+                if PAIRS:
+                    sums = met_by_units(
+                        sums, one[0][turn], other[0][turn], x0, x1, x2, x3, one[1][turn], other[1][turn]
+                    )
+                else:
+                    sums += met(one[0][turn], x0, x1, x2, x3, one[1][turn])
+                    others += met(other[0][turn], x0, x1, x2, x3, other[1][turn])
+            if PAIRS:
+                sums, others = tl.inline_asm_elementwise(
+                    DIAGONAL, "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f", [sums], dtype=(tl.float32, tl.float32), is_pure=True,
+                    pack=4,
+                )  # fmt: skip
+                sums, others = sums * FAR, others * FAR
+            y = tl.sum(tl.sum(sums, 1), 0) * weight + of_one
+            z = tl.sum(tl.sum(others, 1), 0) * weight + of_other
+            if GATED:
+                y = activate(y, z, ACT)
+            else:
+                tl.store(at + piece + 1, z.to(out.dtype.element_ty), mask=piece + 1 < end)
+            tl.store(at + piece, y.to(out.dtype.element_ty), mask=piece < end)
+            one, other, of_one, of_other = following
+            piece = ahead
 
 
 def takes(x: Tensor, pairs: Pairs) -> bool:
-    """Whether the kernel multiplies these rows x: those of one token, on a device whose units it is written for."""
+    """Whether the kernel multiplies these rows x: those of one token, on a device whose units it is written for.
+
+    A layer's two products are both its own, or neither: the second one relies on how the first one lets it start.
+    """
     if pairs.order is not None or len(pairs.chosen) != 1 or x.dtype is not torch.bfloat16:
         return False
-    return x.is_cuda and target().runs_ptx and x.data_ptr() % 4 == 0
+    return x.is_cuda and target().runs_ptx
 
 
-def cut_of(gated: bool) -> Cut:
-    """How a product is cut: the fastest of those that an H100 measured in gpt-oss-20b's layers."""
-    return Cut(4 if gated else 8, 128, 2)
+def blocks_of(width: int, pairs: int, gated: bool) -> int:
+    """Of a program: all programs are at work at the same time."""
+    return triton.cdiv(width * pairs, (1 if gated else 2) * PROGRAMS * target().num_units)
 
 
 def launch_pairs(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    weights: Tensor | None = None, cut: Cut | None = None,
+    weights: Tensor | None = None, blocks: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The Triton kernel; arguments as moe/mxfp4's product, x bfloat16 with rows at whole words of 32 bits."""
-    depth, gated, cut = weight.depth, activation is not None, cut or cut_of(activation is not None)
+    """The Triton kernel; arguments as moe/mxfp4's product, x bfloat16 with rows at whole 16 bytes."""
+    depth, gated = weight.depth, activation is not None
     width, words = len(weight.codes) // experts // (2 if gated else 1), weight.codes.view(torch.int32)
     assert weight.scales is not None and words.shape[1] * WORDS == depth and x.shape[1] == depth
-    assert x.is_contiguous() and cut.words % WORDS == 0 and (bias is None or bias.dtype is torch.float32)
+    assert x.is_contiguous() and x.data_ptr() % 16 == 0 and (bias is None or bias.dtype is torch.float32)
+    blocks = blocks or blocks_of(width, pairs.count, gated)
     out = x.new_empty(pairs.count, width)
-    pairs_kernel[(triton.cdiv(width, cut.block_n), pairs.count)](
+    pairs_kernel[(triton.cdiv(width, blocks * (1 if gated else 2)), pairs.count)](
         out, x.view(torch.int32), words, weight.scales.view(torch.int32), bias, weights, pairs.chosen, experts, width,
-        depth // 64, TOP_K=pairs.top_k, GATHER=gated, GATED=gated, ACT=int(activation or 0),
-        BLOCK_N=cut.block_n, TURN=cut.words, num_warps=cut.warps, num_stages=1, **launch_options(),
+        depth // 64, blocks, TOP_K=pairs.top_k, GATHER=gated, GATED=gated, ACT=int(activation or 0), TURN=TURN,
+        TURNS=triton.cdiv(depth // WORDS, TURN), PAIRS=makes_pairs(x), num_warps=1, num_stages=1, **launch_options(),
     )  # fmt: skip
     return out

@@ -3,6 +3,7 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.gemm.dense_row import RowCut, dense_row_kernel
 from engine.kernels.gemm.epilogue import MAX_ROWS, padded
 from engine.kernels.gemm.gated_one_wave import (
     BLOCK_K,
@@ -28,6 +29,10 @@ from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compi
 
 T = "*bf16"
 TILE = tile_of(4096, 4096, 2)
+DENSE_ROW = {
+    "out": T, "gained": T, "counted": "*fp32", "x": T, "weight": T, "bias": T, "residual": T, "gain": "*fp32",
+    "squares": "*fp32", "width": "i32", "depth": "i32", "parts": "i32", "eps": "fp32",
+}  # fmt: skip
 INVARIANT = {
     "out": T, "partial": "*fp32", "arrived": "*i32", "x": T, "weight": T, "bias": T, "residual": T,
     "rows": "i32", "width": "i32", "depth": "i32", "x_stride": "i32", "parts": "i32", "part_len": "i32",
@@ -56,6 +61,18 @@ KERNELS = {
         for rows, gated, splits, parts, even in (
             (16, False, 4, 0, True), (64, False, 1, 0, False), (16, False, 2, 64, True),
             (64, False, 1, 1, False), (16, True, 4, 16, True), (64, True, 1, 64, True),
+        )
+    },
+    **{
+        f"one row gated {gated}": (
+            dense_row_kernel, DENSE_ROW,
+            {"GATED": gated, "ACT": 1, "PARTS": 512, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k,
+             "TURNS": -(-2880 // cut.block_k), "OVERLAP": True, **dict.fromkeys(absent)},
+            {"num_warps": cut.warps, "num_stages": 1},
+        )
+        for gated, cut, absent in (
+            (False, RowCut(2, 256, 1), ("squares",)),
+            (True, RowCut(2, 1024, 4), ("gained", "counted", "residual", "gain")),
         )
     },
     **{

@@ -12,8 +12,9 @@ from engine.kernels.moe.combine import BLOCK, combine_kernel
 from engine.kernels.moe.grouped import grouped_kernel, tile_of
 from engine.kernels.moe.grouped_persistent import persistent_kernel
 from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
-from engine.kernels.moe.pairs import cut_of, pairs_kernel
+from engine.kernels.moe.pairs import TURN, pairs_kernel
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
+from engine.kernels.moe.route_rows import RIVALS, WARPS, route_rows_kernel
 from engine.kernels.moe.sort import BLOCKS, sort_kernel
 from engine.kernels.moe.spread import BLOCK as COUNTED
 from engine.kernels.moe.spread import spread_kernel
@@ -28,6 +29,12 @@ ROUTE = {
     "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
     "least_sum": "fp32", "scale": "fp32",
 }  # fmt: skip
+ROUTE_ROWS = {
+    **{name: kind for name, kind in ROUTE.items() if name != "rows"},
+    "normed": T,
+    "gain": "*fp32",
+    "norm_eps": "fp32",
+}
 GROUPED = {
     "out": T, "x": T, "weight": T, "bias": T, "weights": "*fp32", "order": "*i32", "ends": "*i32",
     "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32",
@@ -48,7 +55,7 @@ MXFP4 = {
 }  # fmt: skip
 OF_PAIRS = {
     "out": T, "x": "*i32", "words": "*i32", "scales": "*i32", "bias": "*fp32", "weights": "*fp32", "chosen": "*i32",
-    "experts": "i32", "width": "i32", "runs": "i32",
+    "experts": "i32", "width": "i32", "runs": "i32", "blocks": "i32",
 }  # fmt: skip
 OF = {number: kind for kind, number in KINDS.items()}
 
@@ -77,13 +84,12 @@ def mxfp4(each, gated=True, weighed=False):
 
 
 def pairs(gated, **absent):
-    """A row's pairs by MXFP4."""
-    cut = cut_of(gated)
+    """A row's pairs by MXFP4, of 2,880 columns."""
     constants = {
-        "TOP_K": 4, "GATHER": gated, "GATED": gated, "ACT": 2, "BLOCK_N": cut.block_n, "TURN": cut.words,
-        "OVERLAP": True, **absent,
+        "TOP_K": 4, "GATHER": gated, "GATED": gated, "ACT": 2, "TURN": TURN, "TURNS": 3, "PAIRS": True, "OVERLAP": True,
+        **absent,
     }  # fmt: skip
-    return pairs_kernel, OF_PAIRS, constants, {"num_warps": cut.warps, "num_stages": 1}
+    return pairs_kernel, OF_PAIRS, constants, {"num_warps": 1, "num_stages": 1}
 
 
 OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in sorted(TARGETS.keys() - {"sm_90", "gfx942"})]
@@ -109,6 +115,18 @@ KERNELS = {
             ("softmax", False, 1, 1, T, dict.fromkeys(("bias", "correction", "scales", "count", "kept", "mapping"))),
             ("groups", True, 8, 4, "*fp32", {}),
             ("near", False, 1, 1, T, {**dict.fromkeys(("bias", "correction", "scales", "kept")), "NEAR": 0.02}),
+        )
+    },
+    **{
+        f"route of few rows {name}": (
+            route_rows_kernel, {**ROUTE_ROWS, "router": router},
+            {"SIGMOID": sigmoid, "TOP_K": 8, "RENORMALISE": True, "COLUMNS": experts, "RIVALS": RIVALS, "BLOCK_N": 4,
+             "BLOCK_K": 4096, "OVERLAP": True, **rest},
+            {"num_warps": WARPS, "num_stages": 1},
+        )
+        for name, sigmoid, experts, router, rest in (
+            ("softmax", False, 32, T, dict.fromkeys(("correction", "scales", "count", "kept", "mapping"))),
+            ("sigmoid", True, 256, "*fp32", {}),
         )
     },
     **{

@@ -9,6 +9,7 @@ import triton  # noqa: F401  (before any kernel file, so that they take it; TRIT
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm import gated_one_wave, gated_persistent, invariant
+from engine.kernels.gemm.dense_row import RowCut, dense_row_reference, launch_dense_row
 from engine.kernels.gemm.descriptors import is_aligned
 from engine.kernels.gemm.epilogue import MAX_BLOCK, empty_rows, empty_unscaled
 from engine.kernels.gemm.gated_one_wave import launch_one_wave
@@ -64,6 +65,33 @@ def test_split_products(rows, width, depth, activation, splits, dtype):
     split_linear_reference(x, weight, None, residual, want, activation, cut)
     assert error(got, want) < limit(dtype)
     assert not arrivals(x.device).any()
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("width", "depth", "cut"), [(21, 96, RowCut(4, 32, 1)), (16, 200, RowCut(8, 128, 1))])
+def test_one_row_between_two_norms(width, depth, cut, biased, activation, dtype):
+    """A product that adds to the stream, and one of the stream's norm."""
+    first, second = torch.randn(depth, width).to(dtype), torch.randn(width * (1 + (activation is not None)), depth)
+    biases = [torch.randn(len(weight)).to(dtype) if biased else None for weight in (first, second)]
+    second, gain = second.to(dtype), torch.randn(depth)
+    x = torch.randn(1, -(-width // 8) * 8).to(dtype)
+    first = torch.nn.functional.pad(first, (0, x.shape[1] - width))
+    got = torch.randn(1, depth).to(dtype)
+    want = got.clone()
+    mine, theirs = empty_unscaled(got, cut.block_n, gain, 1e-5), empty_unscaled(want, cut.block_n, gain, 1e-5)
+    launch_dense_row(x, first, biases[0], got, got, None, cut, after=mine)
+    dense_row_reference(x, first, biases[0], want, want, None, cut, after=theirs)
+    assert error(got, want) < limit(dtype)
+    assert error(mine.rows, theirs.rows) < limit(dtype)
+    assert error(mine.squares.sum(0), theirs.squares.sum(0)) < limit(dtype)
+    out, want = torch.empty(1, width, dtype=dtype), torch.empty(1, width, dtype=torch.float64)
+    normed = rms_norm_reference(got.double(), gain.double(), 1e-5)
+    dense_row_reference(normed, second, biases[1], None, want, activation, cut)
+    launch_dense_row(mine.rows, second, biases[1], None, out, activation, cut, before=mine)
+    assert error(out, want) < limit(dtype)
 
 
 @pytest.mark.covering(2)

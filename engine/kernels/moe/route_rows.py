@@ -1,0 +1,205 @@
+"""The experts of few rows and the norm before them, in one launch: moe/route where tiles of rows are mostly empty.
+
+    n       = x / sqrt(mean(x^2) + norm_eps) * gain, rounded
+    logits  = n W^T (+ bias), float32; scores, ranks, experts and weights as in moe/route
+
+A program multiplies one row by a few experts' whole lines, which it reads before it waits for the row. The program that
+arrives last has all logits of its row and chooses: an expert's place is the number of experts that rank before it, so
+places are found side by side and not one after the other. A row's bits depend on no other row, but those of more rows
+(moe/route) are summed in another order. Users: engine/layers/moe.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.dense import DenseWeight
+from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.gemm.weight import Weight
+from engine.kernels.moe.kept import Kept
+from engine.kernels.moe.route import route, route_reference
+from engine.kernels.norm import rms_norm, rms_norm_reference
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import tl, triton
+from engine.model_config import Routing
+
+MAX_ROWS = 16
+MAX_DEPTH = 8192  # columns of a row, which lie in a program's registers
+MAX_EXPERTS = 256  # whose ranks are compared, each with each
+RIVALS = 32  # experts that all are compared with at a time
+WARPS = 4
+
+
+@triton.jit
+def ranks_of(logits, highest, total, correction, expert, real, SIGMOID: tl.constexpr):
+    """The scores of a row's experts, and their ranks: the same bits wherever an expert's are computed."""
+    scores = 1.0 / (1.0 + tl.exp(-logits)) if SIGMOID else tl.exp(logits - highest) / total
+    ranks = scores
+    if correction is not None:
+        ranks += tl.load(correction + expert, mask=real, other=0.0)
+    return scores, ranks
+
+
+@triton.jit
+def choose_row(
+    chosen, weights, kept, mapping, kept_line, logits, correction, scales, row, real_row, experts, eps, least_sum,
+    scale, SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, COLUMNS: tl.constexpr,
+    RIVALS: tl.constexpr,
+):  # fmt: skip
+    """The choice of one row, whose logits are written."""
+    mine = tl.arange(0, COLUMNS)
+    real = mine < experts
+    x = tl.load(logits + row * experts + mine, mask=real, other=float("-inf"), cache_modifier=".cg")
+    highest, total = 0.0, 1.0
+    if not SIGMOID:
+        highest = tl.max(x, 0)
+        total = tl.sum(tl.exp(x - highest), 0)
+    scores, ranks = ranks_of(x, highest, total, correction, mine, real, SIGMOID)
+    broken = tl.sum(tl.where(real & (ranks != ranks), 1, 0), 0) > 0
+    ranks, scores = tl.where(broken, 0.0, ranks), tl.where(broken, float("nan"), scores)
+    place = tl.zeros([COLUMNS], tl.int32)
+    for first in tl.static_range(0, COLUMNS, RIVALS):  # so many comparisons at a time as registers hold
+        other = first + tl.arange(0, RIVALS)
+        there = other < experts
+        y = tl.load(logits + row * experts + other, mask=there, other=float("-inf"), cache_modifier=".cg")
+        _, rivals = ranks_of(y, highest, total, correction, other, there, SIGMOID)
+        rivals = tl.where(broken, 0.0, rivals)[None, :]
+        level = (rivals == ranks[:, None]) & (other[None, :] < mine[:, None])
+        before = there[None, :] & ((rivals > ranks[:, None]) | level)
+        place += tl.sum(before.to(tl.int32), 1)
+    taken = real & (place < TOP_K)
+    given = scores
+    if RENORMALISE:
+        total = tl.sum(tl.where(taken, scores, 0.0), 0)
+        given = given / tl.maximum(total + eps, least_sum, propagate_nan=tl.PropagateNan.ALL)
+    given *= scale
+    if scales is not None:
+        given *= tl.load(scales + mine, mask=real, other=0.0)
+    tl.store(chosen + row * TOP_K + place, tl.where(real_row, mine, experts), mask=taken)
+    tl.store(weights + row * TOP_K + place, tl.where(real_row, given, 0.0), mask=taken)
+    if kept is not None:
+        line = tl.where(taken & real_row, tl.load(mapping + row), -1)
+        tl.store(kept + line * kept_line + place, mine.to(kept.dtype.element_ty), mask=line >= 0)
+
+
+@triton.jit
+def route_rows_kernel(
+    chosen,  # [rows, TOP_K] int32
+    weights,  # [rows, TOP_K] float32
+    normed,  # [rows, depth]
+    kept,  # [places, TOP_K] uint8 or int16, lines kept_line apart, or None
+    logits,  # [rows, experts] float32
+    arrived,  # [MAX_TILES] int32; zero before and after
+    x,  # [rows, depth]
+    gain,  # [depth] float32
+    router,  # [experts, depth]
+    bias,  # [experts], or None
+    correction,  # [experts] float32, or None
+    scales,  # [experts] float32, or None
+    count,  # [1] int32: rows from here on are padding; None: there is none
+    mapping,  # [rows] int64: the places of rows in `kept`, negative: none; or None
+    kept_line,
+    experts,
+    depth,
+    norm_eps,
+    eps,
+    least_sum,
+    scale,
+    SIGMOID: tl.constexpr,
+    TOP_K: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    COLUMNS: tl.constexpr,  # power of two >= experts
+    RIVALS: tl.constexpr,  # experts that all are compared with at a time
+    BLOCK_N: tl.constexpr,  # experts of a program
+    BLOCK_K: tl.constexpr,  # power of two >= depth
+    OVERLAP: tl.constexpr,
+):
+    """One row and BLOCK_N experts per program."""
+    row, n, k = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    k_in = k < depth
+    each = tl.load(router + n[:, None] * depth + k[None, :], mask=(n < experts)[:, None] & k_in[None, :], other=0.0)
+    gains = tl.load(gain + k, mask=k_in, other=0.0)
+    grid_wait(OVERLAP)
+    real_row = True
+    if count is not None:
+        real_row = row < tl.load(count)
+    wide = tl.load(x + row.to(tl.int64) * depth + k, mask=k_in, other=0.0).to(tl.float32)
+    wide *= 1.0 / tl.sqrt_rn(tl.sum(wide * wide, 0) / depth + norm_eps)
+    tokens = (wide * gains).to(x.dtype.element_ty)
+    if tl.program_id(0) == 0:
+        tl.store(normed + row.to(tl.int64) * depth + k, tokens, mask=k_in)
+    sums = tl.sum(each.to(tl.float32) * tokens.to(tl.float32)[None, :], 1)
+    if bias is not None:
+        sums += tl.load(bias + n, mask=n < experts, other=0.0).to(tl.float32)
+    tl.store(logits + row * experts + n, sums, mask=n < experts)
+    tl.debug_barrier()  # every thread's logits are written before the arrival is counted
+    if tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        choose_row(chosen, weights, kept, mapping, kept_line, logits, correction, scales, row, real_row, experts, eps,
+                   least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS, RIVALS)  # fmt: skip
+        tl.store(arrived + row, 0)
+
+
+def is_plain(routing: Routing) -> bool:
+    """Whether ranks alone say which experts are chosen."""
+    return routing.score != "near" and routing.kept_groups == routing.num_groups
+
+
+def takes(x: Tensor, router: Weight, routing: Routing) -> bool:
+    """Whether the kernel routes these rows [T, H]: not where a row has the same bits in any company."""
+    few = len(x) <= MAX_ROWS and routing.num_experts <= MAX_EXPERTS and x.shape[1] <= MAX_DEPTH
+    return x.is_cuda and few and is_plain(routing) and isinstance(router, DenseWeight)
+
+
+def route_of_normed(
+    x: Tensor, gain: Tensor, norm_eps: float, router: Weight, correction: Tensor | None, routing: Routing,
+    count: Tensor | None = None, kept: Kept | None = None, scales: Tensor | None = None, lasting: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """rms_norm(x, gain, norm_eps) [T, H] and, of these rows, what moe/route's `route` returns.
+
+    x [T, H] contiguous, gain [H] float32; the other arguments are those of `route`.
+    """
+    if takes(x, router, routing):
+        of_router = router.dense(), router.dense_bias()
+        return launch_route_rows(x, gain, norm_eps, *of_router, correction, routing, count, kept, scales, lasting)
+    rows = rms_norm(x, gain, norm_eps)
+    return rows, *route(rows, router, correction, routing, count, kept, scales, lasting)
+
+
+def launch_route_rows(
+    x: Tensor, gain: Tensor, norm_eps: float, router: Tensor, bias: Tensor | None, correction: Tensor | None,
+    routing: Routing, count: Tensor | None = None, kept: Kept | None = None, scales: Tensor | None = None,
+    lasting: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The Triton kernel; arguments as `route_of_normed`, the router's matrix [E, H] of any dtype, its bias [E].
+
+    Needs `arrivals`.
+    """
+    (rows, depth), experts, top_k = x.shape, routing.num_experts, routing.top_k
+    assert router.shape == (experts, depth) and router.is_contiguous() and x.is_contiguous()
+    chosen = torch.empty(rows * top_k, dtype=torch.int32, device=x.device) if lasting is None else lasting
+    chosen = chosen[: rows * top_k].view(rows, top_k)
+    weights = torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
+    logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
+    normed = torch.empty_like(x)
+    ids, mapping, line = (None, None, 0) if kept is None else (kept.ids, kept.mapping, kept.ids.stride(0))
+    assert kept is None or (kept.ids.shape[1:] == (top_k,) and kept.ids.stride(1) == 1 and len(kept.mapping) == rows)
+    block_k = triton.next_power_of_2(depth)
+    block_n = 4 if block_k <= MAX_DEPTH // 2 else 2
+    route_rows_kernel[(triton.cdiv(experts, block_n), rows)](
+        chosen, weights, normed, ids, logits, arrivals(x.device), x, gain, router, bias, correction, scales, count,
+        mapping, line, experts, depth, norm_eps, routing.eps, routing.least_sum, routing.scale,
+        SIGMOID=routing.score == "sigmoid", TOP_K=top_k, RENORMALISE=routing.renormalise,
+        COLUMNS=triton.next_power_of_2(experts), RIVALS=min(RIVALS, triton.next_power_of_2(experts)), BLOCK_N=block_n,
+        BLOCK_K=block_k, num_warps=WARPS, num_stages=1, **launch_options(),
+    )  # fmt: skip
+    return normed, chosen, weights
+
+
+def route_rows_reference(
+    x: Tensor, gain: Tensor, norm_eps: float, router: Tensor, bias: Tensor | None, correction: Tensor | None,
+    routing: Routing, count: Tensor | None = None, scales: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    rows = rms_norm_reference(x, gain, norm_eps)
+    return rows, *route_reference(rows, router, bias, correction, routing, count, scales)
