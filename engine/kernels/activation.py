@@ -23,6 +23,7 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.room import empty_rows
 from engine.kernels.target import tl, triton
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
@@ -139,7 +140,7 @@ def launch_point(activation: Activation, x: Tensor, gated: bool = False) -> Tens
     """The Triton kernel on x of any shape -> a new contiguous one, of half the last axis when gated."""
     x = x.contiguous()
     width = x.shape[-1] // 2 if gated else x.shape[-1]
-    out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
+    out = empty_rows(x, width)
     rows = out.numel() // width
     block = min(1024, triton.next_power_of_2(width))
     grid = (rows, triton.cdiv(width, block))

@@ -23,10 +23,11 @@ from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm import dense
 from engine.kernels.gemm.algorithms import Algorithms
 from engine.kernels.gemm.dense import DenseWeight
-from engine.kernels.gemm.epilogue import MAX_ROWS, Unscaled, empty_unscaled
+from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled
 from engine.kernels.gemm.gated_one_wave import launch_one_wave
 from engine.kernels.gemm.split_k import Split, arrivals, launch_split
 from engine.kernels.norm import rms_norm
+from engine.kernels.room import MAX_ROWS
 from engine.kernels.rotate import qkv_rope_store
 from engine.kernels.tune import CLASSES, few_rows, one_wave_gated
 from tests.bench.gpu_kernels import draw, time_of

@@ -12,15 +12,16 @@ import torch
 from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, TokenCode, column_at, tail_at, tokens_at
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.dense_row import RowCut, dense_row_reference, launch_dense_row
-from engine.kernels.gemm.epilogue import MAX_BLOCK, MAX_ROWS, Unscaled, empty_unscaled
+from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled
 from engine.kernels.gemm.gated_one_wave import one_wave_product
 from engine.kernels.gemm.gated_persistent import gated_product, gated_reference
 from engine.kernels.gemm.invariant import invariant_linear
 from engine.kernels.gemm.pack import Placement, pack
-from engine.kernels.gemm.split_k import split_linear, whole_tiles
+from engine.kernels.gemm.split_k import split_linear
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.pdl import overlaps
 from engine.kernels.record import records_in
+from engine.kernels.room import MAX_BLOCK, MAX_ROWS, whole_tiles
 from engine.kernels.rope import cos_sin, cos_sin_reference
 from engine.kernels.sampling.home import send_home
 from engine.kernels.step_inputs import step_inputs, step_inputs_reference

@@ -21,6 +21,9 @@ from engine.kernels.gemm.one_row import takes as one_row_takes
 from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats, quantise_floats_reference
 from engine.kernels.gemm.quantise_rows import quantise_rows, quantise_rows_reference
 from engine.kernels.gemm.scaled import ScaledProducts
+from engine.kernels.gemm.scaled_values import takes
+from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.gemm.tiles import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.widen_weight import launch_widen_weight, widen_weight_reference
 from engine.kernels.target import target
 from tests.kernels.test_group_panels import codes_of
@@ -51,6 +54,51 @@ def test_products(kind, width, depth, group, invariant):
         assert float((runs[0].double() - want[:rows]).norm() / want[:rows].norm()) < LIMIT
         assert all(torch.equal(runs[0], again) for again in runs[1:])
         assert not invariant or torch.equal(runs[0][:1], alone)
+
+
+@pytest.mark.skipif(target().arch != "sm_90", reason="for Hopper alone")
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "group", "zeros", "dtype"),
+    [
+        (Kind.INT4, 128, False, torch.bfloat16),
+        (Kind.INT4, 128, True, torch.float32),
+        (Kind.INT4, 32, True, torch.bfloat16),
+        (Kind.INT4, 4096, False, torch.float32),
+        (Kind.E2M1, 16, False, torch.bfloat16),
+        (Kind.NF4, 64, False, torch.float32),
+    ],
+)
+@pytest.mark.parametrize(("width", "depth"), [(6144, 4096), (1000, 1536), (24576, 1024)])
+def test_scales_on_values(width, depth, kind, group, zeros, dtype, gated):
+    """Of every tile's rows and past them, with room behind x or none; repeated, and in a graph, bits are the same."""
+    codes = codes_of(kind, width, depth, group, zeros)
+    codes = replace(codes, scale=(codes.scale / 64).to(dtype))
+    weight, dense = packed(on_device(codes)), codes.dense().cuda()
+    bias = torch.randn(width, device="cuda")
+    x = torch.randn(384, depth, device="cuda", dtype=torch.bfloat16)
+    residual = torch.randn(384, width, device="cuda", dtype=torch.bfloat16)
+    want = x.double() @ dense.T + bias
+    want = activate_reference(want, Activation.SILU) if gated else want + residual
+    for rows in (17, 32, 40, 64, 65, 128, 200, 384):
+        assert takes(x[:rows], weight)
+
+        def run(given: torch.Tensor, rows: int = rows) -> torch.Tensor:
+            if gated:
+                return gated_by_tiles(given, weight, bias, Activation.SILU)
+            out = residual[:rows].clone()
+            linear_by_tiles(given, weight, bias, out, out)
+            return out
+
+        runs = [run(x[:rows]) for _ in range(4)] + [run(x[:rows].clone())]
+        assert float((runs[0].double() - want[:rows]).norm() / want[:rows].norm()) < (1 + gated) * LIMIT
+        assert all(torch.equal(runs[0], again) for again in runs[1:])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run(x)
+    graph.replay()
+    assert torch.equal(captured, run(x))
+    assert not arrivals(x.device).any()
 
 
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8])

@@ -19,6 +19,7 @@ from engine.attention.meta import AttentionMeta
 from engine.kernels.attention.decode import attend_parts
 from engine.kernels.attention.prefill import attend_tiles
 from engine.kernels.pages import FORMS, Scales, addresses, check_pages, decode
+from engine.kernels.room import empty_rows
 
 
 def paged_attention(
@@ -79,7 +80,7 @@ def launch_paged(
     """The Triton kernels over the step's work lists -> [T, Hq, D]: tiles of long rows, parts of decode rows."""
     work, tables = meta.work, meta.block_tables
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
-    out = torch.empty_like(q)
+    out = empty_rows(q.view(len(q), -1), q[0].numel()).view(q.shape)
     rest = (scale, window, softcap, sinks, scales)
     if not meta.decode_only:
         attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], *rest, meta.last_keys)

@@ -18,11 +18,12 @@ from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.algorithms import Algorithms, Kind
 from engine.kernels.gemm.dense_row import RowCut, dense_row_product
 from engine.kernels.gemm.descriptors import is_aligned
-from engine.kernels.gemm.epilogue import Unscaled, empty_rows, empty_unscaled
+from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled
 from engine.kernels.gemm.gated_one_wave import one_wave_product
 from engine.kernels.gemm.gated_persistent import gated_product
 from engine.kernels.gemm.split_k import Split, split_linear
 from engine.kernels.gemm.weight import Weight, rows_of
+from engine.kernels.room import empty_rows
 from engine.kernels.tune import few_rows, many_gated, one_row, one_wave_gated
 
 GatedProduct = Callable[[Tensor, Tensor, Tensor | None, Tensor, Activation], None]  # x, weight, bias, out

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import activate
+from engine.kernels.room import MAX_BLOCK, empty_rows
 from engine.kernels.target import tl, triton
 
-MAX_ROWS = 64  # that lie in one tile
-MAX_BLOCK = 128  # rows of a tile where rows are cut into tiles
 MAX_SQUARES = 1 << 13  # that a program adds up: 64 registers of each thread
 
 
@@ -90,13 +89,6 @@ def empty_unscaled(out: Tensor, block_n: int, gain: Tensor, eps: float) -> Unsca
         return None
     squares = torch.empty(parts, rows, dtype=torch.float32, device=out.device)
     return Unscaled(empty_rows(out, width), squares, gain, eps)
-
-
-def empty_rows(like: Tensor, width: int) -> Tensor:
-    """Uninitialised [M, width], M as in like [M, ...], which a product will read: the storage ends with a full tile."""
-    rows = len(like)
-    held = rows if rows <= MAX_ROWS else -(-rows // MAX_BLOCK) * MAX_BLOCK
-    return like.new_empty(held, width)[:rows]
 
 
 def padded(count: int, least: int) -> int:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.activation import Activation, glu
+from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Inputs
 from engine.kernels.gemm.epilogue import Unscaled
-from engine.kernels.gemm.groups import Packed, groups_product, packed, tile_for
+from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.long_products import LongProducts
 from engine.kernels.gemm.one_row import empty_after, one_row_product, takes
-from engine.kernels.gemm.quantise_rows import quantise_rows
 from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.gemm.tiles import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.weight import Weight
 
 
@@ -61,7 +61,7 @@ class GroupWeight(Weight):
         elif self._widens(len(rows), None):
             self.long.widened(self.weight, self.bias, x.dtype).linear(rows, y, added)
         else:
-            self._by_tiles(rows, added, y)
+            linear_by_tiles(rows, self.weight, self.bias, added, y, self.inputs, self.invariant)
         return y.view(*x.shape[:-1], width) if out is None else out
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
@@ -72,9 +72,7 @@ class GroupWeight(Weight):
         elif self._widens(len(rows), activation):
             y = self.long.widened(self.weight, self.bias, x.dtype).gated(rows, activation)
         else:
-            both = x.new_empty(len(rows), len(self.weight.codes))
-            self._by_tiles(rows, None, both)
-            y = glu(both, activation)
+            y = gated_by_tiles(rows, self.weight, self.bias, activation, self.inputs, self.invariant)
         return y.view(*x.shape[:-1], y.shape[1])
 
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
@@ -105,13 +103,6 @@ class GroupWeight(Weight):
 
     def _widens(self, rows: int, activation: Activation | None) -> bool:
         return not self.invariant and self.inputs is None and self.long.widens(self.weight, rows, activation)
-
-    def _by_tiles(self, rows: Tensor, added: Tensor | None, y: Tensor) -> None:
-        scales = None
-        if self.inputs is not None:
-            rows, scales = quantise_rows(rows, self.inputs.scale)
-        tile = tile_for(rows, self.weight, self.invariant)
-        groups_product(rows, self.weight, self.bias, added, y, scales, tile)
 
 
 def pack_groups(codes: Codes, bias: Tensor | None, long: LongProducts, invariant: bool) -> GroupWeight:

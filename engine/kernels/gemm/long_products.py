@@ -20,11 +20,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.activation import Activation, glu
+from engine.kernels.activation import Activation
 from engine.kernels.gemm.algorithms import ENOUGH, FLOPS, HOST, LEAST_WEIGHT, TORCHS, Algorithms, Run, quickest, seconds
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.dense import DenseWeight, gated_way
-from engine.kernels.gemm.groups import Packed, groups_product, tile_for
+from engine.kernels.gemm.groups import Packed
+from engine.kernels.gemm.tiles import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.widen_weight import widen_weight
 from engine.kernels.tune import few_rows
 
@@ -123,10 +124,12 @@ class LongProducts:
 
 
 def by_tiles(x: Tensor, weight: Packed, activation: Activation | None, _codes: Tensor) -> Tensor:
-    """The product of gemm/groups."""
+    """The product of gemm/tiles."""
+    if activation is not None:
+        return gated_by_tiles(x, weight, None, activation)
     out = x.new_empty(len(x), len(weight.codes))
-    groups_product(x, weight, None, None, out, None, tile_for(x, weight))
-    return out if activation is None else glu(out, activation)
+    linear_by_tiles(x, weight, None, None, out)
+    return out
 
 
 def _shape(weight: Packed, activation: Activation | None) -> Shape:

@@ -6,9 +6,8 @@ its partial sums in float32; the program that arrives last adds all of them in t
 depend on which program was last. The last program loads all parts at once. Every program loads the residual before its
 sums, since any program may be the last (o and down: a microsecond less).
 Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wants 64). More rows times small weights
-keep the matrix units busy too: then rows are cut into tiles as well, and blocks come through descriptors. A block that
-ends beyond its tensor takes longer than a full one (4 us of a layer's 32 at 72 rows): where the operand is allocated
-here, its storage ends with a full tile (`empty_rows`). Values past the end only feed output rows that are masked.
+keep the matrix units busy too: then rows are cut into tiles as well, and blocks come through descriptors, of operands
+whose storage ends with a full tile where there is room (kernels/room: 4 us of a layer's 32 at 72 rows).
 The norm after or before such a product is in gemm/epilogue.
 Users: gemm/dense on accelerators, for the shapes that kernels/tune.py names.
 """
@@ -25,8 +24,6 @@ from torch import Tensor
 from engine.kernels.activation import Activation, activate_reference
 from engine.kernels.gemm.descriptors import describe, is_aligned
 from engine.kernels.gemm.epilogue import (
-    MAX_BLOCK,
-    MAX_ROWS,
     Unscaled,
     finish,
     load_epilogue_operands,
@@ -34,6 +31,7 @@ from engine.kernels.gemm.epilogue import (
     squares_of,
 )
 from engine.kernels.pdl import grid_wait, launch_options, overlaps
+from engine.kernels.room import MAX_BLOCK, MAX_ROWS, whole_tiles
 from engine.kernels.target import tl, triton
 
 AHEAD = 4  # lines of each weight row that a program fetches while the kernel before it still runs
@@ -260,16 +258,6 @@ def split_linear(
     """
     launch = launch_split if x.is_cuda else split_linear_reference
     launch(x, weight, bias, residual, out, activation, cut, before, after)
-
-
-def whole_tiles(x: Tensor, block_m: int) -> Tensor:
-    """x [M, K] and what its storage holds behind it, up to whole tiles of block_m rows: [M or more, K]."""
-    (rows, depth), stride = x.shape, x.stride(0)
-    if stride < depth:  # the same values again and again
-        return x
-    there = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()  # values, from x's first on
-    held = (there - depth) // stride + 1
-    return x.as_strided((min(-(-rows // block_m) * block_m, held), depth), x.stride())
 
 
 def launch_split(

@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.epilogue import MAX_ROWS, Unscaled, empty_unscaled
+from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled
 from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.room import MAX_ROWS
 from engine.kernels.target import tl, triton
 
 BLOCK = 512  # columns of a program

@@ -4,7 +4,7 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.gemm.dense_row import RowCut, dense_row_kernel
-from engine.kernels.gemm.epilogue import MAX_ROWS, padded
+from engine.kernels.gemm.epilogue import padded
 from engine.kernels.gemm.gated_one_wave import (
     BLOCK_K,
     NARROW,
@@ -21,6 +21,7 @@ from engine.kernels.gemm.gated_one_wave import (
 from engine.kernels.gemm.gated_persistent import DESCRIBED, POINTED, gated_kernel
 from engine.kernels.gemm.invariant import invariant_kernel, tile_of
 from engine.kernels.gemm.split_k import Split, split_kernel, tiled_kernel
+from engine.kernels.room import MAX_ROWS
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
 from engine.kernels.tune import CLASSES, LEAST_FILL, ONE_WAVE, SHAPES, choose, fills, in_one_wave

@@ -12,6 +12,8 @@ from engine.kernels.gemm.groups import KINDS, codes_kernel, tile_of
 from engine.kernels.gemm.one_row import one_row_kernel
 from engine.kernels.gemm.quantise_floats import quantise_floats_kernel
 from engine.kernels.gemm.quantise_rows import quantise_rows_kernel
+from engine.kernels.gemm.scaled_values import scaled_values_kernel
+from engine.kernels.gemm.value_cuts import cut_of
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4
 from engine.kernels.gemm.widen_weight import ELEMENTS, block_k_of, widen_weight_kernel
 from tests.kernels.accelerator.targets import OVERLAPPING, cases, compiles
@@ -37,6 +39,11 @@ FLOATS = {
     "out": "*u8", "scales": "*fp32", "x": T, "gain": T, "given": "*fp32", "rows": "i32", "width": "i32",
     "x_stride": "i32", "eps": "fp32",
 }  # fmt: skip
+VALUES = {
+    "out": T, "partial": "*fp32", "arrived": "*i32", "scales": T, "zeros": "*i8", "row_scales": "*fp32",
+    "bias": "*fp32", "residual": T, "rows": "i32", "width": "i32", "depth": "i32", "groups": "i32", "line": "i32",
+    "whole": "i32", "run": "i32", "plain": "*i16",
+}  # fmt: skip
 ADDS = ("residual", "gained", "counted", "gain")
 ONE_ROW = {
     "out": T, "gained": T, "counted": "*fp32", "x": "*i32", "words": "*i32", "scales": T, "zeros": "*i8",
@@ -48,6 +55,7 @@ FLOAT8_ROW = {
     "width": "i32", "line": "i32", "groups": "i32",
 }  # fmt: skip
 
+TWO_PROGRAMS = (228 << 10) // 2 - 1024  # bytes of shared memory of each, where two share a unit
 OF = {number: kind for kind, number in KINDS.items()}
 
 
@@ -157,3 +165,33 @@ def test_compiles(name, target):
     made = compiles(target, *KERNELS[name])
     if name.startswith("rows to fp8") and target in OVERLAPPING:  # to the nearest, ties to even, as the integers round
         assert "cvt.rn.satfinite.e4m3x2.f32" in made.asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "gated", "rows", "group", "zeros", "scales"),
+    [
+        (INT4, False, 128, 128, False, "*bf16"),
+        (INT4, True, 128, 128, True, "*fp32"),
+        pytest.param(E2M1, False, 512, 32, False, "*bf16", marks=pytest.mark.full),
+        pytest.param(NF4, True, 512, 64, False, "*fp32", marks=pytest.mark.full),
+        pytest.param(INT4, False, 512, 4096, False, None, marks=pytest.mark.full),
+    ],
+)
+def test_scales_on_values_compile(kind, gated, rows, group, zeros, scales):
+    """For Hopper alone; two programs share a unit."""
+    cut = cut_of(rows, 24576, 4096, group, gated, 132)
+    rows_of_words = f"2,{cut.block_n // 2}" if gated else f"{cut.block_n}"
+    signature = {
+        **VALUES, "scales": scales or T, "x": f"tensordesc<bf16[{cut.block_m},{cut.block_k}]>",
+        "words": f"tensordesc<i16[{rows_of_words},{cut.block_k // 4}]>",
+    }  # fmt: skip
+    constants = {
+        "KIND": kind, "GROUP": group, "SCALES": scales is not None, "ZEROS": zeros, "ROW_SCALES": scales is None,
+        "BIAS": True, "RESIDUAL": not gated, "GATED": gated, "ACT": 0, "APART": True, "PAIRS": True,
+        "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "AHEAD": 4, "OVERLAP": True,
+    }  # fmt: skip
+    options = {"num_warps": cut.warps, "num_stages": cut.stages}
+    made = compiles("sm_90", scaled_values_kernel, signature, constants, options, aligned=True)
+    assert "wgmma.mma_async.sync.aligned.m64n128k16" in made.asm["ptx"]
+    assert "st.local" not in made.asm["ptx"]
+    assert made.metadata.shared <= TWO_PROGRAMS

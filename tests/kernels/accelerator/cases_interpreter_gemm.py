@@ -11,7 +11,7 @@ from engine.kernels.activation import Activation
 from engine.kernels.gemm import gated_one_wave, gated_persistent, invariant
 from engine.kernels.gemm.dense_row import RowCut, dense_row_reference, launch_dense_row
 from engine.kernels.gemm.descriptors import is_aligned
-from engine.kernels.gemm.epilogue import MAX_BLOCK, empty_rows, empty_unscaled
+from engine.kernels.gemm.epilogue import empty_unscaled
 from engine.kernels.gemm.gated_one_wave import launch_one_wave
 from engine.kernels.gemm.gated_persistent import gated_reference, launch_gated
 from engine.kernels.gemm.invariant import invariant_linear_reference, launch_invariant
@@ -20,9 +20,9 @@ from engine.kernels.gemm.split_k import (
     arrivals,
     launch_split,
     split_linear_reference,
-    whole_tiles,
 )
 from engine.kernels.norm import rms_norm_reference
+from engine.kernels.room import MAX_BLOCK, empty_rows, whole_tiles
 from engine.kernels.rope import cos_sin_reference, launch_cos_sin
 from engine.kernels.target import HAS_TRITON, Target
 
@@ -213,7 +213,7 @@ def test_what_lies_behind_the_rows_changes_no_bit(rows, activation, splits):
 
 
 def test_room_is_for_whole_tiles_and_no_more_is_read_than_is_there():
-    for rows, held in ((1, 1), (64, 64), (65, 128), (128, 128), (129, 256), (256, 256)):
+    for rows, held in ((1, 1), (7, 8), (33, 64), (64, 64), (65, 128), (128, 128), (129, 256), (256, 256)):
         assert len(whole_tiles(empty_rows(torch.empty(rows, 8), 24), MAX_BLOCK)) == held
     room = torch.empty(100, 24)
     for x, rows in (

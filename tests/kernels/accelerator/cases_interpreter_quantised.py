@@ -16,6 +16,10 @@ from engine.kernels.gemm.groups import KINDS, Tile, groups_product_reference, la
 from engine.kernels.gemm.one_row import Cut, launch_one_row_product, one_row_product_reference
 from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats_reference
 from engine.kernels.gemm.quantise_rows import launch_quantise_rows, quantise_rows_reference
+from engine.kernels.gemm.scaled_values import launch_scaled_values, scaled_values_reference
+from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.gemm.value_cuts import Cut as ValuesCut
+from engine.kernels.gemm.value_cuts import cut_of
 from engine.kernels.gemm.widen_weight import launch_widen_weight, widen_weight_reference
 
 
@@ -54,6 +58,53 @@ def test_products(kind, width, depth, group, zeros, rows, dtype):
         groups_product_reference(x.double(), weight, bias, residual, want, None, tile)
         error = float((got.double() - want).norm() / want.norm())
         assert error < (1e-6 if dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize(("whole", "turns"), [(99, 9), (0, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("kind", "width", "depth", "group", "activation"),
+    [
+        (Kind.INT4, 70, 208, 16, None),
+        (Kind.INT4, 140, 300, 128, Activation.SILU),
+        (Kind.NF4, 70, 320, 64, None),
+        (Kind.E2M1, 64, 200, 200, Activation.CLAMPED_SWIGLU),
+    ],
+)
+def test_scales_on_values(kind, width, depth, group, activation, whole, turns):
+    """A program for each tile, several for a tile, and one of either; tiles end beyond rows, columns and depth."""
+    weight = packed(codes_of(kind, width, depth, group, zeros=group == 16))
+    if group == 64:
+        weight = replace(weight, scales=weight.scales.bfloat16())
+    x, bias, columns = (
+        torch.randn(70, depth + 8)[:, :depth] / 8,
+        torch.randn(width),
+        width // (1 if activation is None else 2),
+    )
+    block_k = 128 if weight.group % 128 == 0 else 64
+    cut = ValuesCut(64, 128, block_k, whole, min(turns, -(-depth // block_k)), 1, 4)
+    for residual in (None, torch.randn(70, columns))[: 2 if activation is None else 1]:
+        got, want = torch.full((70, columns), torch.nan), torch.empty(70, columns, dtype=torch.float64)
+        launch_scaled_values(x, weight, bias, residual, got, activation, cut)
+        scaled_values_reference(x.double(), weight, bias, residual, want, activation, cut)
+        assert float((got.double() - want).norm() / want.norm()) < 1e-6
+    assert not arrivals(x.device).any()
+
+
+def test_every_turn_of_scaled_values_has_a_program():
+    """Whatever the shape: whole tiles first, then runs that cover the others; most of the slots have work."""
+    for rows in (65, 128, 200, 512, 4096):
+        for width, depth, group, gated in (
+            (6144, 4096, 128, False), (4096, 12288, 128, False), (24576, 4096, 128, True), (1024, 2048, 32, False),
+            (64, 96, 32, False), (151936, 4096, 64, False), (256, 64, 128, True),
+        ):  # fmt: skip
+            cut = cut_of(rows, width, depth, group, gated, 132)
+            tiles, turns = -(-rows // cut.block_m) * -(-width // cut.block_n), -(-depth // cut.block_k)
+            assert group % cut.block_k == 0 or cut.block_k == 64
+            assert 0 <= cut.whole <= tiles
+            assert 0 < cut.turns <= turns
+            others = -(-(tiles - cut.whole) * turns // cut.turns)
+            assert cut.whole + others <= max(264, tiles) + 264
+            assert others <= 264 + 4 or cut.turns == turns
 
 
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8])

@@ -1,0 +1,92 @@
+"""How gemm/scaled_values cuts a product into programs.
+
+With few tiles most units would wait, and with one tile more than units every unit but one. So tiles behind the last
+full wave are shared: each is the sum of several programs.
+
+    slots   | tile 0 | tile 1 | .. | tile 263 |     263 tiles have a program each, and then
+            | a | a | b | b | c | c | ..      |     each further tile two
+
+Users: gemm/tiles.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from engine.kernels.gemm.groups import Packed
+from engine.kernels.room import MAX_BLOCK
+from engine.kernels.target import target, triton
+
+WARPS = 4
+WIDE = 1.4  # tiles of 128 weight rows for each unit, from which on these are taken for more than 64 rows
+MOST_PARTS, LEAST_TURNS = 4, 4  # programs that share a tile, and turns of each
+SHARED = 64 * 128  # sums of a tile
+
+
+class Form(NamedTuple):
+    """A tile's weight rows, and what of it a unit holds."""
+
+    block_n: int
+    stages: int  # of turns of 128 columns
+    programs: int  # of a unit, by their shared memory and registers
+
+
+# By a tile's tokens, measured on an H100 with the products of Qwen3-8B. Turns of 128 columns beat those of 64 by a
+# tenth and four warps beat eight; tiles of 128 weight rows read x less often. A gated tile has 64 + 64 rows.
+FORMS: dict[int, tuple[Form, ...]] = {
+    32: (Form(64, 4, 4), Form(64, 6, 3)),
+    64: (Form(64, 4, 2), Form(64, 3, 3)),
+    MAX_BLOCK: (Form(128, 3, 2), Form(64, 3, 2)),
+}
+GATED_FORMS: dict[int, tuple[Form, ...]] = {
+    32: (Form(128, 4, 2),),
+    64: (Form(128, 3, 2),),
+    MAX_BLOCK: (Form(128, 3, 2),),
+}
+
+
+class Cut(NamedTuple):
+    """How a product is cut."""
+
+    block_m: int  # tokens
+    block_n: int  # weight rows
+    block_k: int  # columns of a turn
+    whole: int  # tiles that have a program each
+    turns: int  # of each further program
+    stages: int
+    warps: int
+
+
+def cut_for(x: Tensor, weight: Packed, gated: bool) -> Cut:
+    """The cut of these rows x [M, K] by this weight on this device."""
+    return cut_of(len(x), len(weight.codes), weight.depth, weight.group, gated, target().num_units)
+
+
+def cut_of(rows: int, width: int, depth: int, group: int, gated: bool, units: int) -> Cut:
+    """The cut for so many rows by a weight [width, depth] on a device of so many units: the form that fills it best."""
+    block_m = next((size for size in FORMS if rows <= size), MAX_BLOCK)
+    forms = GATED_FORMS[block_m] if gated else FORMS[block_m]
+    if len(forms) > 1 and block_m == MAX_BLOCK:  # the wide one where it has tiles enough
+        wide = triton.cdiv(rows, block_m) * triton.cdiv(width, forms[0].block_n) >= WIDE * units
+        forms = forms[:1] if wide else forms[1:]
+    return max((_cut(rows, width, depth, group, units, block_m, form) for form in forms), key=lambda cut: cut[0])[1]
+
+
+def _cut(rows: int, width: int, depth: int, group: int, units: int, block_m: int, form: Form) -> tuple[float, Cut]:
+    """How full the device is, and the cut by this form: tiles behind the last full wave have several programs each."""
+    block_k = 128 if group % 128 == 0 else 64
+    tiles, turns = triton.cdiv(rows, block_m) * triton.cdiv(width, form.block_n), triton.cdiv(depth, block_k)
+    slots, most = form.programs * units, min(MOST_PARTS, max(1, turns // LEAST_TURNS))
+    left = tiles % slots
+    parts = min(slots // left, most) if left else 1
+    # One of a unit's programs has a tile of its own, the others share the rest; sums of larger tiles cost too much.
+    if parts == 1 and units < left and form.block_n * block_m <= SHARED:
+        left -= units
+        parts = min((slots - units) // left, most)
+    whole = tiles if parts == 1 else tiles - left
+    programs = whole + (tiles - whole) * parts
+    stages = form.stages if block_k == 128 else 2 * form.stages - 1
+    cut = Cut(block_m, form.block_n, block_k, whole, triton.cdiv(turns, parts), stages, WARPS)
+    return programs / (triton.cdiv(programs, slots) * slots), cut
