@@ -57,6 +57,8 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
         )
     theta = rope.number("rope_theta", body.number("rope_theta", default_theta))
     partial = rope.number("partial_rotary_factor", body.number("partial_rotary_factor", default.partial))
+    if not 0 < partial <= 1:
+        raise ConfigError(f"{body.path}: partial_rotary_factor={partial} must be larger than 0 and at most 1")
     rotary_dim = int(head_dim * partial)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ConfigError(f"{body.path}: {rotary_dim} rotated dimensions of head_dim={head_dim}; an even number fits")
@@ -78,7 +80,10 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
         else:
             extra.update(_llama3(rope) if kind == "llama3" else _yarn(rope, extra["factor"]))
     elif kind == "dynamic" and given.get("alpha"):  # HunYuan's: another theta, whatever the context
-        theta *= rope.number("alpha") ** (rotary_dim / (rotary_dim - 2))
+        alpha = rope.number("alpha")
+        if not 0 < alpha <= 1e6 or rotary_dim < 4:
+            raise ConfigError(f"{rope.path}: alpha={alpha} must be larger than 0 and at most a million, for heads of 4")
+        theta *= alpha ** (rotary_dim / (rotary_dim - 2))
         kind = "default"
     extra["mrope_section"] = sections = _sections(body, given.get("mrope_section"), default, rotary_dim)
     extra["mrope_interleaved"] = bool(sections) and rope.boolean("mrope_interleaved", default.turns)

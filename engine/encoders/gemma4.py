@@ -63,7 +63,7 @@ class Gemma4VisionConfig:
 
 def read_vision(section: Section) -> Gemma4VisionConfig:
     """The tower's numbers, checked."""
-    act = section.values.get("hidden_activation") or "gelu_pytorch_tanh"
+    act = str(section.values.get("hidden_activation") or "gelu_pytorch_tanh")
     if act not in BY_NAME:
         raise ConfigError(f"{section.path}: hidden_activation={act!r}; supported are {', '.join(BY_NAME)}")
     heads, head_dim = section.size("num_attention_heads", 12), section.size("head_dim", 64)

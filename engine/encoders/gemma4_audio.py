@@ -70,7 +70,7 @@ class Gemma4AudioConfig:
 def read_audio(section: Section) -> Gemma4AudioConfig:
     """The tower's numbers, checked."""
     assert section.outer is not None, "a tower's section lies in another one"
-    act = section.values.get("hidden_act") or "silu"
+    act = str(section.values.get("hidden_act") or "silu")
     if act not in BY_NAME:
         raise ConfigError(f"{section.path}: hidden_act={act!r}; supported are {', '.join(BY_NAME)}")
     span, past = section.size("attention_chunk_size", 12), section.integer("attention_context_left", 13)

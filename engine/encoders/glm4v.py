@@ -59,7 +59,7 @@ class GlmVisionConfig:
 
 def read_vision(section: Section) -> GlmVisionConfig:
     """The tower's numbers, checked."""
-    act = section.values.get("hidden_act") or "silu"
+    act = str(section.values.get("hidden_act") or "silu")
     if act != "silu":
         raise ConfigError(f"{section.path}: hidden_act={act!r}; this tower is supported with 'silu'")
     hidden, heads = section.size("hidden_size", 1536), section.size("num_heads", 12)

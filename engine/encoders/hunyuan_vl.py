@@ -61,7 +61,8 @@ class HunYuanVisionConfig:
 
 def read_vision(section: Section) -> HunYuanVisionConfig:
     """The tower's numbers, checked; rows are as wide as the decoder, whatever the section says."""
-    act, mode = (section.values.get(key) or usual for key, usual in (("hidden_act", "gelu"), ("interpolate_mode", "")))
+    words = (("hidden_act", "gelu"), ("interpolate_mode", ""))
+    act, mode = (str(section.values.get(key) or usual) for key, usual in words)
     if act not in BY_NAME or mode not in ("", "bilinear"):
         raise ConfigError(
             f"{section.path}: hidden_act={act!r}, interpolate_mode={mode!r}; supported are {', '.join(BY_NAME)}, and "

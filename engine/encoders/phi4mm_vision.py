@@ -95,7 +95,7 @@ def _read(section: Section, *separators: str) -> Phi4VisionConfig:
         patch_size=patch,
         side=size // patch,
         eps=section.number("layer_norm_eps", 1e-6),
-        activation=section.values.get("hidden_act") or "gelu_pytorch_tanh",
+        activation=str(section.values.get("hidden_act") or "gelu_pytorch_tanh"),
         separators=(separators[0], separators[1]),
         output_dim=section.outer.size("hidden_size"),
     )

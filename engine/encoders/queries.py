@@ -38,7 +38,7 @@ class QueriesConfig:
     @classmethod
     def read(cls, section: Section, count: int, text: Section) -> QueriesConfig:
         """Of a blip_2_qformer; `text`: the decoder's section."""
-        act = section.values.get("hidden_act") or "gelu"
+        act = str(section.values.get("hidden_act") or "gelu")
         kind = section.values.get("model_type", "blip_2_qformer")
         if act not in BY_NAME or kind != "blip_2_qformer" or section.boolean("use_qformer_text_input", False):
             raise ConfigError(

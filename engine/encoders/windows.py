@@ -112,7 +112,7 @@ def _read(section: Section, projector_bias: bool, wider: int = 1, averaged: int 
     encoder = whisper.read_audio(section.renamed(ENCODER_WORDS))
     outer = section.outer
     assert outer is not None, "a tower's section lies in another one"
-    act = outer.values.get("projector_hidden_act") or "gelu"
+    act = str(outer.values.get("projector_hidden_act") or "gelu")
     if act not in BY_NAME:
         raise ConfigError(f"{outer.path}: projector_hidden_act={act!r}; supported are {', '.join(BY_NAME)}")
     stack, rest = (averaged, 0) if averaged else divmod(encoder.intermediate_size, encoder.hidden_size)

@@ -47,7 +47,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     words = {
         "num_key_value_heads": attention.size("kv_n_heads", 1),
         "rope_theta": attention.number("rope_theta", 10_000.0),
-        "hidden_act": (ffn.values.get("ffn_act_fn") or {}).get("name", "silu"),
+        "hidden_act": ffn.section("ffn_act_fn").values.get("name") if ffn.values.get("ffn_act_fn") else "silu",
         "intermediate_size": ffn.size("ffn_hidden_size", 3584),
     }
     clip = attention.number("clip_qkv", 0.0)

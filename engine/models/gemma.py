@@ -12,6 +12,7 @@ from dataclasses import replace
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
+from engine.errors import ConfigError
 from engine.model_config import QKNorm, TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
@@ -64,9 +65,12 @@ def sandwich_text(
 ) -> TextConfig:
     """Gemma 2 and 3; `cap`: 1 where a silent file means the caps of the release, 0 where it means none."""
     text = gemma_text(body, outer, pattern, qk_norm, rope)
+    scalar = body.number("query_pre_attn_scalar", 256)
+    if scalar <= 0:
+        raise ConfigError(f"{body.path}: query_pre_attn_scalar={scalar} must be larger than 0")
     text = every_layer(
         text,
-        scale=body.number("query_pre_attn_scalar", 256) ** -0.5,
+        scale=scalar**-0.5,
         softcap=_cap(body, "attn_logit_softcapping", cap * 50.0),
         post_norms=True,
     )

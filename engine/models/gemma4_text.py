@@ -41,7 +41,8 @@ def text(body: Section, outer: Section) -> TextConfig:
     kinds = list(body.items("layer_types", [FULL if n % PERIOD == 5 else SLIDING for n in range(count)]))
     kinds[-1:] = [FULL]  # whatever the file says
     body = Section({"sliding_window": 512, **body.values, "layer_types": kinds}, body.path, body.outer)
-    as_near = {**body.values, "rope_parameters": body.values["rope_parameters"].get(SLIDING) or ROPES[SLIDING]}
+    ropes = body.section("rope_parameters").values
+    as_near = {**body.values, "rope_parameters": ropes.get(SLIDING) or ROPES[SLIDING]}
     read = read_text(
         Section(as_near, body.path, body.outer), outer, sliding="layers", head_dim=256, tied=True, qk_norm="head",
         activation="gelu_pytorch_tanh",
@@ -76,7 +77,8 @@ def _sizes(body: Section, number: int, kind: str) -> dict[str, Any]:
         heads = body.integer("num_global_key_value_heads", 0) if same else 0
         width = body.size("global_head_dim", 512)
     else:
-        given = Section(own.get(str(number)) or {}, f"{body.path}: per_layer_config")
+        each = body.section("per_layer_config")
+        given = each.section(str(number)) if own.get(str(number)) else Section({}, each.path)
         heads, width = given.integer("num_key_value_heads", 0), given.size("head_dim", body.size("head_dim", 256))
     if heads and body.size("num_attention_heads") % heads:
         raise ConfigError(

@@ -11,7 +11,7 @@ from engine.models.seeing import outside, read_vision, seeing, text
 def vision(section: Section) -> VitConfig:
     """The tower; released files call it as the model."""
     kind = {"idefics3_vision": "idefics3", "smolvlm_vision": "idefics3", "smolvlm": "idefics3"}
-    given = section.values.get("model_type") or "idefics3"
+    given = str(section.values.get("model_type") or "idefics3")
     named = Section({**section.values, "model_type": kind.get(given, given)}, section.path, section.outer)
     return read_vision(named, merge=outside(section).size("scale_factor", 2), products=1, bias=False)
 

@@ -95,7 +95,7 @@ def text(body: Section, outer: Section) -> TextConfig:
         body, causal=False, prenorm=False, parallel_block=False, use_rms_norm=False, rotary_emb_fraction=1.0,
         rotary_emb_interleaved=False, rotary_emb_scale_base=None, scale_attn_weights=True,
     )  # fmt: skip
-    named = body.values.get("activation_function") or "swiglu"
+    named = str(body.values.get("activation_function") or "swiglu")
     gated = named == "swiglu"
     if not gated and named not in BY_NAME:
         raise ConfigError(

@@ -60,7 +60,7 @@ def read_vision(section: Section, feature_layer: int = -1, **projector: Any) -> 
     """A tower and a projector of two products; `projector`: what is not LLaVA's."""
     outer = outside(section)
     layer = outer.integer("vision_feature_layer", feature_layer, least=-(2**31))
-    act = outer.values.get("projector_hidden_act") or "gelu"
+    act = str(outer.values.get("projector_hidden_act") or "gelu")
     if act not in BY_NAME:
         raise ConfigError(f"{outer.path}: projector_hidden_act={act!r}; supported are {', '.join(BY_NAME)}")
     hidden = complete(outer.section("text_config")).size("hidden_size")

@@ -16,7 +16,7 @@ from mm.processors.base import Encode, Processor, no_texts
 def processor_for(
     name: str, folder: str | Path, raw_config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
 ) -> Processor | None:
-    """The processor of the checkpoint in `folder`; ValueError when its files contradict each other.
+    """The processor of the checkpoint in `folder`; ValueError when its files contradict each other, or make no sense.
 
     `picture_bytes`: the tower's device makes patches itself, of decoded pictures up to so large; 0: it does not.
     `encode`: the tokenizer's, for the texts that a processor writes around and between its rows.
@@ -26,4 +26,9 @@ def processor_for(
     module, _, kind = name.partition(":")
     made: type[Processor] = getattr(importlib.import_module(f"mm.processors.{module}"), kind)
     texts = {"encode": encode} if made.writes_texts else {}
-    return made(folder, raw_config, picture_bytes, **texts)
+    try:
+        return made(folder, raw_config, picture_bytes, **texts)
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # of a value that is of another kind
+        raise ValueError(
+            f"config.json or the processor's files hold a value that cannot be read ({type(error).__name__}: {error})"
+        ) from None

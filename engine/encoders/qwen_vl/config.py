@@ -153,7 +153,7 @@ def _theta(section: Section) -> float:
 
 
 def _activation(section: Section, default: str, allowed: Collection[str] = tuple(BY_NAME)) -> Activation:
-    act = section.values.get("hidden_act") or default
+    act = str(section.values.get("hidden_act") or default)
     if act not in allowed:
         named = ", ".join(map(repr, allowed))
         raise ConfigError(f"{section.path}: hidden_act={act!r}; this tower is supported with {named}")

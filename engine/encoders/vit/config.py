@@ -92,7 +92,7 @@ def read_vit(section: Section, projector: ProjectorConfig, feature_layer: int = 
     """The tower's numbers, checked. `feature_layer`: whose result is taken, -1 the last one's, 0 what goes into the
     first.
     """
-    kind = section.values.get("model_type")
+    kind = str(section.values.get("model_type"))
     if kind not in KINDS:
         raise ConfigError(
             f"{section.path}: model_type={kind!r} is not supported here; supported towers are {', '.join(KINDS)}"
@@ -102,7 +102,7 @@ def read_vit(section: Section, projector: ProjectorConfig, feature_layer: int = 
     layers = feature_layer if feature_layer >= 0 else depth + 1 + feature_layer
     if not 1 <= layers <= depth:
         raise ConfigError(f"{section.path}: vision_feature_layer={feature_layer} of a tower of {depth} layers")
-    act = section.values.get("hidden_act") or _ACTIVATION[kind]
+    act = str(section.values.get("hidden_act") or _ACTIVATION[kind])
     if act not in BY_NAME:
         raise ConfigError(f"{section.path}: hidden_act={act!r}; supported are {', '.join(BY_NAME)}")
     config = VitConfig(

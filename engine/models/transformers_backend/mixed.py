@@ -30,11 +30,12 @@ from engine.models.transformers_backend.weights import await_all, parts_and_tabl
 
 def suits(architecture: str, values: Mapping[str, Any]) -> bool:
     """Whether a class can be served so, which transformers knows; what is wrong with it is said elsewhere."""
-    config = skeleton.config_of(architecture, values)
-    if config.get_text_config(decoder=True).model_type not in DECODERS:
-        return False
     outer = Section({**values, "architectures": [architecture]}, "config.json")
     try:
+        with skeleton.refusing():
+            kind = skeleton.config_of(architecture, values).get_text_config(decoder=True).model_type
+        if kind not in DECODERS:
+            return False
         shape = seeing.shape_of(outer)
         read = text(outer, outer)
     except ConfigError:

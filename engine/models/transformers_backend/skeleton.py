@@ -70,7 +70,7 @@ def build(architecture: str, values: Mapping[str, Any]) -> Any:
     transformers, initialization, module_class = _imported(architecture)
     if not module_class._supports_attention_backend:
         raise ConfigError(f"is in transformers {transformers.__version__} without its attention interface")
-    with _refusing(), torch.device("meta"), initialization.no_init_weights():
+    with refusing(), torch.device("meta"), initialization.no_init_weights():
         config = config_of(architecture, values)
         config._attn_implementation = NAME
         for name in config.sub_configs:
@@ -125,7 +125,7 @@ def calls_of(module: Any) -> list[Call]:
         raise ConfigError("has a decoder that takes no position_ids: a chunk of a prompt would stand at its beginning")
     _refuse_states(module, base)
     config, positions = base.config, torch.arange(3, device="meta")
-    with _refusing(), recording(calls):
+    with refusing(), recording(calls):
         axes = axes_of(getattr(module, module.base_model_prefix, None))
         shown = positions.expand(axes, -1) if axes > 1 else positions
         run(base, shown, input_ids=torch.zeros(1, 3, dtype=torch.int64, device="meta"))
@@ -184,7 +184,7 @@ def _refuse_states(module: Any, decoder: Any) -> None:
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+def refusing() -> Iterator[None]:
     """Whatever transformers says of a configuration, in one line."""
     try:
         yield
