@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
 from engine.quant.names import is_left_out
-from engine.quant.stored import SCALES, checked_group, extras, fields, offsets, scale_of
+from engine.quant.stored import SCALES, checked_group, extras, fields, form_of, offsets, scale_of
 from engine.weights.table import Wanted
 
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # output 8 c + j is field PLACES[j] of word c
@@ -29,6 +29,10 @@ class PackedAwq:
 
     group: int
     extra: tuple[tuple[str, Wanted], ...] = ()  # a bias, where the file has it
+
+    @property
+    def form(self) -> str:
+        return form_of(4, self.group, has_zeros=True)
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         group, words = checked_group(columns, self.group), (torch.int32,)

@@ -82,6 +82,10 @@ class Stored(Protocol):
     def read(self, tensors: Mapping[str, Tensor]) -> Codes:
         """The canonical form."""
 
+    @property
+    def form(self) -> str:
+        """What it is in memory, for people."""
+
 
 Headers = Mapping[str, TensorInfo]  # tensor kind -> what the file says, of one module
 

@@ -32,6 +32,10 @@ class Integers8:
 
     extra: tuple[tuple[str, Wanted], ...] = ()
 
+    @property
+    def form(self) -> str:
+        return "INT8 by rows"
+
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         return {
             "weight": Wanted((rows, columns), (torch.int8,)),

@@ -36,6 +36,7 @@ FORMATS = (
     "mixed-precision",
 )
 NVFP4 = "nvfp4-pack-quantized"
+Settings = dict[str, Any]  # of a group's weights, or of their inputs
 
 
 class Compressed:
@@ -60,8 +61,8 @@ class Compressed:
             block = block.split("x")
         block = (int(block[0]), int(block[1]))
         if headers is None:
-            named = None if is_left_out(module, self._left_out) else (group.get("format") or self._format)
-            return None if named is None else self._random(named, weights, block, _inputs(inputs))
+            left_out = is_left_out(module, self._left_out) or not group
+            return None if left_out else self._random(group.get("format") or self._format, weights, block, inputs)
         if "weight_packed" in headers:
             return packed(headers, columns, weights)
         if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "I8"):
@@ -74,20 +75,25 @@ class Compressed:
         return Integers8(met, tuple(extras(headers, ("input_scale",)).items()))
 
     @staticmethod
-    def _random(named: str, weights: dict[str, Any], block: tuple[int, int], inputs: str) -> Stored | None:
+    def _random(named: str, weights: Settings, block: tuple[int, int], inputs: Settings) -> Stored | None:
+        if named == "dense":
+            return None
         if named == "pack-quantized":
-            return PackedIntegers(weights.get("num_bits", 4), weights.get("group_size") or -1)
+            zeros = True if weights.get("symmetric") is False else None
+            return PackedIntegers(weights.get("num_bits", 4), weights.get("group_size") or -1, zeros)
         if named == "int-quantized":
-            return Integers8(quantised_inputs=True)
+            return Integers8(quantised_inputs=inputs.get("type") == "int")
         if named == NVFP4:
             return Floats4("weight_packed", (torch.float8_e4m3fn,), 16, "weight_global_scale", True, (1,))
         if named.startswith("mxfp4"):
             return Floats4("weight_packed", POWERS[1:], 32)
-        per = {"channel": "row", "block": "block", "group": "group"}.get(weights.get("strategy", "tensor"), "tensor")
-        return Floats8("weight_scale", SCALES, per, block, inputs=inputs)
+        if named.startswith("mxfp8"):
+            return Floats8("weight_scale", POWERS[1:], "group", (1, 32))
+        per = {"channel": "row", "block": "block"}.get(weights.get("strategy", "tensor"), "tensor")
+        return Floats8("weight_scale", SCALES, per, block, inputs=_inputs(inputs))
 
 
-def _inputs(settings: dict[str, Any]) -> str:
+def _inputs(settings: Settings) -> str:
     """How Floats8 treats the inputs of a group of modules."""
     if settings.get("type") != "float" or settings.get("num_bits", 8) != 8:
         return "kept"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
-from engine.quant.stored import SCALES, checked_group, column_order, fields, integers, offsets, scale_of
+from engine.quant.stored import SCALES, checked_group, column_order, fields, form_of, integers, offsets, scale_of
 from engine.weights.table import Wanted
 
 
@@ -26,6 +26,10 @@ class PackedIntegers:
     group: int
     packed_zeros: bool | None = None  # along rows into words; False: a byte each; None: symmetric
     extra: tuple[tuple[str, Wanted], ...] = ()
+
+    @property
+    def form(self) -> str:
+        return form_of(self.bits, self.group, self.packed_zeros is not None)
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         groups = columns // checked_group(columns, self.group)
@@ -70,6 +74,10 @@ class Integers8:
 
     quantised_inputs: bool
     extra: tuple[tuple[str, Wanted], ...] = ()
+
+    @property
+    def form(self) -> str:
+        return "INT8 by rows"
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         return {

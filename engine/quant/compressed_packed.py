@@ -37,7 +37,7 @@ def packed(headers: Headers, columns: int, weights: dict[str, Any]) -> Stored:
     scales = headers["weight_scale"].shape
     groups = scales[-1] if scales else 1
     size = weights.get("group_size")
-    group = size if size and size > 0 and groups > 1 else columns // max(1, groups)
+    group = -1 if groups == 1 else size if size and size > 0 else columns // max(1, groups)
     zero = headers.get("weight_zero_point")
     extra = tuple(extras(headers, ("weight_shape", "weight_g_idx")).items())
     return PackedIntegers(bits, group, None if zero is None else zero.dtype == "I32", extra)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from engine.quant.auto_round import AutoRound
 from engine.quant.awq import Awq
 from engine.quant.bitsandbytes import BitsAndBytes
 from engine.quant.compressed import Compressed
 from engine.quant.fp8 import Fp8
 from engine.quant.gguf import Gguf
-from engine.quant.gptq import AutoRound, Gptq
+from engine.quant.gptq import Gptq
 from engine.quant.modelopt import ModelOpt
 from engine.quant.mxfp4 import Mxfp4
 from engine.quant.online import ONLINE, Online

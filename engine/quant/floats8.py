@@ -35,6 +35,11 @@ class Floats8:
     powers: bool = False  # their scales are powers of two
 
     @property
+    def form(self) -> str:
+        sizes = {"tensor": "matrices", "row": "rows", "group": f"{self.block[1]} (MX)"}
+        return f"FP8 by {sizes.get(self.per) or f'{self.block[0]} x {self.block[1]}'}"
+
+    @property
     def quantises_inputs(self) -> bool:
         """Whether inputs become FP8 where the device's units take it."""
         return self.inputs != "kept" and self.per != "group"

@@ -24,6 +24,10 @@ class Blocks:
 
     kind: str
 
+    @property
+    def form(self) -> str:
+        return self.kind.upper()
+
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         return {self.kind: Wanted((rows, line_bytes(self.kind, columns)), (torch.uint8,))}
 

@@ -1,4 +1,4 @@
-"""gptq, and AutoRound where it packs so: integers of 4 or 8 bits, columns first.
+"""gptq: integers of 4 or 8 bits, columns first.
 
     qweight [K b / 32, N] int32: field i of word r is column 8 r + i (b = 4)     scales [K / g, N]
     qzeros [K / g, N b / 32], g_idx [K]: w[n, k] = (q - z) * s[g_idx[k], n]
@@ -17,10 +17,20 @@ from torch import Tensor
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes
-from engine.quant.awq import PackedAwq
-from engine.quant.base import Headers, Stored
+from engine.quant.base import Headers
+from engine.quant.dynamic import Dynamic
 from engine.quant.names import is_left_out
-from engine.quant.stored import SCALES, checked_group, column_order, extras, fields, integers, offsets, scale_of
+from engine.quant.stored import (
+    SCALES,
+    checked_group,
+    column_order,
+    extras,
+    fields,
+    form_of,
+    integers,
+    offsets,
+    scale_of,
+)
 from engine.weights.table import Wanted
 
 
@@ -33,6 +43,10 @@ class PackedGptq:
     symmetric: bool
     older: bool  # version 1
     extra: tuple[tuple[str, Wanted], ...] = ()  # g_idx and a bias, where the file has them
+
+    @property
+    def form(self) -> str:
+        return form_of(self.bits, self.group, not self.symmetric)
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         group, words = checked_group(columns, self.group), (torch.int32,)
@@ -77,41 +91,23 @@ class Gptq:
             )
         self.older = form == "gptq"
         self._left_out = tuple(map(str, settings.items("modules_to_not_convert", ())))
+        self._dynamic = Dynamic(settings)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> PackedGptq | None:
+        own = self._dynamic.of(module)
+        if headers is None and (own is None or is_left_out(module, self._left_out)):
+            return None
+        said = own or Section({}, "")
+        bits, group = said.integer("bits", self.bits), said.integer("group_size", self.group, least=-1)
+        symmetric, ordered = said.boolean("sym", self.symmetric), said.boolean("desc_act", self._ordered)
         if headers is None:
-            if is_left_out(module, self._left_out):
-                return None
-            return PackedGptq(self.bits, self.group, self.symmetric, self.older)
+            return PackedGptq(bits, group, symmetric, self.older)
         if "qweight" not in headers:
             return None
-        bits, group = self.bits, self.group
         if (words := headers["qweight"].shape) and words[0] * 32 in (columns * 4, columns * 8):
             bits = words[0] * 32 // columns  # `dynamic` gives modules others
         if "scales" in headers and headers["scales"].shape and columns % max(1, headers["scales"].shape[0]) == 0:
-            group = columns // max(1, headers["scales"].shape[0])
-        if self._ordered and "g_idx" not in headers and group < columns:
+            group = columns // max(1, headers["scales"].shape[0]) if headers["scales"].shape[0] > 1 else -1
+        if ordered and "g_idx" not in headers and 0 < group < columns:
             raise ConfigError("desc_act without g_idx; the checkpoint is not whole: fetch the files again")
-        return PackedGptq(bits, group, self.symmetric, self.older, tuple(extras(headers, ("g_idx", "bias")).items()))
-
-
-class AutoRound:
-    """AutoRound's checkpoints: packed as GPTQ's or as AWQ's."""
-
-    def __init__(self, settings: Section) -> None:
-        self._gptq = Gptq(settings)
-        packing = str(settings.values.get("packing_format") or "auto_round:auto_gptq")
-        self._awq = packing.endswith("awq")
-        if not self._awq and not packing.endswith("gptq"):
-            raise ConfigError(
-                f"{settings.path}: packing_format={packing!r}; read are auto_round:auto_gptq, auto_round:auto_awq: "
-                "export the checkpoint again in one of them"
-            )
-        if not self._awq and not self._gptq.symmetric and not packing.endswith("auto_gptq"):
-            raise ConfigError(f"{settings.path}: packing_format={packing!r} without sym; auto_round:auto_gptq is read")
-
-    def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
-        found = self._gptq.stored(module, columns, headers)
-        if found is None or not self._awq:
-            return found
-        return PackedAwq(found.group, tuple(extras(headers, ("bias",)).items()))
+        return PackedGptq(bits, group, symmetric, self.older, tuple(extras(headers, ("g_idx", "bias")).items()))

@@ -16,7 +16,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.floats8 import INPUT_SCALES, Floats8, floats8
-from engine.quant.names import is_left_out
+from engine.quant.names import entry_of, is_left_out
 from engine.quant.stored import SCALES, Floats4, check_whole, extras
 
 FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
@@ -36,15 +36,11 @@ class ModelOpt:
             )
         names = settings.items("ignore", settings.items("exclude_modules", ()))
         self._left_out = tuple(map(str, names))
+        self._layers = settings.section("quantized_layers").values if settings.values.get("quantized_layers") else {}
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
         if headers is None:
-            if is_left_out(module, self._left_out):
-                return None
-            if self._algorithm in FP8:
-                per = PER[self._algorithm]
-                return Floats8("weight_scale", SCALES, per, BLOCK, inputs="kept" if per == "block" else "token")
-            return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2")
+            return None if is_left_out(module, self._left_out) else self._random(module)
         if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "U8"):
             return None
         check_whole(headers, f"codes of {headers['weight'].dtype}", "weight_scale")
@@ -56,3 +52,13 @@ class ModelOpt:
         shape = headers["weight_scale_2"].shape
         extra = tuple(extras(headers, ("input_scale", "pre_quant_scale")).items())
         return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2", shape=shape, extra=extra)
+
+    def _random(self, module: str) -> Stored | None:
+        algorithm = self._algorithm
+        if algorithm == "MIXED_PRECISION":
+            said = entry_of(module, self._layers) if self._layers else {"quant_algo": "NVFP4"}  # of what is not told
+            algorithm = str(said.get("quant_algo") if isinstance(said, dict) else "").upper()
+        if algorithm in FP8:
+            per = PER[algorithm]
+            return Floats8("weight_scale", SCALES, per, BLOCK, inputs="kept" if per == "block" else "token")
+        return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2") if algorithm in FP4 else None

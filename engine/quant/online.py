@@ -60,6 +60,7 @@ class Floats:
     """A matrix of floats that becomes codes."""
 
     quantises_inputs: ClassVar[bool] = True
+    form: ClassVar[str] = "FP8 by rows"
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         return {"weight": Wanted((rows, columns), FLOATS, kept=torch.float8_e4m3fn)}

@@ -92,6 +92,11 @@ def checked_group(columns: int, group: int) -> int:
     return group
 
 
+def form_of(bits: int, group: int, has_zeros: bool) -> str:
+    """Integers, in a few words."""
+    return f"INT{bits} by {'rows' if group < 1 else group}{' with zero points' if has_zeros else ''}"
+
+
 def column_order(groups: Tensor, columns: int, group: int) -> Tensor | None:
     """The group of each column -> the columns in the order of groups; None where they lie so."""
     if list(groups.shape) != [columns]:
@@ -116,6 +121,10 @@ class Floats4:
     divides: bool = False  # the scale for the matrix is a divisor
     shape: Shape = ()  # of the scale for the matrix
     extra: tuple[tuple[str, Wanted], ...] = ()
+
+    @property
+    def form(self) -> str:
+        return "MXFP4" if self.whole is None else "NVFP4"
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         checked_group(columns, self.group)

@@ -41,6 +41,10 @@ class TableFloats4:
     nested: bool = False
     state: tuple[tuple[str, Wanted], ...] = ()  # empty with random weights
 
+    @property
+    def form(self) -> str:
+        return f"{self.table.upper()} by {self.block}"
+
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         if columns % self.block:
             raise ConfigError(

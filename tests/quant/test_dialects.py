@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.quant.base import Quantised
+from engine.weights.table import parts_of
 from tests.models.harness import Harness, load
 from tests.quant import oracle
 from tests.quant.compared import check_weights
@@ -76,14 +78,35 @@ def test_codes_that_the_configuration_leaves_out_are_read_as_codes_and_told_once
     assert "layers.1.self_attn.k_proj, layers.1.mlp.gate_proj" in told
 
 
-RANDOM = ("gptq 32", "awq 32", "ct w4 32", "ct nvfp4", "modelopt fp8", "bnb nf4", "bnb fp4 nested", "bnb int8")
+def test_dynamic_says_which_modules_have_zero_points(folder_of, tmp_path):
+    """GPTQ's `sym` of the other modules does not hold for them."""
+    folder = write(tmp_path, VARIANTS["gptq asymmetric"])
+    want = load(folder_of("gptq asymmetric"), "float32").layers[1].mlp
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= {"sym": True, "dynamic": {r"+:model\.layers\.1\.mlp\.down_proj": {"sym": False}}}
+    (folder / "config.json").write_text(json.dumps(config))
+    got = load(folder, "float32").layers[1].mlp
+    assert torch.equal(got.down.weight.dense(), want.down.weight.dense())
+    assert not torch.equal(got.gate_up.weight.dense(), want.gate_up.weight.dense())
+
+
+RANDOM = ("gptq 32", "awq 32", "ct w4 32", "ct nvfp4", "modelopt fp8", "bnb nf4", "bnb fp4 nested", "bnb int8",
+          "ct mxfp8", "ct int8 weights", "ct w4 asymmetric", "ct mixed", "modelopt mixed", "gptq dynamic")  # fmt: skip
+
+
+def forms(model):
+    """Of each linear layer, by modules: the names of its matrices' forms."""
+    return {
+        tuple(names): [stored and stored.form for stored in part.scheme.pieces]
+        for _, names, part in parts_of(model.weight_table(), model)
+        if isinstance(getattr(part, "scheme", None), Quantised)
+    }
 
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_weights_are_of_the_dialect(folder_of, name):
     model = load(folder_of(name), "float32", load_format="dummy")
     assert not model.layers[0].mlp.down.weight.dense().isnan().any()
-    kind = load(folder_of(name), "float32").layers[0].mlp.down.weight.kind
-    assert model.layers[0].mlp.down.weight.kind is kind
+    assert forms(model) == forms(load(folder_of(name), "float32"))
     harness = Harness(model)
     assert harness.prefill(harness.add(TOKENS)).isfinite().all()

@@ -17,6 +17,10 @@ DOWN = "model.layers.1.mlp.down_proj"
 SETTINGS = [
     ("gptq 32", {"bits": 2}, "bits=2; 4 and 8 are read: quantise"),
     ("gptq 32", {"bits": 3}, "bits=3; 4 and 8 are read: quantise"),
+    ("gptq dynamic", {"dynamic": {"+:.*down_proj": {"bits": 3}}}, "dynamic: \\+:.*down_proj: bits=3; 4 and 8 are read: quantise"),
+    ("gptq dynamic", {"dynamic": {"+:(": {}}}, "dynamic: '\\+:\\(' is no regular expression"),
+    ("gptq dynamic", {"dynamic": {"+:.*": 4}}, "dynamic: \\+:.\\* must be an object"),
+    ("gptq dynamic", {"dynamic": [".*"]}, "dynamic must be an object"),
     ("gptq 32", {"quant_method": "hqq"}, "quantized \\(hqq\\); this version reads .*awq"),
     ("gptq 32", {"quant_method": "quark"}, "quantized \\(quark\\); this version reads .*awq"),
     ("gptq 32", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; gptq and gptq_v2 are read: export"),

@@ -1,0 +1,45 @@
+"""dynamic of GPTQ's settings: regular expressions of modules that are stored otherwise than the others, or not at all.
+
+In: the settings in config.json. Out: of a module what is said of it alone: bits, group_size, sym, desc_act. "-:" in
+front of an expression leaves its modules out, "+:" says nothing. The first expression that matches counts, as in
+GPTQModel (https://github.com/ModelCloud/GPTQModel, QuantizeConfig.dynamic_get).
+"""
+
+from __future__ import annotations
+
+import re
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.quant.names import PREFIXES
+
+
+class Dynamic:
+    """The table of one checkpoint."""
+
+    def __init__(self, settings: Section) -> None:
+        self._rules: list[tuple[re.Pattern[str], Section | None]] = []  # None: left out
+        if not settings.values.get("dynamic"):
+            return
+        table = settings.section("dynamic")
+        for name, value in table.values.items():
+            try:
+                pattern = re.compile(name.removeprefix("-:").removeprefix("+:"))
+            except re.error as error:
+                raise ConfigError(f"{table.path}: {name!r} is no regular expression: {error}") from None
+            if name.startswith("-:"):
+                self._rules.append((pattern, None))
+                continue
+            own = table.section(name) if value else Section({}, table.path)
+            if (bits := own.integer("bits", 4)) not in (4, 8):
+                raise ConfigError(
+                    f"{own.path}: bits={bits}; 4 and 8 are read: quantise the checkpoint again with one of them"
+                )
+            self._rules.append((pattern, own))
+
+    def of(self, module: str) -> Section | None:
+        """What is said of the module alone; None: it is left out of quantisation."""
+        for pattern, own in self._rules:
+            if any(pattern.match(f"{prefix}{module}") for prefix in PREFIXES):
+                return own
+        return Section({}, "")
