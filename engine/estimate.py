@@ -23,7 +23,7 @@ from engine.memory import DeviceMemory, device_memory
 from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
-from engine.quant.assign import form_line
+from engine.quant.forms import form_line
 from engine.quant.kv import numbers_line
 from engine.quant.online import requested
 from engine.runtime import layout_of, sizes_of

@@ -37,7 +37,7 @@ from engine.memory import enough_for
 from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
-from engine.quant.assign import form_line
+from engine.quant.forms import form_line
 from engine.quant.kv import stored_specs
 from engine.quant.online import requested
 from engine.request import Request, SamplingParams

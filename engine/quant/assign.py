@@ -8,7 +8,6 @@ says, and decides alone where weights are random.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -74,33 +73,6 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
             "%d modules that the configuration leaves out of quantisation are codes in the files, and are read as "
             "codes: %s", len(listed), compact(listed),
         )  # fmt: skip
-
-
-def form_line(model: Model, float8_units: bool) -> str | None:
-    """One line for the operator: what is quantised, what is kept, what the products compute in.
-
-    `float8_units`: those of the device multiply FP8 by FP8.
-    """
-    settings = model.config.raw.get("quantization_config")
-    if settings is None:
-        return None
-    counts: Counter[str] = Counter()
-    for _, names, part in parts_of(model.weight_table(), model):
-        scheme = getattr(part, "scheme", None)
-        if isinstance(scheme, Quantised):
-            counts.update("quantised" if piece is not None else "kept" for piece in scheme.pieces)
-            counts["inputs"] += sum(getattr(piece, "quantises_inputs", False) for piece in scheme.pieces)
-        elif scheme is not None:
-            counts["kept"] += len(names)
-        counts["quantised"] += getattr(part, "stacked_codes", 0)
-    met = f"; inputs of {counts['inputs']} become FP8 too"
-    if not float8_units:
-        met = f"; FP8 inputs of {counts['inputs']} are kept in floats, as this device has no units for FP8"
-    return (
-        f"quantised weights ({settings['quant_method']}): {counts['quantised']} matrices are codes in memory, "
-        f"{counts['kept']} are floats; products widen codes to what they multiply, int8 inputs meet int8 codes"
-        + (met if counts["inputs"] else "")
-    )
 
 
 def _stored(dialect: Dialect, name: str, columns: int, found: Mapping[str, Headers] | None) -> Stored | None:

@@ -16,6 +16,8 @@ from engine.estimate import estimate
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.group_panels import GroupPanels
 from engine.models.registry import build_model, load_model_config
+from engine.quant import forms
+from engine.quant.assign import assign
 from engine.quant.fp8 import Fp8
 from engine.quant.online import requested
 from engine.weights.files import open_checkpoint
@@ -26,7 +28,7 @@ from tests import tiny
 from tests.engine_kit import answer, running
 from tests.invariance.test_text import PROMPTS, request
 from tests.models.harness import load
-from tests.quant.written import VARIANTS, write
+from tests.quant.written import VARIANTS, packed_settings, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples/quantized.py"
 
@@ -87,8 +89,39 @@ def test_check_names_the_method_and_the_matrices(tmp_path):
     config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
     (folder / "config.json").write_text(json.dumps(config))
     said = list(lines(Config(model=ModelFlags(model=str(folder), device="cpu"))))
-    assert "quantised weights (compressed-tensors): 10 matrices are codes in memory, 5 are floats" in "\n".join(said)
+    assert said[2].startswith(
+        "quantised weights (compressed-tensors): 10 matrices are codes in memory, 5 are floats; 10 INT4 by 32; codes "
+        "and scales take 0.00 GiB, in bfloat16 these matrices take 0.00 GiB; products widen codes"
+    )
     assert any(line.startswith("KV cache: ") and line.endswith("a scale per token and head") for line in said)
+
+
+@pytest.mark.parametrize("name", ["gptq dynamic", "ct int8", "modelopt mixed", "ct mxfp8"])
+def test_the_forms_of_matrices_are_told_with_their_counts(tmp_path, name):
+    """From the headers of files, and from the configuration alone where weights are random."""
+    wanted = {
+        "gptq dynamic": "; 10 INT4 by 64, 2 INT8 by 32; ",
+        "ct int8": "these matrices take 0.00 GiB; inputs of 14 become INT8",
+        "modelopt mixed": "; 8 FP8 by matrices, 6 NVFP4; ",
+        "ct mxfp8": "; 14 FP8 by 32 (MX); ",
+    }
+    folder = write(tmp_path, VARIANTS[name])
+    for load_format in ("auto", "dummy"):
+        said = list(lines(Config(model=ModelFlags(model=str(folder), device="cpu", load_format=load_format))))
+        assert wanted[name] in said[2]
+
+
+def test_codes_take_what_a_matrix_of_them_takes(monkeypatch):
+    """Codes of four bits and a scale for 16 of them, beside two bytes a number."""
+    monkeypatch.setattr(forms, "gib", str)
+    model = build_model(load_model_config(tiny.checkpoint("llama")), torch.float32)
+    model.config.raw["quantization_config"] = packed_settings(4, 16)
+    assign(model, model.weight_table(), model.config, None)
+    layers = 3 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 112 * 64)
+    assert (
+        f"codes and scales take {layers // 2 + 4 * layers // 16}, in bfloat16 these matrices take {2 * layers}; "
+        in (forms.form_line(model, float8_units=False) or "")
+    )
 
 
 @pytest.mark.parametrize("key", ["modules_to_not_convert", "ignored_layers"])

@@ -1,0 +1,72 @@
+"""forms: what a model's matrices are in memory, in a line for the operator.
+
+Thread: the one that builds the model, or of `check`. In: a model whose parts have their schemes (assign.py). Out: a
+text: which forms, how many of each, what their codes take and what the same matrices would take in bfloat16, and what
+products compute in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.memory import gib
+from engine.quant.base import Quantised
+from engine.weights.table import Wanted, parts_of
+
+if TYPE_CHECKING:
+    from engine.models.base import Model
+
+FLOAT_BYTES = 2  # of bfloat16
+
+
+def form_line(model: Model, float8_units: bool) -> str | None:
+    """None where nothing is quantised. `float8_units`: those of the device multiply FP8 by FP8."""
+    settings = model.config.raw.get("quantization_config")
+    if settings is None:
+        return None
+    forms: Counter[str] = Counter()
+    kept = inputs = integers = coded = floats = 0
+    part: Any
+    for row, names, part in parts_of(model.weight_table(), model):
+        if stacked := getattr(part, "stacked_codes", 0):
+            forms["MXFP4"] += stacked
+            floats += FLOAT_BYTES * part.num_experts * sum(part.pieces) * part.in_features
+            coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
+            continue
+        scheme = getattr(part, "scheme", None)
+        if scheme is None:
+            continue
+        if not isinstance(scheme, Quantised):
+            kept += len(names)
+            continue
+        rows = part.pieces * part.num_experts if "#" in row.names[0] else part.out_features
+        wanted = part.expects()
+        for number, stored in enumerate(scheme.pieces):
+            if stored is None:
+                kept += 1
+                continue
+            forms[stored.form] += 1
+            floats += FLOAT_BYTES * rows[number] * part.in_features
+            coded += sum(_bytes(pieces[number : number + 1]) for kind, pieces in wanted.items() if kind != "bias")
+            inputs += "#" not in row.names[0] and getattr(stored, "quantises_inputs", False)  # experts keep theirs
+            integers += getattr(stored, "quantised_inputs", False)
+    method, matrices = settings["quant_method"], forms.total()
+    said = [
+        f"quantised weights ({method}): {matrices} matrices are codes in memory, {kept} are floats",
+        ", ".join(f"{count} {form}" for form, count in forms.most_common()),
+        f"codes and scales take {gib(coded)}, in bfloat16 these matrices take {gib(floats)}",
+        "products widen codes to what they multiply" if matrices > integers else "",
+        f"inputs of {integers} become INT8" if integers else "",
+    ]
+    if inputs and float8_units:
+        said.append(f"inputs of {inputs} become FP8 too")
+    elif inputs:
+        said.append(f"FP8 inputs of {inputs} are kept in floats, as this device has no units for FP8")
+    return "; ".join(text for text in said if text)
+
+
+def _bytes(pieces: tuple[Wanted | None, ...]) -> int:
+    return sum(wanted.num_bytes(torch.bfloat16) for wanted in pieces if wanted is not None)
