@@ -17,7 +17,7 @@ import torch
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
-from engine.quant.compressed_groups import groups_of
+from engine.quant.compressed_groups import groups_of, refuse_transforms
 from engine.quant.compressed_integers import Integers8, PackedIntegers
 from engine.quant.compressed_packed import packed
 from engine.quant.floats8 import Floats8, floats8
@@ -50,6 +50,7 @@ class Compressed:
         if self._format not in FORMATS or sparse.get("format", "dense") != "dense":
             got = self._format if self._format not in FORMATS else f"sparsity {sparse['format']}"
             raise ConfigError(f"{settings.path}: format {got}; read are {', '.join(FORMATS)}, without sparsity")
+        refuse_transforms(settings)
         self._groups = groups_of(settings)
         self._left_out = tuple(map(str, settings.items("ignore", ())))
 

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
-from engine.quant.stored import SCALES, checked_group, column_order, fields, form_of, integers, offsets, scale_of
+from engine.quant.stored import (
+    SCALES,
+    check_order,
+    checked_group,
+    column_order,
+    fields,
+    form_of,
+    integers,
+    offsets,
+    scale_of,
+)
 from engine.weights.table import Wanted
 
 
@@ -33,6 +43,7 @@ class PackedIntegers:
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         groups = columns // checked_group(columns, self.group)
+        check_order(dict(self.extra), "weight_g_idx", columns)
         wanted = {
             "weight_packed": Wanted((rows, -(-columns * self.bits // 32)), (torch.int32,)),
             "weight_scale": Wanted((rows, groups), SCALES),

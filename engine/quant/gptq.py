@@ -22,6 +22,7 @@ from engine.quant.dynamic import Dynamic
 from engine.quant.names import is_left_out
 from engine.quant.stored import (
     SCALES,
+    check_order,
     checked_group,
     column_order,
     extras,
@@ -50,6 +51,7 @@ class PackedGptq:
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         group, words = checked_group(columns, self.group), (torch.int32,)
+        check_order(dict(self.extra), "g_idx", columns)
         return {
             "qweight": Wanted((columns * self.bits // 32, rows), words),
             "qzeros": Wanted((columns // group, rows * self.bits // 32), words),

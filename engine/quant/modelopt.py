@@ -44,13 +44,18 @@ class ModelOpt:
         if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "U8"):
             return None
         check_whole(headers, f"codes of {headers['weight'].dtype}", "weight_scale")
+        if "pre_quant_scale" in headers:
+            raise ConfigError(
+                "pre_quant_scale multiplies each column of the inputs (AWQ), which is not computed: quantise the "
+                f"checkpoint again with one of {', '.join((*FP8, *FP4))}"
+            )
         if headers["weight"].dtype == "F8_E4M3":
             found = floats8("weight_scale", headers, BLOCK, "given" if self._algorithm == "FP8" else "kept")
             quantised = found.per == "row" or any(kind in headers for kind in INPUT_SCALES)
             return replace(found, inputs="token") if quantised and found.per != "block" else found
         check_whole(headers, "codes of U8", "weight_scale_2")
         shape = headers["weight_scale_2"].shape
-        extra = tuple(extras(headers, ("input_scale", "pre_quant_scale")).items())
+        extra = tuple(extras(headers, ("input_scale",)).items())
         return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2", shape=shape, extra=extra)
 
     def _random(self, module: str) -> Stored | None:

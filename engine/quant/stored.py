@@ -97,10 +97,14 @@ def form_of(bits: int, group: int, has_zeros: bool) -> str:
     return f"INT{bits} by {'rows' if group < 1 else group}{' with zero points' if has_zeros else ''}"
 
 
+def check_order(wanted: Mapping[str, Wanted], kind: str, columns: int) -> None:
+    """Whether what the headers say of the columns' groups has a number for each column."""
+    if kind in wanted and wanted[kind].shape != (columns,):
+        raise ConfigError(f"{kind} has shape {list(wanted[kind].shape)}; [{columns}] is needed: fetch the files again")
+
+
 def column_order(groups: Tensor, columns: int, group: int) -> Tensor | None:
     """The group of each column -> the columns in the order of groups; None where they lie so."""
-    if list(groups.shape) != [columns]:
-        raise ConfigError(f"g_idx has shape {list(groups.shape)}; [{columns}] is needed: fetch the files again")
     expected = torch.arange(columns, device=groups.device) // group
     if torch.equal(groups.long(), expected):
         return None

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
+from server.check import lines
+from server.config import Config, ModelFlags
 from tests.models.harness import load
 from tests.quant.written import VARIANTS, write
 
@@ -34,7 +36,13 @@ SETTINGS = [
     ("ct w4 32", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity sparse-24-bitmask; .*without sparsity"),
     ("ct int8", {"config_groups": {"g": {"targets": ["Linear"], "input_activations": {"type": "int", "symmetric": False}}}},
      "input_activations with zero points; symmetric"),
+    ("ct int8", {"config_groups": {"g": {"targets": ["Linear"], "input_activations": {"type": "int", "num_bits": 4}}}},
+     "config_groups.g.input_activations.num_bits=4; integers meet inputs of 8 bits: quantise"),
     ("ct w4 32", {"quant_method": ["awq"]}, "quantized \\(\\['awq'\\]\\)"),
+    ("ct w4 32", {"transform_config": {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["re:.*down_proj$"], "location": "input"}]}}}},
+     "transform_config: config_groups.R4 rotates input while the model runs, .*: quantise the checkpoint with"),
+    ("ct w4 32", {"transform_config": {"config_groups": {"R1": {"apply": "input"}}}}, "config_groups.R1 must be an object whose apply"),
+    ("ct w4 32", {"transform_config": [1]}, "transform_config must be an object"),
     ("ct w4 32", {"sparsity_config": "none"}, "sparsity_config='none' must be an object"),
     ("ct w4 32", {"config_groups": {"g": {"weights": "x"}}}, "config_groups.g.weights='x' must be an object"),
     ("ct w4 32", {"config_groups": {"g": {"input_activations": [1]}}}, "config_groups.g.input_activations=\\[1\\] must be an object"),
@@ -101,6 +109,8 @@ FILES = [
     ("gptq act", lambda t: changed(t, "g_idx", lambda g: torch.full_like(g, 40)), "g_idx must name each of 10 groups 32 times"),
     ("gptq act", lambda t: changed(t, "g_idx", lambda g: g[:0].clone()), "g_idx has shape \\[0\\]; \\[320\\] is needed"),
     ("gptq act", lambda t: changed(t, "g_idx", lambda g: g[None].clone()), "g_idx has shape \\[1, 320\\]; \\[320\\] is needed"),
+    ("ct w4 g_idx", lambda t: changed(t, "weight_g_idx", lambda g: g[:-1].clone()), "weight_g_idx has shape \\[319\\]; \\[320\\] is needed"),
+    ("modelopt nvfp4", lambda t: changed(t, "pre_quant_scale", lambda _: torch.ones(320)), "down_proj: pre_quant_scale multiplies .*: quantise the checkpoint again"),
     ("gptq 32", lambda t: changed(t, "bias", lambda b: b + 1), "down_proj.bias is not zero"),
     ("gptq 32", lambda t: without(t, "qzeros"), "1 missing: .*qzeros"),
     ("fp8 tensor static", lambda t: without(t, "activation_scale"), "static inputs without their scale; one of input_scale, .*quantise the checkpoint again with dynamic inputs"),
@@ -174,3 +184,27 @@ def test_half_a_modules_tensors_are_refused(tmp_path, name):
         with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.down_proj") as error:
             load(folder)
         assert "\n" not in str(error.value), kind
+
+
+def test_rotations_that_are_part_of_the_codes_are_served(tmp_path):
+    folder = write(tmp_path, VARIANTS["ct w4 32"])
+    config = json.loads((folder / "config.json").read_text())
+    places = [{"targets": ["Linear"], "location": place} for place in ("weight_output", "weight_input")]
+    config["quantization_config"]["transform_config"] = {"config_groups": {"R1": {"type": "hadamard", "apply": places}}}
+    (folder / "config.json").write_text(json.dumps(config))
+    load(folder)
+
+
+SHAPES = [
+    ("gptq act", lambda t: changed(t, "g_idx", lambda g: g[:0].clone()), "g_idx has shape \\[0\\]; \\[320\\] is needed"),
+    ("modelopt nvfp4", lambda t: changed(t, "pre_quant_scale", lambda _: torch.ones(320)), "pre_quant_scale multiplies"),
+    ("ct w4 32", lambda t: without(t, "weight_scale"), "weight_packed without weight_scale"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "words"), SHAPES)
+def test_check_refuses_from_headers_alone(tmp_path, name, change, words):
+    folder = write(tmp_path, VARIANTS[name])
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=words):
+        list(lines(Config(model=ModelFlags(model=str(folder), device="cpu"))))
