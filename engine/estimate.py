@@ -25,7 +25,7 @@ from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.kv import numbers_line
-from engine.quant.online import requested
+from engine.quant.online import ONLINE, requested
 from engine.runtime import layout_of, sizes_of
 from engine.step.executor import Sizes
 from engine.weights.files import Shard
@@ -63,7 +63,8 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     model_config = replace(model_config, max_model_len=sizes.max_model_len)
     model = build_model(model_config, dtype, "cpu", shards)
     names = {} if shards is None else match(model, shards, config.model)
-    kept = shards and device == "cpu" and model_config.implementation == "native" and config.quantization != "fp8"
+    online = (model_config.raw.get("quantization_config") or {}).get("quant_method") == ONLINE
+    kept = shards and device == "cpu" and model_config.implementation == "native" and not online
     weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
     layout = layout_of(config, model, sizes, shards, read=False)

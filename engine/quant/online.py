@@ -25,16 +25,25 @@ if TYPE_CHECKING:
     from engine.model_config import ModelConfig
 
 ONLINE = "fp8 online"  # in the place of quant_method; no checkpoint says so
-# Other servers' names of kernels for a method, and spellings.
+# Names that vLLM and SGLang have for kernels of a method, and spellings; some are for several methods.
 ALIASES = {
-    "gptq_marlin": "gptq",
-    "awq_marlin": "awq",
-    "auto_round": "auto-round",
-    "inc": "auto-round",
-    "compressed_tensors": "compressed-tensors",
-    "modelopt_fp8": "modelopt",
-    "modelopt_fp4": "modelopt",
-    "modelopt_mixed": "modelopt",
+    "gptq_marlin": ("gptq",),
+    "gptq_bitblas": ("gptq",),
+    "marlin": ("gptq",),
+    "awq_marlin": ("awq",),
+    "cpu_awq": ("awq",),
+    "moe_wna16": ("gptq", "awq"),
+    "ipex": ("gptq", "awq"),
+    "auto_round": ("auto-round",),
+    "inc": ("auto-round",),
+    "compressed_tensors": ("compressed-tensors",),
+    "w8a8_int8": ("compressed-tensors",),
+    "w8a8_fp8": ("compressed-tensors",),
+    "modelopt_fp8": ("modelopt",),
+    "modelopt_fp4": ("modelopt",),
+    "modelopt_mixed": ("modelopt",),
+    "petit_nvfp4": ("modelopt",),
+    "bnb": ("bitsandbytes",),
 }
 
 
@@ -43,14 +52,15 @@ def requested(config: ModelConfig, word: str) -> ModelConfig:
     if not word:
         return config
     own = (config.raw.get("quantization_config") or {}).get("quant_method")
-    if own is not None and ALIASES.get(word, word) == own:
+    named = ALIASES.get(word.lower(), (word.lower(),))
+    if own in named:
         return config
     if own is not None:
         raise ConfigError(f"--quantization {word}: the checkpoint is quantised by {own}; leave the flag out")
-    if word != "fp8":
+    if word.lower() != "fp8":
         raise ConfigError(
             f"--quantization {word}: this checkpoint is not quantised, and fp8 is what is made of floats; ask for fp8, "
-            f"or serve a checkpoint that is quantised by {ALIASES.get(word, word)}"
+            f"or serve a checkpoint that is quantised by {' or '.join(named)}"
         )
     return replace(config, raw={**config.raw, "quantization_config": {"quant_method": ONLINE}})
 

@@ -63,8 +63,10 @@ async def test_a_model_is_served_and_rows_do_not_depend_on_company():
 
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("gptq 32", "gptq"), ("gptq 32", "gptq_marlin"), ("awq 32", "awq_marlin"), ("modelopt nvfp4", "modelopt_fp4"),
-     ("ct w4 32", "compressed-tensors"), ("fp8 tensor", "fp8"), ("auto-round awq", "auto-round")],
+    [("gptq 32", "gptq"), ("gptq 32", "GPTQ"), ("gptq 32", "gptq_marlin"), ("gptq 32", "moe_wna16"),
+     ("awq 32", "moe_wna16"), ("awq 32", "awq_marlin"), ("modelopt nvfp4", "modelopt_fp4"),
+     ("modelopt nvfp4", "petit_nvfp4"), ("ct w4 32", "compressed-tensors"), ("ct int8", "w8a8_int8"),
+     ("fp8 tensor", "fp8"), ("auto-round awq", "auto-round")],
 )  # fmt: skip
 def test_the_method_of_the_checkpoint_may_be_named(tmp_path, name, word):
     config = load_model_config(write(tmp_path, VARIANTS[name]))
