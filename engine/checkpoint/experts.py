@@ -46,6 +46,15 @@ def read_experts(
     return ExpertsConfig(routing, body.size(width), **of_layer)
 
 
+def one_by_one(text: TextConfig) -> TextConfig:
+    """The same decoder, whose files hold a layer's experts one by one, whatever the family's releases do."""
+    layers = (
+        layer if layer.experts is None else replace(layer, experts=replace(layer.experts, layout="apart"))
+        for layer in text.layers
+    )
+    return replace(text, layers=tuple(layers))
+
+
 def with_experts(text: TextConfig, experts: ExpertsConfig, layers: Collection[int] | None = None) -> TextConfig:
     """The same decoder whose layers of these numbers, or all layers, have experts."""
     changed = (

@@ -20,6 +20,7 @@ from engine.model_config import ExpertsConfig, RopeConfig, TextConfig
 from engine.models.decoder import DecoderLayer
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama, LlamaLayer
+from engine.models.sparse import as_stored
 from engine.weights.table import Row, Table, Wanted
 
 CHUNKED, FULL = "chunked_attention", "full_attention"
@@ -58,6 +59,9 @@ class Llama4(Llama):
         ),
         ignore=DECODER_IGNORE,
     )
+
+    def weight_table(self) -> Table:
+        return as_stored(super().weight_table(), self.config.text)
 
     def layer(self, number: int) -> DecoderLayer:
         text = self.config.text

@@ -11,7 +11,8 @@ from engine.models import qwen3_vl
 from engine.models.family import Family
 from engine.models.qwen2_vl import seeing
 from engine.models.qwen3_moe import sparse_layers
-from engine.weights.table import Row
+from engine.models.sparse import as_stored
+from engine.weights.table import Row, Table
 
 ROWS = (
     Row(("layers.*.mlp.gate",), "layers.*.experts.router"),
@@ -24,6 +25,9 @@ class Qwen3VLMoe(qwen3_vl.Qwen3VL):
     """Text, image and video in; text out."""
 
     WEIGHTS = seeing(QWEN3, *ROWS)
+
+    def weight_table(self) -> Table:
+        return as_stored(super().weight_table(), self.config.text)
 
 
 def text(body: Section, outer: Section) -> TextConfig:

@@ -12,12 +12,14 @@ import importlib.util
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
 from engine.checkpoint import config as common
+from engine.checkpoint.experts import one_by_one
 from engine.checkpoint.files import read_json, read_root
 from engine.checkpoint.pooling import Body, Form, read_pooling
 from engine.checkpoint.pooling_modules import is_lexical
@@ -33,6 +35,7 @@ from engine.models.encoders import ENCODERS
 from engine.models.family import Family
 from engine.models.spelling import nearest_families
 from engine.quant.assign import assign
+from engine.quant.online import ONLINE
 from engine.request import Modality
 from engine.weights.files import Shard
 
@@ -178,9 +181,21 @@ def build_model(
     config: ModelConfig, dtype: torch.dtype, device: str = "cpu", shards: Sequence[Shard] | None = None
 ) -> Model:
     """The model of a checkpoint, its parts sized and empty; `shards`: its files, None where weights are random."""
+    if _turns_experts(config, shards):
+        config = replace(config, text=one_by_one(config.text))
     model = family_of(config.architecture, config.implementation).model(config, dtype, device)
     assign(model, model.weight_table(), config, shards)
     return model
+
+
+def _turns_experts(config: ModelConfig, shards: Sequence[Shard] | None) -> bool:
+    """Whether quantised files hold the experts one by one that the family's releases keep in a tensor for all."""
+    method = (config.raw.get("quantization_config") or {}).get("quant_method")
+    if method is None or not any(layer.experts and layer.experts.layout == "turned" for layer in config.text.layers):
+        return False
+    if shards is None:
+        return bool(method != ONLINE)
+    return any(".experts.0." in name for shard in shards for name in shard.tensors)
 
 
 def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, Form, str]:

@@ -5,6 +5,9 @@ Thread: device. A family with experts says in its `text` which layers have them 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from engine.model_config import TextConfig
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Row, Table
 
@@ -30,6 +33,23 @@ def sparse_rows(
         Row((shared_gate, shared_up), "layers.*.experts.shared.gate_up", "rows"),
         Row((shared_down,), "layers.*.experts.shared.down", "columns"),
     )
+
+
+def as_stored(table: Table, text: TextConfig) -> Table:
+    """The table of a family that keeps a layer's experts in one tensor, for files that hold them one by one.
+
+    Quantisers do so: they turn the tensor into a linear layer for each matrix, and name these as most families do.
+    """
+    if not any(layer.experts and layer.experts.layout == "apart" for layer in text.layers):
+        return table
+    pieces = {"layers.*.experts.gate_up": ("gate_proj", "up_proj"), "layers.*.experts.down": ("down_proj",)}
+    rows = (
+        replace(row, names=tuple(f"{row.names[0]}.#.{name}" for name in pieces[row.target]))
+        if row.target in pieces
+        else row
+        for row in table.rows
+    )
+    return replace(table, rows=tuple(rows))
 
 
 class Sparse(Llama):

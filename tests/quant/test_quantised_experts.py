@@ -149,6 +149,39 @@ def test_experts_become_fp8_while_they_are_read(sparse):
     assert torch.equal(floats.router.weight.dense(), coded.router.weight.dense())
 
 
+@pytest.mark.parametrize("name", ["llama4", "qwen3_vl_moe"])
+def test_quantisers_take_a_layers_experts_apart(name, tmp_path):
+    """Releases of these families hold them in one tensor, transposed."""
+    source, draw, tensors = tiny.checkpoint(name), torch.Generator().manual_seed(2), {}
+    stacked = {}  # name of a tensor of all experts -> its pieces, and how many experts there are
+    for key, tensor in load_file(source / "model.safetensors").items():
+        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[key] = tensor
+            continue
+        module, _, kind = key.rpartition(".")
+        pieces = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+        stacked[key] = module, pieces, len(tensor)
+        for expert in range(len(tensor)):
+            for piece in pieces:
+                made = VARIANTS["fp8 tensor"].write(draw, tensor.shape[2] // len(pieces), tensor.shape[1])
+                tensors |= {f"{module}.{expert}.{piece}.{kind}": each for kind, each in made.items()}
+    coded = rewritten(source, tmp_path / "codes", tensors, quantization_config=VARIANTS["fp8 tensor"].settings)
+    wide = oracle.dequantised(coded)
+    floats = load_file(source / "model.safetensors")
+    for key, (module, pieces, count) in stacked.items():
+        each = [
+            np.concatenate([wide[f"{module}.{expert}.{piece}.weight"] for piece in pieces]) for expert in range(count)
+        ]
+        floats[key] = torch.from_numpy(np.stack(each)).float().transpose(1, 2)
+    got, want = load(coded, "float32"), load(rewritten(source, tmp_path / "floats", floats), "float32")
+    for layer, other in zip(got.layers, want.layers):
+        if isinstance(layer.mlp, SparseMLP):
+            assert torch.equal(layer.mlp.gate_up.weight.dense(3), other.mlp.gate_up.weight.dense(3))
+            assert torch.equal(layer.mlp.down.weight.dense(3), other.mlp.down.weight.dense(3))
+    random = load(coded, "float32", load_format="dummy")
+    assert random.config.text.layers[-1].experts == got.config.text.layers[-1].experts
+
+
 def test_mxfp4_experts_have_the_logits_of_a_float_model(gpt_oss):
     check_logits(*gpt_oss)
     with torch.inference_mode():
