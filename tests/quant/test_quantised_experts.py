@@ -15,6 +15,7 @@ from engine.kernels.gemm.pack import Placement
 from engine.layers.moe import SparseMLP
 from engine.models.registry import build_model, load_model_config
 from engine.quant.online import requested
+from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -112,6 +113,27 @@ def test_experts_of_a_dialect_have_the_logits_of_a_float_model(sparse, name, tmp
     check_logits(coded, rewritten(sparse, tmp_path / "floats", wide))
 
 
+@pytest.mark.parametrize("name", ["ct int8", "gptq act"])
+def test_an_accelerator_reads_experts_for_integers_and_refuses_columns_in_another_order(sparse, name, tmp_path):
+    """It keeps inputs in floats that a CPU makes integers of."""
+    draw, tensors = torch.Generator().manual_seed(2), {}
+    for key, tensor in load_file(sparse / "model.safetensors").items():
+        module, _, kind = key.rpartition(".")
+        coded = ".experts." in key
+        made = VARIANTS[name].write(draw, *tensor.shape) if coded else {kind: tensor}
+        tensors |= {f"{module}.{kind}": each for kind, each in made.items()}
+    folder = rewritten(sparse, tmp_path / "codes", tensors, quantization_config=VARIANTS[name].settings)
+    model = build_model(load_model_config(folder), torch.float32, shards=open_checkpoint(folder))
+    placement = Placement(torch.float32, "cpu:0")
+    if name == "gptq act":
+        with pytest.raises(ConfigError, match=r"order of their own \(desc_act\); .*: quantise the checkpoint again so"):
+            load_weights(model, str(folder), "auto", placement)
+        return
+    load_weights(model, str(folder), "auto", placement)
+    got, want = (each.layers[1].experts.down.weight.dense(3) for each in (model, load(folder, "float32")))
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
@@ -174,10 +196,11 @@ def test_quantisers_take_a_layers_experts_apart(name, tmp_path):
         ]
         floats[key] = torch.from_numpy(np.stack(each)).float().transpose(1, 2)
     got, want = load(coded, "float32"), load(rewritten(source, tmp_path / "floats", floats), "float32")
-    for layer, other in zip(got.layers, want.layers):
-        if isinstance(layer.mlp, SparseMLP):
-            assert torch.equal(layer.mlp.gate_up.weight.dense(3), other.mlp.gate_up.weight.dense(3))
-            assert torch.equal(layer.mlp.down.weight.dense(3), other.mlp.down.weight.dense(3))
+    sparse = [(layer.experts, other.experts) for layer, other in zip(got.layers, want.layers) if layer.experts]
+    assert len(sparse) == 2
+    for layer, other in sparse:
+        torch.testing.assert_close(layer.gate_up.weight.dense(3), other.gate_up.weight.dense(3), rtol=1e-6, atol=0)
+        torch.testing.assert_close(layer.down.weight.dense(3), other.down.weight.dense(3), rtol=1e-6, atol=0)
     random = load(coded, "float32", load_format="dummy")
     assert random.config.text.layers[-1].experts == got.config.text.layers[-1].experts
 

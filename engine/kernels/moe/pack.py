@@ -7,6 +7,7 @@ expert by expert; on an accelerator the matrices themselves, or one matrix of al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -48,12 +49,13 @@ def pack_experts(
 def _coded(
     codes: list[Codes], count: int, biases: Tensor | None, num_experts: int, placement: Placement
 ) -> CodedExperts:
-    """All experts in one matrix of codes."""
-    codes = [matrix.with_kept_floats() for matrix in codes]
-    if len(codes) < count or not alike(codes) or codes[0].order is not None or codes[0].inputs is not None:
+    """All experts in one matrix of codes. Inputs stay in floats, where a checkpoint makes INT8 of them too."""
+    codes = [replace(matrix, inputs=None) for matrix in codes]
+    if len(codes) < count or not alike(codes) or codes[0].order is not None:
         raise ConfigError(
-            "experts of a layer are stored in different ways, by columns in an order of their own, or for inputs in "
-            "INT8; an accelerator reads experts that are all stored alike, columns in order, inputs in floats"
+            "experts of a layer are stored in different ways, or by columns in an order of their own (desc_act); an "
+            "accelerator reads experts that are all stored alike, columns in order: quantise the checkpoint again so, "
+            "or serve it with --device cpu"
         )
     bias = None if biases is None else biases.to(placement.device).contiguous()
     return CodedExperts(packed(joined(codes)), num_experts, bias, placement.invariant)
