@@ -91,5 +91,5 @@ class Online:
         """Nothing is set."""
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Floats | None:
-        in_layer = module.startswith("layers.") and not module.endswith(("gate", "router"))
+        in_layer = module.startswith(("layers.", "blocks.")) and not module.endswith(("gate", "router"))
         return Floats() if in_layer else None

@@ -61,6 +61,17 @@ async def test_a_model_is_served_and_rows_do_not_depend_on_company():
         assert [await answer(served, request(prompt)) for prompt in PROMPTS[:4]] == alone
 
 
+def test_layers_by_another_name_become_codes_too():
+    """DBRX calls them blocks; its experts lie in one tensor, which stays."""
+    config = load_model_config(tiny.checkpoint("dbrx"))
+    model, floats = (build_model(each, torch.float32) for each in (requested(config, "fp8"), config))
+    for each in (model, floats):
+        load_weights(each, config.folder)
+    got, want = (each.layers[1].attention.qkv.weight for each in (model, floats))
+    assert got.num_bytes < 0.4 * want.num_bytes
+    assert (got.dense() - want.dense()).abs().max() <= want.dense().abs().max() / 28
+
+
 @pytest.mark.parametrize(
     ("name", "word"),
     [("gptq 32", "gptq"), ("gptq 32", "GPTQ"), ("gptq 32", "gptq_marlin"), ("gptq 32", "moe_wna16"),
