@@ -66,7 +66,7 @@ def read_json(path: Path, required: bool = True) -> dict[str, Any]:
             return {}
         needed = "a folder in Hugging Face or Mistral format is needed"
         raise ConfigError(f"{path} is missing; {needed}{_found_instead(path.parent)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, got {type(value).__name__}")

@@ -217,23 +217,36 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             )
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: the header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise ConfigError(f"{path}: the header must be a JSON object")
     header.pop("__metadata__", None)
-    return checked(path, header, 8 + length, size)
+    found = checked(path, header, 8 + length, size)
+    end = max((info.begin + info.num_bytes for info in found.values()), default=8 + length)
+    if end < size:
+        raise ConfigError(f"{path}: {size - end} bytes lie behind the last tensor; download the checkpoint again")
+    return found
 
 
 def checked(path: Path, header: dict[str, Any], data_start: int, file_bytes: int) -> dict[str, TensorInfo]:
-    """The entries of a header, in file order."""
-    entries = sorted(header.items(), key=lambda item: _begin(path, *item))
-    return {name: _entry(path, name, entry, data_start, file_bytes) for name, entry in entries}
+    """The entries of a header, in file order; each tensor begins where the tensor in front ends."""
+    found, end = {}, data_start
+    for name, entry in sorted(header.items(), key=lambda item: _offsets(path, *item)):
+        found[name] = info = _entry(path, name, entry, data_start, file_bytes)
+        if info.begin != end:
+            raise ConfigError(
+                f"{path}: {name} begins at byte {info.begin - data_start} of the data, and the tensor in front ends at "
+                f"{end - data_start}; download the checkpoint again"
+            )
+        end += info.num_bytes
+    return found
 
 
-def _begin(path: Path, name: str, entry: object) -> int:
+def _offsets(path: Path, name: str, entry: object) -> tuple[int, int]:
     try:
-        return int(entry["data_offsets"][0])  # type: ignore[index]
+        begin, end = entry["data_offsets"]  # type: ignore[index]
+        return int(begin), int(end)
     except (TypeError, KeyError, IndexError, ValueError):
         raise ConfigError(f"{path}: the header's entry of {name} is damaged") from None
 
@@ -285,7 +298,7 @@ def _indexed(folder: Path, index: str, present: Collection[str], header: Header)
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         owners = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error!r}") from None
     shards = []
     for file in sorted(set(owners.values())):

@@ -28,7 +28,7 @@ def processor_for(
     texts = {"encode": encode} if made.writes_texts else {}
     try:
         return made(folder, raw_config, picture_bytes, **texts)
-    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # of a value that is of another kind
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
         raise ValueError(
             f"config.json or the processor's files hold a value that cannot be read ({type(error).__name__}: {error})"
         ) from None
