@@ -88,5 +88,5 @@ class BitsAndBytes:
         scales = headers["weight.absmax"]
         codes = 2 * torch.Size(headers["weight"].shape).numel()
         block = codes // max(1, torch.Size(scales.shape).numel())
-        extra = tuple(extras(headers, (f"{STATE}{table}",)).items())
+        extra = ((f"{STATE}{table}", Wanted(headers[f"{STATE}{table}"].shape, (torch.uint8,))),)
         return TableFloats4(table, columns, block, scales.dtype == "U8", extra)

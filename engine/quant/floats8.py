@@ -90,10 +90,12 @@ def floats8(
     scale: str, headers: Headers, block: tuple[int, int], inputs: str = "kept", powers: bool = False
 ) -> Floats8:
     """What the shape and the dtype of the scale in the file say."""
-    info, rows = headers[scale], headers["weight"].shape[0]
-    dtype = dtype_of(scale, info)
+    info, sizes = headers[scale], headers["weight"].shape
+    if len(sizes) != 2:
+        raise ConfigError(f"weight has shape {list(sizes)}; a matrix is needed: fetch the files again")
+    dtype, rows = dtype_of(scale, info), sizes[0]
     shape = tuple(size for size in info.shape if size != 1)
-    blocks = (-(-rows // block[0]), -(-headers["weight"].shape[-1] // block[1]))
+    blocks = (-(-rows // block[0]), -(-sizes[1] // block[1]))
     if torch.Size(info.shape).numel() == 1:
         per = "tensor"
     elif dtype in POWERS and info.shape[0] == rows:

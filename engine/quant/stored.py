@@ -20,14 +20,29 @@ from engine.weights.files import DTYPES, TensorInfo
 from engine.weights.table import Shape, Wanted
 
 SCALES = (torch.float32, torch.bfloat16, torch.float16)
+INDICES = (torch.int64, torch.int32)
 POWERS = (torch.float8_e8m0fnu, torch.uint8)  # exponents of two, 127 added
 UNREAD = ("input_scale", "activation_scale", "input_global_scale", "qscale_act", "weight_shape")
 
 
 def extras(headers: Headers | None, names: tuple[str, ...] = UNREAD) -> dict[str, Wanted]:
-    """Tensors beside the codes that files may have, as the files have them."""
-    found = {name: headers[name] for name in names if headers is not None and name in headers}
-    return {name: Wanted(info.shape, (dtype_of(name, info),)) for name, info in found.items()}
+    """Tensors beside the codes that files may have."""
+    return {name: _beside(name, headers[name]) for name in names if headers is not None and name in headers}
+
+
+def _beside(name: str, info: TensorInfo) -> Wanted:
+    """As the file has it, where that can be what its name says."""
+    dtype = dtype_of(name, info)
+    if name == "weight_shape":
+        return Wanted((2,), INDICES, kept=dtype)
+    if name in UNREAD:  # a scale for all inputs of a matrix
+        return Wanted(number_shape(info.shape), SCALES, kept=dtype)
+    return Wanted(info.shape, INDICES if name.endswith("g_idx") else (dtype,), kept=dtype)
+
+
+def number_shape(shape: Shape) -> Shape:
+    """The shape of one number, as a file has it."""
+    return shape if torch.Size(shape).numel() == 1 else ()
 
 
 def check_whole(headers: Headers, codes: str, *needed: str) -> None:
@@ -137,7 +152,9 @@ class Floats4:
             "weight_scale": Wanted((rows, columns // self.group), self.scales),
             **dict(self.extra),
         }
-        return wanted if self.whole is None else {**wanted, self.whole: Wanted(self.shape, (torch.float32,))}
+        if self.whole is not None:
+            wanted[self.whole] = Wanted(number_shape(self.shape), (torch.float32,))
+        return wanted
 
     def read(self, tensors: Mapping[str, Tensor]) -> Codes:
         both = tensors[self.weight]

@@ -46,7 +46,7 @@ class TableFloats4:
         return f"{self.table.upper()} by {self.block}"
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
-        if columns % self.block:
+        if self.block < 1 or columns % self.block:
             raise ConfigError(
                 f"blocks of {self.block} in rows of {columns} columns; blocks that end with their row are read: "
                 "quantise the checkpoint again with a smaller bnb_4bit_blocksize, or leave the module out"

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
+from engine.kernels.gemm.pack import Placement
+from engine.models.registry import build_model, load_model_config
+from engine.weights.files import DTYPE_BYTES, DTYPES, open_checkpoint
+from engine.weights.load import match
 from server.check import lines
 from server.config import Config, ModelFlags
 from tests.models.harness import load
@@ -103,7 +108,7 @@ FILES = [
     ("ct w4 32", lambda t: changed(t, "weight_packed", lambda w: w[:, :13].contiguous()), "13 words for 320 columns"),
     ("ct mxfp4", lambda t: changed(t, "weight_scale", lambda s: torch.full_like(s, 255)), "weight_scale are negative, NaN"),
     ("ct float channel", lambda t: changed(t, "weight", lambda w: bits(w, 0x7F)), "codes that are not numbers|NaN or infinity"),
-    ("ct int8 static", lambda t: changed(t, "input_scale", lambda s: s[:0].clone()), "input_scale holds no value"),
+    ("ct int8 static", lambda t: changed(t, "input_scale", lambda s: s[:0].clone()), "input_scale has shape \\[0\\], the configuration asks for \\[\\]"),
     ("fp8 blocks", lambda t: without(t, "weight_scale_inv"), "down_proj: FP8 codes without a scale"),
     ("fp8 blocks", lambda t: changed(t, "weight_scale_inv", lambda s: s[:1].contiguous()), "has shape \\[1, 3\\]"),
     ("gptq act", lambda t: changed(t, "g_idx", lambda g: torch.full_like(g, 40)), "g_idx must name each of 10 groups 32 times"),
@@ -208,3 +213,40 @@ def test_check_refuses_from_headers_alone(tmp_path, name, change, words):
     save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
     with pytest.raises(ConfigError, match=words):
         list(lines(Config(model=ModelFlags(model=str(folder), device="cpu"))))
+
+
+ODD_SHAPES = ((), (0,), (1,), (3,), (1, 1), (5, 7), (1, 2, 3), (192, 320), (320, 192))
+
+
+@pytest.mark.parametrize("name", KINDS_OF)
+def test_any_header_of_a_module_is_read_or_refused(tmp_path, name):
+    """No other error leaves the plan, nor the reading of what was planned; here every number is zero."""
+    folder = write(tmp_path, VARIANTS[name])
+    config, (shard,) = load_model_config(folder), open_checkpoint(folder)
+    kinds = {key.removeprefix(f"{DOWN}."): info for key, info in shard.tensors.items() if key.startswith(f"{DOWN}.")}
+    refused, read = [], 0
+    for kind, info in kinds.items():
+        odd = [replace(info, shape=shape) for shape in ODD_SHAPES] + [
+            replace(info, dtype=dtype) for dtype in DTYPE_BYTES
+        ]
+        for each in odd:
+            shards = [replace(shard, tensors={**shard.tensors, f"{DOWN}.{kind}": each})]
+            try:
+                model = build_model(config, torch.float32, "cpu", shards)
+                match(model, shards, str(folder))
+                model.layers[1].mlp.down.scheme.matrices(zeros({**kinds, kind: each}), Placement(torch.float32, "cpu"))
+                read += 1
+            except ConfigError as error:
+                refused.append(str(error))
+    assert len(refused) > 2 * read
+    assert not [line for line in refused if "\n" in line]
+
+
+def zeros(found):
+    """Tensors as headers describe them."""
+    made = {}
+    for kind, info in found.items():
+        tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype])
+        tensor.view(torch.uint8).zero_() if tensor.dim() else tensor.view(1).view(torch.uint8).zero_()
+        made[kind] = [tensor]
+    return made
