@@ -35,7 +35,8 @@ def text(body: Section, outer: Section) -> TextConfig:
     refuse(body, swiglu_alpha=SWIGLU_ALPHA, swiglu_limit=SWIGLU_LIMIT)
     body = Section({"attention_bias": True, **body.values}, body.path)
     read = read_text(body, outer, sliding="layers", pattern=2, head_dim=64, eps=1e-5)
-    layout = "by turns" if outer.values.get("quantization_config") is None else "codes by turns"
+    method = (outer.values.get("quantization_config") or {}).get("quant_method")
+    layout = "codes by turns" if method == "mxfp4" else "by turns"
     experts = read_experts(
         body, width="intermediate_size", renormalise=True, layout=layout, clamped=True, router_bias=True
     )

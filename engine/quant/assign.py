@@ -55,6 +55,8 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
             continue
         if not part.expects():
             continue
+        if stored := getattr(part, "stored", ()):  # which module each of its pieces is made of
+            names = [names[number] for number in stored]
         pieces = tuple(_stored(dialect, name, part.in_features, found) for name in names)
         if any(piece is not None for piece in pieces):
             part.scheme = Quantised(pieces, tuple(names))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.quant.base import Quantised
 from engine.weights.table import parts_of
+from tests import tiny
 from tests.models.harness import Harness, load
 from tests.quant import oracle
 from tests.quant.compared import check_weights
@@ -110,3 +113,28 @@ def test_random_weights_are_of_the_dialect(folder_of, name):
     assert forms(model) == forms(load(folder_of(name), "float32"))
     harness = Harness(model)
     assert harness.prefill(harness.add(TOKENS)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-large"])
+def test_projections_that_fewer_matrices_make_take_their_codes(name, tmp_path):
+    """Layers of queries alone, and layers whose values are made of their keys' matrix."""
+    source, draw, tensors = tiny.checkpoint(name), torch.Generator().manual_seed(3), {}
+    for key, tensor in load_file(source / "model.safetensors").items():
+        module, _, kind = key.rpartition(".")
+        coded = ".self_attn." in key and module.endswith("_proj")
+        made = VARIANTS["ct float channel"].write(draw, *tensor.shape) if coded else {kind: tensor}
+        tensors |= {f"{module}.{kind}": each.contiguous() for kind, each in made.items()}
+    folder = Path(shutil.copytree(source, tmp_path / "whole"))
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = VARIANTS["ct float channel"].settings
+    for path in (folder, tmp_path):  # the oracle reads modules with a weight: attention's
+        (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    of_attention = {key: tensor for key, tensor in tensors.items() if ".self_attn." in key and "_proj." in key}
+    save_file(of_attention, tmp_path / "model.safetensors")
+    wanted = oracle.dequantised(tmp_path)
+    for number, layer in enumerate(load(folder, "float32").layers):
+        qkv = layer.attention.qkv
+        names = [f"model.layers.{number}.self_attn.{'qkv'[place]}_proj.weight" for place in qkv.stored]
+        expected = torch.cat([torch.from_numpy(wanted[each]) for each in names])
+        torch.testing.assert_close(qkv.weight.dense().double(), expected, rtol=1e-6, atol=0)

@@ -212,6 +212,20 @@ def test_mxfp4_experts_have_the_logits_of_a_float_model(gpt_oss):
     assert float((logits(gpt_oss[0]) - want).norm() / want.norm()) < 2e-4
 
 
+def test_attention_alone_may_be_quantised_beside_experts_in_floats(gpt_oss, tmp_path):
+    """Which experts lie in codes is said by mxfp4, not by any quantisation."""
+    draw, tensors = torch.Generator().manual_seed(2), {}
+    for key, tensor in load_file(gpt_oss[1] / "model.safetensors").items():
+        module, _, kind = key.rpartition(".")
+        coded = ".self_attn." in key and key.endswith("_proj.weight")
+        made = VARIANTS["ct float channel"].write(draw, *tensor.shape) if coded else {kind: tensor}
+        tensors |= {f"{module}.{kind}": each for kind, each in made.items()}
+    settings = VARIANTS["ct float channel"].settings
+    model = load(rewritten(gpt_oss[1], tmp_path / "codes", tensors, quantization_config=settings), "float32")
+    want = load(gpt_oss[1], "float32").layers[1].experts.down.weight.dense(3)
+    assert torch.equal(model.layers[1].experts.down.weight.dense(3), want)
+
+
 async def test_mxfp4_experts_run_in_an_accelerators_steps(gpt_oss, monkeypatch):
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     found = []
