@@ -69,11 +69,23 @@ class CacheLayout:
         From those that make the fewest groups on.
         """
         for num_buffers in range(most, 0, -1):
-            page_bytes = 0
-            for _ in range(2):
+            self._divide(kinds, num_buffers, 0)
+            for page_bytes in (0, *self._pages(kinds, max(self.page_bytes))):
                 self._divide(kinds, num_buffers, page_bytes)
                 yield num_buffers, page_bytes, self._padding(self.groups), self._padding(self._lasting)
-                page_bytes = max(self.page_bytes)
+
+    def _pages(self, kinds: Sequence[Sequence[int]], largest: int) -> list[int]:
+        """Bytes of a page: the largest layer's, or a little more where layers of a kind then lie in it side by side.
+
+        As where scales lie beside codes: two of half as many codes have a scale more than one of all.
+        """
+        sizes = {self._size(layers[0]) for layers in kinds}
+        wider = {-(-largest // size) * size for size in sizes if size}
+        return sorted({largest, *(size for size in wider if size < (1 + MAX_PADDING / 2) * largest)})
+
+    def _size(self, layer: int) -> int:
+        """Bytes of a layer's page."""
+        return -(-self.specs[layer].block_bytes(self.block_size) // ALIGNED) * ALIGNED
 
     @staticmethod
     def _waste(way: tuple[int, int, float, float]) -> tuple[bool, int]:
@@ -82,7 +94,7 @@ class CacheLayout:
 
     def _divide(self, kinds: Sequence[Sequence[int]], num_buffers: int, page_bytes: int) -> None:
         """Layers to groups and places: one layer of a group per buffer, or as many as a page of so many bytes holds."""
-        sizes = [-(-spec.block_bytes(self.block_size) // ALIGNED) * ALIGNED for spec in self.specs]
+        sizes = [self._size(layer) for layer in range(len(self.specs))]
         self.num_buffers = num_buffers
         self.groups: list[Group] = []
         pages = [0] * self.num_buffers
@@ -140,9 +152,11 @@ class CacheLayout:
 
     def _check_padding(self, share: float) -> None:
         if share > MAX_PADDING:
+            codes = any(getattr(getattr(spec, "dtype", None), "itemsize", 2) == 1 for spec in self.specs)
             raise ConfigError(
                 f"the layers' caches differ so much that {share:.0%} of the KV cache would be padding (at most "
                 f"{MAX_PADDING:.0%}): this model's mixture of layers is not supported"
+                + (" with codes of 8 bits; name --kv-cache-dtype bfloat16" if codes else "")
             )
         if share > 0.01:
             log.info("KV cache: %d groups of layers, %.1f %% of it padding", len(self.groups), 100 * share)

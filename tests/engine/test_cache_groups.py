@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -92,6 +92,9 @@ def test_pages_of_unlike_kinds_are_padded_and_too_much_padding_is_refused():
     assert layout.page_bytes == (FULL.block_bytes(16),) != (small.block_bytes(16),)
     with pytest.raises(ConfigError, match=r"44% of the KV cache would be padding \(at most 25%\)"):
         CacheLayout([FULL, FullSpec(2, 1, torch.float32)], 16)
+    coded = [replace(spec, dtype=torch.float8_e4m3fn) for spec in (FULL, FullSpec(2, 1, torch.float32))]
+    with pytest.raises(ConfigError, match=r"not supported with codes of 8 bits; name --kv-cache-dtype bfloat16$"):
+        CacheLayout(coded, 16)
 
 
 def test_layers_of_small_pages_lie_side_by_side_where_padding_would_be_too_much():
@@ -108,6 +111,16 @@ def test_layers_of_small_pages_lie_side_by_side_where_padding_would_be_too_much(
         for layer in group.layers:
             block = 1 + layout.group_of[layer]
             assert all((view[block] == layer).all() for view in caches[layer])
+
+
+def test_a_page_is_a_little_larger_where_layers_with_scales_then_lie_side_by_side():
+    """As in Gemma 4 with codes of 8 bits: two heads of half the width have one scale more than a whole one."""
+    near = replace(NEAR, head_dim=32, dtype=torch.float8_e4m3fn)
+    wide = replace(FULL, head_dim=64, dtype=torch.float8_e4m3fn)
+    assert wide.block_bytes(16) < 2 * near.block_bytes(16) < 1.1 * wide.block_bytes(16)
+    layout = CacheLayout([near, near, near, near, wide] * 7, 16)
+    assert [len(group.layers) for group in layout.groups] == [14, 14, 7]
+    assert layout.page_bytes == (2 * near.block_bytes(16),) * 7
 
 
 def test_small_layers_that_see_all_lie_side_by_side_since_long_contexts_fill_their_blocks():

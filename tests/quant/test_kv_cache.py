@@ -262,7 +262,7 @@ def alone():
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize(("name", "word"), [("mistral-window", "fp8"), ("qwen3", "fp8_e5m2")])
+@pytest.mark.parametrize(("name", "word"), [("mistral-window", "fp8"), ("qwen3", "fp8_e5m2"), ("gemma4-large", "fp8")])
 async def test_tokens_do_not_depend_on_circumstances(alone, name, word, settings, monkeypatch):
     wanted = await alone(name, word)
     if settings == "an accelerator's steps":
