@@ -18,6 +18,7 @@ from engine.cache.sizing import check_weights, device_blocks, fit_context, host_
 from engine.checkpoint.config import resolve_dtype
 from engine.config import EngineConfig
 from engine.device import choose_device
+from engine.errors import ConfigError
 from engine.kernels.target import target
 from engine.memory import DeviceMemory, device_memory
 from engine.model_config import ModelConfig
@@ -49,10 +50,19 @@ class Estimate:
     num_blocks: int  # of the KV cache
     contexts: float  # that fit at one time
     memory: DeviceMemory | None  # of an accelerator, before anything is loaded
+    refusal: ConfigError | None = None  # the device's memory does not do: there is no context
 
 
 def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     """Raises ConfigError where the start would; `shards`: None with random weights."""
+    found = described(config, shards)
+    if found.refusal is not None:
+        raise found.refusal
+    return found
+
+
+def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
+    """The same also of a model that the device's memory is too small for; other refusals are raised."""
     device = choose_device(config.device)
     model_config = load_model_config(
         config.model, config.hf_overrides, config.without_media, config.model_impl, config.runner, config.pooler
@@ -69,11 +79,15 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     memory = None if device == "cpu" else device_memory(device)
     layout = layout_of(config, model, sizes, shards, read=False)
     longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
-    if memory is None:
-        blocks = host_blocks(config, layout, longest, sizes.max_rows, weights)
-    else:
-        blocks = _device_blocks(config, model, layout, sizes, weights, memory)
-    context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
+    blocks, context, refusal = 1, 0, None
+    try:
+        if memory is None:
+            blocks = host_blocks(config, layout, longest, sizes.max_rows, weights)
+        else:
+            blocks = _device_blocks(config, model, layout, sizes, weights, memory)
+        context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
+    except ConfigError as error:
+        refusal = error
     each = layout.blocks_for(context, sizes.max_chunk)
     return Estimate(
         config=model_config,
@@ -87,8 +101,9 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         context=context,
         context_bytes=each * layout.block_bytes,
         num_blocks=blocks - 1,
-        contexts=(blocks - 1) / each,
+        contexts=(blocks - 1) / each if context else 0.0,
         memory=memory,
+        refusal=refusal,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.errors import ConfigError
-from engine.estimate import Estimate, estimate
+from engine.estimate import Estimate, described
 from engine.memory import gib
 from engine.model_config import ModelConfig
 from engine.models.registry import family_of
@@ -25,10 +25,13 @@ from server.load import check_folder, hub_of, is_hub_name
 
 
 def lines(config: Config) -> Iterator[str]:
-    """What `check` prints; raises ConfigError with the reason why the model cannot be served."""
+    """What `check` prints; raises ConfigError with the reason why the model cannot be served.
+
+    Where this device's memory is what does not do, that comes last: the lines say what another one needs.
+    """
     folder, shards = headers(config)
     yield f"model: {config.folder}" + ("" if str(folder) == config.folder else f", its files in {folder}")
-    found = estimate(config.engine(str(folder)), shards)
+    found = described(config.engine(str(folder)), shards)
     model = found.config
     takes = ", ".join(model.modalities)
     family = family_of(model.architecture, model.implementation)
@@ -41,9 +44,9 @@ def lines(config: Config) -> Iterator[str]:
         check_processor(model)
     yield f"served: {how}; takes {takes}"
     yield from of_weights(found, shards)
-    context = f"{gib(found.context_bytes)} for a context of {found.context:,} tokens"
+    context = f", {gib(found.context_bytes)} for a context of {found.context:,} tokens" if found.context else ""
     numbers = f"; {found.numbers}" if found.numbers else ""
-    yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens, {context}{numbers}"
+    yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens{context}{numbers}"
     yield from of_device(config, found)
 
 
@@ -102,6 +105,8 @@ def of_device(config: Config, found: Estimate) -> Iterator[str]:
     else:
         share = f"--gpu-memory-utilization {config.cache.gpu_memory_utilization:g}"
         yield f"device: {found.device}, {gib(found.memory.total)}, {gib(found.memory.free)} free, {share}"
+    if found.refusal is not None:
+        raise found.refusal
     longest = config.model.max_model_len or found.config.max_position
     fits = f"--max-model-len {longest:,} fits" if found.context == longest else f"at most {found.context:,} tokens fit"
     estimated = "" if found.memory is None else " (a step and its graphs are estimated)"

@@ -80,6 +80,20 @@ LLAMA_8B = {
 }  # fmt: skip
 
 
+def test_a_model_too_large_for_the_device_is_described_before_it_is_refused(monkeypatch, tmp_path, capsys):
+    """So that people know which device to look for."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
+    monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(8 * GIB, 8 * GIB))
+    assert cli.main(["check", str(tmp_path), "--load-format", "dummy"]) == 1
+    served, weights, cache, device, refused = capsys.readouterr().out.splitlines()[1:]
+    assert served == "served: natively, as LlamaForCausalLM (Llama); takes text"
+    assert "14.96 GiB on the device" in weights
+    assert cache == "KV cache: 125.0 MiB per 1,000 tokens"
+    assert device.startswith("device: cuda:0, 8.00 GiB, 8.00 GiB free")
+    assert refused.startswith("refused: --gpu-memory-utilization 0.92 of 8.00 GiB: the weights take 14.96 GiB")
+
+
 def test_an_accelerator_s_memory_decides(monkeypatch, tmp_path):
     """An 8B of random weights, on devices that are not there."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
