@@ -33,7 +33,8 @@ async def tokens_of(folder: str, device: str, quantization: str) -> list[int]:
 
 
 def main() -> None:
-    """Prints the bytes of the matrices and the tokens of both."""
+    """Prints the bytes of the matrices and the tokens of both; a model that is quantised already has one of them."""
+    from engine.errors import ConfigError
     from engine.estimate import estimate
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -41,9 +42,15 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
     for quantization in ("", "fp8"):
-        found = estimate(EngineConfig(args.folder, device=args.device, quantization=quantization), None)
-        print(f"{quantization or 'floats'}: {found.weight_bytes / 2**20:.1f} MiB", end=" ")
+        try:
+            found = estimate(EngineConfig(args.folder, device=args.device, quantization=quantization), None)
+        except ConfigError as error:
+            raise SystemExit(str(error)) from None
+        named = quantization or ("codes" if found.quantised else "floats")
+        print(f"{named}: {found.weight_bytes / 2**20:.1f} MiB", end=" ", flush=True)
         print(asyncio.run(tokens_of(args.folder, args.device, quantization)))
+        if found.quantised:
+            break
 
 
 if __name__ == "__main__":

@@ -151,3 +151,14 @@ def test_the_example_prints_what_is_saved(monkeypatch, capsys):
     assert floats.startswith("floats: ")
     assert codes.startswith("fp8: ")
     assert float(codes.split()[1]) < float(floats.split()[1])
+
+
+def test_the_example_takes_a_quantised_model_as_it_is_and_says_what_is_no_model(tmp_path, monkeypatch, capsys):
+    folder = write(tmp_path / "coded", VARIANTS["gptq 32"])
+    monkeypatch.setattr("sys.argv", ["quantized.py", str(folder), "--device", "cpu"])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("codes: ")
+    monkeypatch.setattr("sys.argv", ["quantized.py", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match=r"config\.json is missing"):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
