@@ -73,7 +73,7 @@ class Compressed:
             return floats8("weight_scale", headers, block, _inputs(inputs))
         if (met := inputs.get("type") == "int") and not inputs.get("dynamic"):
             check_whole(headers, "codes of I8 for static inputs", "input_scale")
-        return Integers8(met, tuple(extras(headers, ("input_scale",)).items()))
+        return Integers8(met, tuple(extras(headers, ("input_scale",)).items()), headers["weight_scale"].shape)
 
     @staticmethod
     def _random(named: str, weights: Settings, block: tuple[int, int], inputs: Settings) -> Stored | None:

@@ -25,7 +25,7 @@ from engine.quant.stored import (
     offsets,
     scale_of,
 )
-from engine.weights.table import Wanted
+from engine.weights.table import Shape, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +81,23 @@ class PackedIntegers:
 
 @dataclass(frozen=True, slots=True)
 class Integers8:
-    """int-quantized."""
+    """int-quantized: a scale per row, or one for the matrix."""
 
     quantised_inputs: bool
     extra: tuple[tuple[str, Wanted], ...] = ()
+    shape: Shape | None = None  # of the scale in the file
 
     @property
     def form(self) -> str:
-        return "INT8 by rows"
+        return "INT8 by matrices" if self.shape is not None and torch.Size(self.shape).numel() == 1 else "INT8 by rows"
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        shape: Shape = (rows, 1)
+        if self.shape is not None and torch.Size(self.shape).numel() in (1, rows):
+            shape = self.shape
         return {
             "weight": Wanted((rows, columns), (torch.int8,)),
-            "weight_scale": Wanted((rows, 1), SCALES),
+            "weight_scale": Wanted(shape, SCALES),
             **dict(self.extra),
         }
 
@@ -103,5 +107,5 @@ class Integers8:
         if self.quantised_inputs:
             static = tensors.get("input_scale")
             inputs = Inputs(None if static is None else scale_of("input_scale", static).float().amax())
-        scale = scale_of("weight_scale", tensors["weight_scale"])
+        scale = scale_of("weight_scale", tensors["weight_scale"]).reshape(-1, 1).expand(len(values), 1).contiguous()
         return Codes(Kind.INT8, values, scale, values.shape[1], inputs=inputs)

@@ -183,11 +183,11 @@ def awq(group: int) -> Writer:
     return made
 
 
-def int8(static: bool = False) -> Writer:
+def int8(static: bool = False, whole: bool = False) -> Writer:
     def made(draw: torch.Generator, rows: int, columns: int) -> Tensors:
         found = {
             "weight": torch.randint(-128, 128, (rows, columns), generator=draw, dtype=torch.int8),
-            "weight_scale": scales(draw, rows, 1, about=0.001),
+            "weight_scale": scales(draw, *((1,) if whole else (rows, 1)), about=0.001),
         }
         return {**found, "input_scale": torch.tensor([0.03])} if static else found
 
@@ -286,6 +286,9 @@ VARIANTS: dict[str, Variant] = {
         groups("mxfp8-quantized", **E4M3, strategy="group", group_size=32), floats8("weight_scale", "group", dtype=U8)
     ),
     "ct int8": Variant(groups("int-quantized", INT8, num_bits=8, type="int", strategy="channel"), int8()),
+    "ct int8 matrix": Variant(
+        groups("int-quantized", None, num_bits=8, type="int", strategy="tensor"), int8(whole=True)
+    ),
     "ct int8 weights": Variant(groups("int-quantized", None, num_bits=8, type="int", strategy="channel"), int8()),
     "ct w4 32": Variant(packed_settings(4, 32), packed(4, 32, dtype=BF16)),
     "ct w4 64": Variant(packed_settings(4, 64), packed(4, 64, dtype=F16)),
