@@ -88,7 +88,9 @@ def with_quantisation(root: Section, folder: Path) -> Section:
 
 def _modelopt(path: Path) -> dict[str, Any] | None:
     found = read_json(path, required=False).get("quantization")
-    return {**found, "quant_method": "modelopt"} if isinstance(found, dict) and found.get("quant_algo") else None
+    if not isinstance(found, dict) or not (found.get("quant_algo") or found.get("kv_cache_quant_algo")):
+        return None
+    return {**found, "quant_method": "modelopt"}
 
 
 def _gptq(path: Path) -> dict[str, Any] | None:

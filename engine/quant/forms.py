@@ -57,7 +57,7 @@ def form_line(model: Model, float8_units: bool) -> str | None:
     said = [
         f"quantised weights ({method}): {matrices} matrices are codes in memory, {kept} are floats",
         ", ".join(f"{count} {form}" for form, count in forms.most_common()),
-        f"codes and scales take {gib(coded)}, in bfloat16 these matrices take {gib(floats)}",
+        f"codes and scales take {gib(coded)}, in bfloat16 these matrices take {gib(floats)}" if matrices else "",
         "products widen codes to what they multiply" if matrices > integers else "",
         f"inputs of {integers} become INT8" if integers else "",
     ]

@@ -30,7 +30,8 @@ class ModelOpt:
 
     def __init__(self, settings: Section) -> None:
         self._algorithm = str(settings.values.get("quant_algo") or "").upper()
-        if self._algorithm not in (*FP8, *FP4, "MIXED_PRECISION"):
+        of_cache_alone = not self._algorithm and bool(settings.values.get("kv_cache_quant_algo"))
+        if self._algorithm not in (*FP8, *FP4, "MIXED_PRECISION") and not of_cache_alone:
             raise ConfigError(
                 f"{settings.path}: quant_algo={self._algorithm!r}; read are {', '.join((*FP8, *FP4))}, MIXED_PRECISION"
             )

@@ -128,6 +128,22 @@ def test_auto_is_what_the_checkpoint_was_made_for(settings, kept):
     assert {spec.dtype for spec in stored_specs(model, "bfloat16", (), None)} == {BF16}
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_checkpoint_may_quantise_its_cache_alone(tmp_path, beside):
+    """ModelOpt's settings without an algorithm for weights, in either file."""
+    folder = with_scales(tmp_path, scales_of("modelopt"))
+    settings = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    if beside:
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        settings = {"quant_method": "modelopt", **settings}
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    for word, dtype in (("auto", E4M3), ("bfloat16", BF16)):
+        assert {spec.dtype for spec in specs_of(folder, word)} == {dtype}
+    assert all(spec.given is not None for spec in specs_of(folder, "auto"))
+
+
 def test_layers_that_are_skipped_share_tables_with_the_others_and_waste_nothing():
     specs = specs_of(tiny.checkpoint("llama"), skipped=("1",))
     assert [spec.dtype for spec in specs] == [E4M3, torch.float32, E4M3]
