@@ -78,9 +78,7 @@ def test_one_row(shape):
         return
     for _ in range(5):
         out.copy_(start)
-        after = empty_unscaled(out, 8 * cut.block_n, behind, 1e-6)
-        assert after is not None
-        after = after._replace(squares=torch.empty(-(-width // cut.block_n), 1, device="cuda"))
+        after = Unscaled(torch.empty_like(out), torch.empty(-(-width // cut.block_n), 1, device="cuda"), behind, 1e-6)
         launch_dense_row(x, weight, bias, out, out, None, cut, after=after)
         dense_row_reference(x.double(), weight, bias, start.double(), want, None, cut)
         assert error(out, want) < LIMIT
