@@ -46,7 +46,8 @@ def tool_structure(
 ) -> Structure | None:
     """What holds the answer; `answer` itself where no call is to be held.
 
-    `answer` is what the request says of answers (response_format): a model that may call gives either calls or that.
+    `answer` is what the request says of answers (response_format): a model that may call gives either calls or a
+    document by its schema. Beside a pattern, a choice or a grammar there are no calls, as with vLLM.
     """
     if not tools or not (calls.must or any(place.strict for place in places) or answer is not None):
         return answer
