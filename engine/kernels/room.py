@@ -11,6 +11,7 @@ from torch import Tensor
 
 MAX_ROWS = 64  # that lie in one tile
 MAX_BLOCK = 128  # rows of a tile where rows are cut into tiles
+TILES = (1, 32, 64)  # rows of the tiles that few rows lie in; one row is no tile
 
 
 def empty_rows(like: Tensor, width: int) -> Tensor:
@@ -18,7 +19,7 @@ def empty_rows(like: Tensor, width: int) -> Tensor:
     if like.dim() != 2:
         return like.new_empty(*like.shape[:-1], width)
     rows = len(like)
-    tile = min(1 << (rows - 1).bit_length(), MAX_BLOCK) if rows > 1 else 1
+    tile = next((size for size in TILES if rows <= size), MAX_BLOCK)
     held = -(-rows // tile) * tile
     return like.new_empty(held, width)[:rows]
 

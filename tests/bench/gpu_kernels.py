@@ -31,6 +31,7 @@ from engine.kernels.norm import rms_norm
 from engine.kernels.rotate import qkv_rope_store
 from server.bench.timing import CALLS, rates, spread_of
 from tests.bench.gpu_codes import code_cases
+from tests.bench.gpu_four_bits import four_bit_cases
 from tests.bench.gpu_moe import moe_cases
 from tests.bench.gpu_one_row import one_row_cases
 from tests.bench.gpu_sampling import sampling_cases
@@ -203,6 +204,7 @@ def every_group() -> dict[str, list[Callable[[], list[dict]]]]:
         "codes": code_cases(time_of, step),
         "moe": moe_cases(time_of),
         "one_row": one_row_cases(time_of),
+        "four_bits": four_bit_cases(time_of),
     }  # fmt: skip
 
 

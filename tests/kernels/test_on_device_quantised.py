@@ -57,19 +57,17 @@ def test_products(kind, width, depth, group, invariant):
 
 
 @pytest.mark.skipif(target().arch != "sm_90", reason="for Hopper alone")
-@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "group", "zeros", "dtype"),
+    ("width", "depth", "kind", "group", "zeros", "dtype", "gated"),
     [
-        (Kind.INT4, 128, False, torch.bfloat16),
-        (Kind.INT4, 128, True, torch.float32),
-        (Kind.INT4, 32, True, torch.bfloat16),
-        (Kind.INT4, 4096, False, torch.float32),
-        (Kind.E2M1, 16, False, torch.bfloat16),
-        (Kind.NF4, 64, False, torch.float32),
+        (6144, 2048, Kind.INT4, 128, False, torch.bfloat16, False),
+        (6144, 2048, Kind.INT4, 128, True, torch.float32, True),
+        (1000, 1536, Kind.INT4, 32, True, torch.bfloat16, False),
+        (1000, 1536, Kind.INT4, 4096, False, torch.float32, True),
+        (24576, 256, Kind.E2M1, 16, False, torch.bfloat16, False),
+        (24576, 256, Kind.NF4, 64, False, torch.float32, True),
     ],
 )
-@pytest.mark.parametrize(("width", "depth"), [(6144, 4096), (1000, 1536), (24576, 1024)])
 def test_scales_on_values(width, depth, kind, group, zeros, dtype, gated):
     """Of every tile's rows and past them, with room behind x or none; repeated, and in a graph, bits are the same."""
     codes = codes_of(kind, width, depth, group, zeros)

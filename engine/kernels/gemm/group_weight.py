@@ -22,6 +22,7 @@ from engine.kernels.gemm.one_row import empty_after, one_row_product, takes
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.tiles import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.weight import Weight
+from engine.kernels.room import empty_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +100,9 @@ class GroupWeight(Weight):
     def _ordered(self, x: Tensor) -> Tensor:
         """x [..., K] as rows [M, K], in the codes' order of columns."""
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        return rows if self.order is None else rows.index_select(1, self.order)
+        if self.order is None:
+            return rows
+        return torch.index_select(rows, 1, self.order, out=empty_rows(rows, len(self.order)))
 
     def _widens(self, rows: int, activation: Activation | None) -> bool:
         return not self.invariant and self.inputs is None and self.long.widens(self.weight, rows, activation)

@@ -1,6 +1,6 @@
 """LongProducts: from how many rows on a weight of codes is widened whole first; timed before graphs.
 
-Owner: the device thread; each accelerator has its own. After the start nothing changes. gemm/groups widens a tile of
+Owner: the device thread; each accelerator has its own. After the start nothing changes. gemm/tiles widens a tile of
 codes again for every tile of rows. With many rows it takes less time to widen the weight once, into memory that the
 next weight takes again, and to multiply as if it had been saved so (gemm/dense). --deterministic has one way for all
 rows, and never asks.
@@ -32,8 +32,9 @@ from engine.kernels.tune import few_rows
 log = logging.getLogger(__name__)
 
 TILES, WHOLE = TORCHS, b"whole"  # the rivals' names in `quickest`
-# Rows that are timed, up to the first that gains. An H100 takes for gate|up of an 8B in 4 bits, at 256 and 384 rows,
-# 161 and 245 us by tiles; in bfloat16 94 and 109, and 124 to widen it.
+# Rows that are timed, up to the first that gains. An H100 takes for gate|up of an 8B in 4 bits and its activation, at
+# 256, 512 and 1024 rows, 84, 147 and 293 us by tiles; in bfloat16 95, 148 and 287, and 124 to widen it. In float16 by
+# tiles, at 256 rows, 161 without the activation.
 SIZES = (192, 256, 320, 384, 512, 768, 1024, 1536, 2048, 4096)
 LEAST_ROWS = SIZES[0]
 MOST_BYTES = 1 << 30  # of a widened weight

@@ -1,4 +1,4 @@
-"""Products of many rows with four-bit codes, whose scales multiply values: y = x W^T (+ bias) (+ residual).
+"""Products of 17 rows and more with four-bit codes, whose scales multiply values: y = x W^T (+ bias) (+ residual).
 
     w[n, k] = round((value(code[n, k]) - zero[n, k // group]) * scale[n, k // group])        row_scale[n] joins the sums
 
@@ -27,10 +27,10 @@ from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.codes import FOUR_BITS
 from engine.kernels.gemm.descriptors import describe, is_aligned
 from engine.kernels.gemm.groups import KINDS, Packed
-from engine.kernels.gemm.split_k import AHEAD, MAX_TILES, arrivals, fetch
+from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.value_cuts import Cut
 from engine.kernels.gemm.widen import values_of
-from engine.kernels.pdl import grid_wait, launch_options, overlaps
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.room import whole_tiles
 from engine.kernels.target import target, tl, triton
 
@@ -137,13 +137,46 @@ def scaled_of(
     return values
 
 
+@triton.jit
+def sums_of(
+    x, words, scales, zeros, first_m, first_n, apart, height, groups, start, end, KIND: tl.constexpr,
+    GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, GATED: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Turns start .. end of a tile: float32 [BLOCK_N, BLOCK_M]."""
+    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for turn in range(start, end):
+        first = turn * BLOCK_K
+        # Asked for before the blocks are waited for.
+        s0, z0 = of_place(scales, zeros, first_n, apart, height, first, groups, 0, GROUP, SCALES, ZEROS, BLOCK_N)
+        s1, z1 = of_place(scales, zeros, first_n, apart, height, first, groups, 1, GROUP, SCALES, ZEROS, BLOCK_N)
+        s2, z2 = of_place(scales, zeros, first_n, apart, height, first, groups, 2, GROUP, SCALES, ZEROS, BLOCK_N)
+        s3, z3 = of_place(scales, zeros, first_n, apart, height, first, groups, 3, GROUP, SCALES, ZEROS, BLOCK_N)
+        if GATED:
+            block = words.load([0, first_n, first // 4]).reshape((BLOCK_N, BLOCK_K // 4))
+        else:
+            block = words.load([first_n, first // 4])
+        tokens = x.load([first_m, first])
+        dtype: tl.constexpr = tokens.dtype
+        v0 = scaled_of(block, s0, z0, dtype, 0, KIND, SCALES, ZEROS, PAIRS)
+        v1 = scaled_of(block, s1, z1, dtype, 1, KIND, SCALES, ZEROS, PAIRS)
+        v2 = scaled_of(block, s2, z2, dtype, 2, KIND, SCALES, ZEROS, PAIRS)
+        v3 = scaled_of(block, s3, z3, dtype, 3, KIND, SCALES, ZEROS, PAIRS)
+        # A thread's codes stay where they are: only the names of its registers change.
+        each = tl.join(tl.join(v0, v1), tl.join(v2, v3)).reshape((BLOCK_N, BLOCK_K // 64, 16, 2, 2))
+        values = each.permute((0, 1, 4, 3, 2)).reshape((BLOCK_N, BLOCK_K))
+        sums = tl.dot(values, tokens.T, sums, input_precision="ieee")
+        if PAIRS:
+            wait_for_products()
+    return sums
+
+
 @triton.jit(do_not_specialize=["rows", "whole", "run"])
 def scaled_values_kernel(
     out,  # [rows, width]
-    partial,  # [programs behind `whole`, 2, BLOCK_N, BLOCK_M] float32 when APART: of a program's first tile, and last
-    arrived,  # [MAX_TILES] int32 when APART; zero before and after
+    partial,  # [programs behind `whole`, 2, BLOCK_N, BLOCK_M] float32: of a program's first tile, and last
+    arrived,  # [MAX_TILES] int32, from tile `whole` on; zero before and after
     x,  # [rows, depth] in blocks [BLOCK_M, BLOCK_K]
-    plain,  # the words' values
     words,  # of gemm/widen [width, line] in blocks [BLOCK_N, BLOCK_K / 4]; GATED: [2, width, line], two halves a block
     scales,  # [width, groups] when SCALES; GATED: gate's rows, then up's, as of zeros, row_scales and bias
     zeros,  # [width, groups] int8 when ZEROS
@@ -154,7 +187,6 @@ def scaled_values_kernel(
     width,
     depth,
     groups,
-    line,
     whole,  # programs of one tile each
     run,  # turns of each further program
     KIND: tl.constexpr,  # of gemm/widen
@@ -166,12 +198,10 @@ def scaled_values_kernel(
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,  # a tile has as many rows of gate as of up
     ACT: tl.constexpr,  # an Activation when GATED
-    APART: tl.constexpr,  # some tile has several programs
     PAIRS: tl.constexpr,  # two values at a time, and our own waits
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    AHEAD: tl.constexpr,  # lines of 128 bytes of each row of words that are asked for before x is there
     OVERLAP: tl.constexpr,
 ):
     """Turns start .. end of all tiles' per program; neighbouring tiles read the same weights."""
@@ -179,62 +209,35 @@ def scaled_values_kernel(
     COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # of the result
     tiles, turns = m_tiles * tl.cdiv(width, COLUMNS), tl.cdiv(depth, BLOCK_K)
     height, apart = (2 * width, width) if GATED else (width, 64)  # rows of the weight, and between a tile's halves
-    dtype: tl.constexpr = out.dtype.element_ty
     start, end = program * turns, (program + 1) * turns
     if program >= whole:
         start = whole * turns + (program - whole) * run
         end = tl.minimum(start + run, tiles * turns)
-    if AHEAD:
-        number = tl.arange(0, BLOCK_N)
-        n = start // turns // m_tiles * COLUMNS + number + (number // 64 * (apart - 64))
-        word = start % turns * (BLOCK_K // 4) + tl.arange(0, AHEAD) * 64
-        fetch(plain + n.to(tl.int64)[:, None] * line + word[None, :], (n < height)[:, None] & (word < line)[None, :])
     grid_wait(OVERLAP)
     for tile in range(start // turns, tl.cdiv(end, turns)):
         first_n, first_m = tile // m_tiles * COLUMNS, tile % m_tiles * BLOCK_M
-        sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        last_turn = tl.minimum(end - tile * turns, turns)
-        for turn in range(tl.maximum(start - tile * turns, 0), last_turn):
-            first = turn * BLOCK_K
-            # Asked for before the blocks are waited for.
-            s0, z0 = of_place(scales, zeros, first_n, apart, height, first, groups, 0, GROUP, SCALES, ZEROS, BLOCK_N)
-            s1, z1 = of_place(scales, zeros, first_n, apart, height, first, groups, 1, GROUP, SCALES, ZEROS, BLOCK_N)
-            s2, z2 = of_place(scales, zeros, first_n, apart, height, first, groups, 2, GROUP, SCALES, ZEROS, BLOCK_N)
-            s3, z3 = of_place(scales, zeros, first_n, apart, height, first, groups, 3, GROUP, SCALES, ZEROS, BLOCK_N)
-            if GATED:
-                block = words.load([0, first_n, first // 4]).reshape((BLOCK_N, BLOCK_K // 4))
-            else:
-                block = words.load([first_n, first // 4])
-            tokens = x.load([first_m, first])
-            v0 = scaled_of(block, s0, z0, dtype, 0, KIND, SCALES, ZEROS, PAIRS)
-            v1 = scaled_of(block, s1, z1, dtype, 1, KIND, SCALES, ZEROS, PAIRS)
-            v2 = scaled_of(block, s2, z2, dtype, 2, KIND, SCALES, ZEROS, PAIRS)
-            v3 = scaled_of(block, s3, z3, dtype, 3, KIND, SCALES, ZEROS, PAIRS)
-            # A thread's codes stay where they are: only the names of its registers change.
-            each = tl.join(tl.join(v0, v1), tl.join(v2, v3)).reshape((BLOCK_N, BLOCK_K // 64, 16, 2, 2))
-            each = each.permute((0, 1, 4, 3, 2))
-            sums = tl.dot(each.reshape((BLOCK_N, BLOCK_K)), tokens.T, sums, input_precision="ieee")
-            if PAIRS:
-                wait_for_products()
+        sums = sums_of(
+            x, words, scales, zeros, first_m, first_n, apart, height, groups, tl.maximum(start - tile * turns, 0),
+            tl.minimum(end - tile * turns, turns), KIND, GROUP, SCALES, ZEROS, GATED, PAIRS, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         last = True
-        if APART:
-            # Of programs behind `whole`: the first and the last that have turns of this tile.
-            before = (tile - whole) * turns
-            first_part = before // run
-            parts = (before + turns - 1) // run - first_part + 1
-            if (program >= whole) & (parts > 1):
-                size: tl.constexpr = BLOCK_N * BLOCK_M
-                place = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-                is_last = (tile != start // turns).to(tl.int64)
-                tl.store(partial + ((program - whole) * 2 + is_last) * size + place, sums)
-                tl.debug_barrier()  # every thread's part is written before the arrival is counted
-                last = tl.atomic_add(arrived + tile - whole, 1, sem="acq_rel") == parts - 1
-                if last:
-                    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-                    for part in range(first_part, first_part + parts):
-                        is_last = (tile - whole != part * run // turns).to(tl.int64)
-                        sums += tl.load(partial + (part * 2 + is_last) * size + place, cache_modifier=".cg")
-                    tl.store(arrived + tile - whole, 0)
+        # Of programs behind `whole`: the first and the last that have turns of this tile.
+        before = (tile - whole) * turns
+        first_part = before // run
+        parts = (before + turns - 1) // run - first_part + 1
+        if (program >= whole) & (parts > 1):
+            size: tl.constexpr = BLOCK_N * BLOCK_M
+            place = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+            is_last = (tile != start // turns).to(tl.int64)
+            tl.store(partial + ((program - whole) * 2 + is_last) * size + place, sums)
+            tl.debug_barrier()  # every thread's part is written before the arrival is counted
+            last = tl.atomic_add(arrived + tile - whole, 1, sem="acq_rel") == parts - 1
+            if last:
+                sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+                for part in range(first_part, first_part + parts):
+                    is_last = (tile - whole != part * run // turns).to(tl.int64)
+                    sums += tl.load(partial + (part * 2 + is_last) * size + place, cache_modifier=".cg")
+                tl.store(arrived + tile - whole, 0)
         if last:
             if ROW_SCALES:
                 sums *= of_rows(row_scales, first_n, apart, height, 1, 0, BLOCK_N)
@@ -249,7 +252,7 @@ def scaled_values_kernel(
             target = m.to(tl.int64)[None, :] * width + column[:, None]
             if RESIDUAL:
                 y += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out + target, y.to(dtype), mask=inside)
+            tl.store(out + target, y.to(out.dtype.element_ty), mask=inside)
 
 
 def takes(x: Tensor, weight: Packed) -> bool:
@@ -263,6 +266,7 @@ def takes(x: Tensor, weight: Packed) -> bool:
         and weight.group % RUN == 0
         and (weight.zeros is None or weight.zeros.dtype is torch.int8)
         and is_aligned(x)
+        and is_aligned(weight.codes)
     )
 
 
@@ -294,25 +298,21 @@ def launch_scaled_values(
     tiles, turns = triton.cdiv(rows, cut.block_m) * triton.cdiv(width, columns), triton.cdiv(depth, cut.block_k)
     whole = min(cut.whole, tiles)
     others = triton.cdiv((tiles - whole) * turns, cut.turns)
-    apart = whole < tiles and cut.turns != turns
-    assert not apart or tiles - whole <= MAX_TILES
-    partial = out
-    if apart:
-        partial = torch.empty(others * 2 * cut.block_n * cut.block_m, dtype=torch.float32, device=x.device)
+    assert tiles - whole <= MAX_TILES
+    partial = torch.empty(others * 2 * cut.block_n * cut.block_m, dtype=torch.float32, device=x.device)
     words = describe(weight.codes, cut.block_n, cut.block_k // 4)
     if activation is not None:
         words = describe(weight.codes.view(2, width, line), 2, columns, cut.block_k // 4)
     scaled_values_kernel[(whole + others,)](
-        out, partial, arrivals(x.device) if apart else out,
-        describe(whole_tiles(x, cut.block_m), cut.block_m, cut.block_k), weight.codes, words,
+        out, partial, arrivals(x.device), describe(whole_tiles(x, cut.block_m), cut.block_m, cut.block_k), words,
         out if weight.scales is None else weight.scales, out if weight.zeros is None else weight.zeros,
         out if weight.row_scales is None else weight.row_scales, out if bias is None else bias,
-        out if residual is None else residual, rows, width, depth, -(-depth // weight.group), line, whole,
+        out if residual is None else residual, rows, width, depth, -(-depth // weight.group), whole,
         cut.turns, KIND=KINDS[weight.kind], GROUP=weight.group, SCALES=weight.scales is not None,
         ZEROS=weight.zeros is not None, ROW_SCALES=weight.row_scales is not None, BIAS=bias is not None,
-        RESIDUAL=residual is not None, GATED=activation is not None, ACT=int(activation or 0), APART=apart,
+        RESIDUAL=residual is not None, GATED=activation is not None, ACT=int(activation or 0),
         PAIRS=x.is_cuda, BLOCK_M=cut.block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k,
-        AHEAD=AHEAD if overlaps() else 0, num_warps=cut.warps, num_stages=cut.stages, **launch_options(),
+        num_warps=cut.warps, num_stages=cut.stages, **launch_options(),
     )  # fmt: skip
 
 

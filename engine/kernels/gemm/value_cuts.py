@@ -21,7 +21,7 @@ from engine.kernels.target import target, triton
 
 WARPS = 4
 WIDE = 1.4  # tiles of 128 weight rows for each unit, from which on these are taken for more than 64 rows
-MOST_PARTS, LEAST_TURNS = 4, 4  # programs that share a tile, and turns of each
+LEAST_TURNS = 4  # of a program that shares a tile
 SHARED = 64 * 128  # sums of a tile
 
 
@@ -31,17 +31,19 @@ class Form(NamedTuple):
     block_n: int
     stages: int  # of turns of 128 columns
     programs: int  # of a unit, by their shared memory and registers
+    most_parts: int = 4  # programs that share a tile
 
 
 # By a tile's tokens, measured on an H100 with the products of Qwen3-8B. Turns of 128 columns beat those of 64 by a
-# tenth and four warps beat eight; tiles of 128 weight rows read x less often. A gated tile has 64 + 64 rows.
+# tenth and four warps beat eight; tiles of 128 weight rows read x less often. A gated tile has 64 + 64 rows. Up to 32
+# rows, where memory is slower than the units, more programs have more loads under way.
 FORMS: dict[int, tuple[Form, ...]] = {
-    32: (Form(64, 4, 4), Form(64, 6, 3)),
+    32: (Form(64, 3, 4, 8),),
     64: (Form(64, 4, 2), Form(64, 3, 3)),
     MAX_BLOCK: (Form(128, 3, 2), Form(64, 3, 2)),
 }
 GATED_FORMS: dict[int, tuple[Form, ...]] = {
-    32: (Form(128, 4, 2),),
+    32: (Form(128, 3, 3),),
     64: (Form(128, 3, 2),),
     MAX_BLOCK: (Form(128, 3, 2),),
 }
@@ -78,7 +80,7 @@ def _cut(rows: int, width: int, depth: int, group: int, units: int, block_m: int
     """How full the device is, and the cut by this form: tiles behind the last full wave have several programs each."""
     block_k = 128 if group % 128 == 0 else 64
     tiles, turns = triton.cdiv(rows, block_m) * triton.cdiv(width, form.block_n), triton.cdiv(depth, block_k)
-    slots, most = form.programs * units, min(MOST_PARTS, max(1, turns // LEAST_TURNS))
+    slots, most = form.programs * units, min(form.most_parts, max(1, turns // LEAST_TURNS))
     left = tiles % slots
     parts = min(slots // left, most) if left else 1
     # One of a unit's programs has a tile of its own, the others share the rest; sums of larger tiles cost too much.

@@ -41,8 +41,8 @@ FLOATS = {
 }  # fmt: skip
 VALUES = {
     "out": T, "partial": "*fp32", "arrived": "*i32", "scales": T, "zeros": "*i8", "row_scales": "*fp32",
-    "bias": "*fp32", "residual": T, "rows": "i32", "width": "i32", "depth": "i32", "groups": "i32", "line": "i32",
-    "whole": "i32", "run": "i32", "plain": "*i16",
+    "bias": "*fp32", "residual": T, "rows": "i32", "width": "i32", "depth": "i32", "groups": "i32", "whole": "i32",
+    "run": "i32",
 }  # fmt: skip
 ADDS = ("residual", "gained", "counted", "gain")
 ONE_ROW = {
@@ -172,6 +172,8 @@ def test_compiles(name, target):
     [
         (INT4, False, 128, 128, False, "*bf16"),
         (INT4, True, 128, 128, True, "*fp32"),
+        (INT4, True, 32, 128, False, "*bf16"),
+        pytest.param(INT4, False, 64, 128, False, "*bf16", marks=pytest.mark.full),
         pytest.param(E2M1, False, 512, 32, False, "*bf16", marks=pytest.mark.full),
         pytest.param(NF4, True, 512, 64, False, "*fp32", marks=pytest.mark.full),
         pytest.param(INT4, False, 512, 4096, False, None, marks=pytest.mark.full),
@@ -187,11 +189,11 @@ def test_scales_on_values_compile(kind, gated, rows, group, zeros, scales):
     }  # fmt: skip
     constants = {
         "KIND": kind, "GROUP": group, "SCALES": scales is not None, "ZEROS": zeros, "ROW_SCALES": scales is None,
-        "BIAS": True, "RESIDUAL": not gated, "GATED": gated, "ACT": 0, "APART": True, "PAIRS": True,
-        "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "AHEAD": 4, "OVERLAP": True,
+        "BIAS": True, "RESIDUAL": not gated, "GATED": gated, "ACT": 0, "PAIRS": True,
+        "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "OVERLAP": True,
     }  # fmt: skip
     options = {"num_warps": cut.warps, "num_stages": cut.stages}
     made = compiles("sm_90", scaled_values_kernel, signature, constants, options, aligned=True)
-    assert "wgmma.mma_async.sync.aligned.m64n128k16" in made.asm["ptx"]
+    assert f"wgmma.mma_async.sync.aligned.m64n{cut.block_m}k16" in made.asm["ptx"]
     assert "st.local" not in made.asm["ptx"]
     assert made.metadata.shared <= TWO_PROGRAMS

@@ -213,7 +213,7 @@ def test_what_lies_behind_the_rows_changes_no_bit(rows, activation, splits):
 
 
 def test_room_is_for_whole_tiles_and_no_more_is_read_than_is_there():
-    for rows, held in ((1, 1), (7, 8), (33, 64), (64, 64), (65, 128), (128, 128), (129, 256), (256, 256)):
+    for rows, held in ((1, 1), (2, 32), (33, 64), (64, 64), (65, 128), (128, 128), (129, 256), (256, 256)):
         assert len(whole_tiles(empty_rows(torch.empty(rows, 8), 24), MAX_BLOCK)) == held
     room = torch.empty(100, 24)
     for x, rows in (
