@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
@@ -106,6 +108,40 @@ class Neighbours:
         return quantiles(self.gaps, n=100)[98] * 1e3
 
 
+def send_all(port: int) -> None:
+    """Sends every case twice, once a line has come; for a process of its own."""
+
+    async def run() -> None:
+        for _ in range(2):
+            for case in cases():
+                check(case, await send(port, case))
+
+    print("ready", flush=True)
+    sys.stdin.readline()
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def sender(port: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """What sends every case from another process: one that encodes 20 MiB is late with its own reading."""
+    code = f"from tests.end_to_end.test_bad_input import send_all; send_all({port})"
+    root, pipe = Path(__file__).parents[2], asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=root, stdin=pipe, stdout=pipe)
+    assert child.stdout is not None
+    assert await child.stdout.readline() == b"ready\n"
+
+    async def run() -> None:
+        await child.communicate(b"\n")
+        assert child.returncode == 0
+
+    try:
+        yield run
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
 async def test_neighbours_are_not_disturbed_by_all_of_it(port, known):
     """Against gaps just before and after. A miss is measured again: what holds the loop does so each time."""
     neighbours = Neighbours(port, known["text"], 4)
@@ -117,10 +153,8 @@ async def test_neighbours_are_not_disturbed_by_all_of_it(port, known):
 
     quiet = await alone()
     for _ in range(4):
-        async with neighbours.beside():
-            for _ in range(2):
-                for case in cases():
-                    check(case, await send(port, case))
+        async with sender(port) as send_them, neighbours.beside():
+            await send_them()
         mixed, before, quiet = neighbours.p99_ms, quiet, await alone()
         bound = max(25.0, 4 * before, 4 * quiet)
         print(f"p99 gap {before:.1f}, {quiet:.1f} ms alone, {mixed:.1f} ms beside {2 * len(cases())} refusals")
