@@ -12,6 +12,7 @@ from engine.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
 from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
+from engine.quant.blocks import holds_experts
 from engine.weights.table import Row, Table
 
 
@@ -35,8 +36,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     refuse(body, swiglu_alpha=SWIGLU_ALPHA, swiglu_limit=SWIGLU_LIMIT)
     body = Section({"attention_bias": True, **body.values}, body.path)
     read = read_text(body, outer, sliding="layers", pattern=2, head_dim=64, eps=1e-5)
-    method = (outer.values.get("quantization_config") or {}).get("quant_method")
-    layout = "codes by turns" if method == "mxfp4" else "by turns"
+    layout = "codes by turns" if holds_experts(outer) else "by turns"
     experts = read_experts(
         body, width="intermediate_size", renormalise=True, layout=layout, clamped=True, router_bias=True
     )

@@ -8,10 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.stored import scale_of
 
 GROUP = 32  # columns that share a scale
+
+
+def holds_experts(config: Section) -> bool:
+    """Whether a checkpoint keeps its experts so; other methods quantise what lies beside them."""
+    return bool((config.values.get("quantization_config") or {}).get("quant_method") == "mxfp4")
 
 
 def block_codes(blocks: Tensor, scales: Tensor) -> Codes:
