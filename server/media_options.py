@@ -67,6 +67,6 @@ def of_request(state: AppState, body: ChatBody) -> MediaOptions | None:
 
 
 def lowered(asked: MediaOptions, standing: MediaOptions) -> MediaOptions:
-    """What a request asks for; where the operator has named a number it is the most (SECURITY S22)."""
+    """The request's options; a number that the operator has set is the most (SECURITY S22)."""
     both = {name: (getattr(asked, name), getattr(standing, name)) for name in ("num_frames", "fps", "max_pixels")}
     return dataclasses.replace(asked, **{name: min(pair) for name, pair in both.items() if None not in pair})

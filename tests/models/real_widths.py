@@ -6,11 +6,9 @@ There are no weights: `--load-format dummy` draws them, by `draw_on_host` the sa
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.weights import dummy
+from tests import pooling_kit as kit
 from tests import tiny
 
 POOL = 1_000_003  # numbers of a tensor that are drawn; then they come again
@@ -118,16 +117,9 @@ NAMES = (*DECODERS, *(name for name, (_, decoder, _) in SEEING.items() if decode
 
 
 @functools.cache
-def home() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="omniloop-wide-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@functools.cache
 def folder_of(name: str) -> Path:
     """The configuration with real widths, and the tokenizer beside it."""
-    source, folder = tiny.checkpoint(name), home() / name
+    source, folder = tiny.checkpoint(name), kit.home() / f"wide-{name}"
     folder.mkdir()
     for file in source.iterdir():
         if file.suffix != ".safetensors" and not file.name.endswith(".index.json"):

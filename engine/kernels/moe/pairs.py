@@ -128,7 +128,7 @@ def columns_of(x, line, TURN: tl.constexpr, TURNS: tl.constexpr):
 
 @triton.jit
 def two_lines(words, scales, bias, n, m, line, n_in, m_in, TURN: tl.constexpr, TURNS: tl.constexpr):
-    """What is read of weight rows n and m, each if it is `in`: codes, scales, and a bias."""
+    """Codes, scales and a bias of the weight rows n and m; zeros for a row whose mask is off."""
     of_one, of_other = 0.0, 0.0
     if bias is not None:
         of_one = tl.load(bias + n, mask=n_in, other=0.0)

@@ -179,7 +179,9 @@ class Values:
         name, limits = self.named(), [without(end.removeprefix("\n"))]
         low, high = schema.get("minLength", 0), schema.get("maxLength")
         if high is not None and low > high:
-            raise wrong(path, "no value satisfies it")
+            raise wrong(
+                path, f"minLength {low} is above maxLength {high}, so no text fits; lower one or raise the other"
+            )
         if max(low, high or 0) > MOST_REPEATS:
             self._leave("minLength" if high is None else "maxLength", path)
         elif low or high is not None:
