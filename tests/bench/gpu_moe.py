@@ -24,6 +24,7 @@ from engine.kernels.moe.route import route
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.model_config import Routing
 
+COLD = 1 << 28  # bytes that no cache holds
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
 
 
@@ -34,12 +35,13 @@ class Shape:
     hidden: int
     width: int
     routing: Routing
-    mxfp4: bool = False
+    codes: Kind | None = None  # E2M1: MXFP4; E4M3: by blocks; None: bfloat16
 
 
 SHAPES = {
     "Qwen3-30B-A3B": Shape(2048, 768, Routing(128, 8, renormalise=True)),
-    "gpt-oss-20b": Shape(2880, 2880, Routing(32, 4, renormalise=True), mxfp4=True),
+    "Qwen3-30B-A3B FP8": Shape(2048, 768, Routing(128, 8, renormalise=True), Kind.E4M3),
+    "gpt-oss-20b": Shape(2880, 2880, Routing(32, 4, renormalise=True), Kind.E2M1),
     "Mixtral-8x7B": Shape(4096, 14336, Routing(8, 2, renormalise=True)),
 }
 
@@ -51,11 +53,12 @@ def draw(*shape: int) -> torch.Tensor:
 def experts(shape: Shape, rows: int, columns: int) -> ExpertsWeight:
     """All experts' matrices [rows, columns]."""
     count = shape.routing.num_experts
-    if not shape.mxfp4:
+    if shape.codes is None:
         return DenseExperts(draw(count, rows, columns) / columns**0.5, None, invariant=False)
-    values = torch.randint(0, 16, (count * rows, columns), device="cuda", dtype=torch.uint8)
-    scale = torch.full((count * rows, columns // 32), 2.0**-6, device="cuda", dtype=torch.bfloat16)
-    return CodedExperts(packed(Codes(Kind.E2M1, values, scale, 32)), count, None, invariant=False)
+    group, codes = (32, 16) if shape.codes is Kind.E2M1 else (128, 0x50)
+    values = torch.randint(0, codes, (count * rows, columns), device="cuda", dtype=torch.uint8)
+    scale = torch.full((count * rows, columns // group), 2.0**-6, device="cuda", dtype=torch.bfloat16)
+    return CodedExperts(packed(Codes(shape.codes, values, scale, group)), count, None, invariant=False)
 
 
 def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> list[dict]:
@@ -64,7 +67,10 @@ def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> 
     routing, hidden, width = shape.routing, shape.hidden, shape.width
     placement = Placement(torch.bfloat16, "cuda")
     routers = [pack_router(draw(routing.num_experts, hidden) / hidden**0.5, None, placement) for _ in range(2)]
-    layers = [(experts(shape, 2 * width, hidden), experts(shape, hidden, width)) for _ in range(2)]
+    most = 3 * hidden * width * rows * routing.top_k  # codes of a layer that rows read
+    layers = [
+        (experts(shape, 2 * width, hidden), experts(shape, hidden, width)) for _ in range(2 if most > COLD else 6)
+    ]
     x = draw(rows, hidden)
     if skewed:
         x[: rows // 4] += 2 * routers[0].dense()[3] * hidden**0.5

@@ -17,6 +17,7 @@ from engine.kernels.moe.grouped_persistent import launch_persistent
 from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference, mxfp4_tile
 from engine.kernels.moe.pairs import launch_pairs
+from engine.kernels.moe.pairs_float8 import launch_pairs_float8
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.route_rows import is_plain, launch_route_rows
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
@@ -236,6 +237,39 @@ def test_both_products_of_the_pairs_of_a_row(width, depth):
     assert error(made, want) < LIMIT
     rows = torch.nn.functional.pad(made, (0, -width % 64)).double()
     assert error(got, mxfp4_product_reference(rows, weights[1], experts, biases[1], pairs, None, tile)) < LIMIT
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = run()
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(again[0], made)
+        assert torch.equal(again[1], got)
+
+
+@pytest.mark.skipif(not target().runs_ptx, reason="its instructions are NVIDIA's")
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("group", [128, 0])
+@pytest.mark.parametrize(("width", "depth"), [(768, 2048), (704, 4160), (64, 192)])
+def test_both_products_of_few_rows_by_fp8(width, depth, group, rows):
+    """Codes of all sizes; one product behind the other, as in a step, in a graph too."""
+    experts, weights = 40, []
+    for shape in ((experts * 2 * width, depth), (experts * depth, width)):
+        values = torch.randint(0, 0x7F, shape, device="cuda") + 0x80 * torch.randint(0, 2, shape, device="cuda")
+        scale = torch.rand(shape[0], -(-shape[1] // group) if group else 1, device="cuda") / 1024
+        weights.append(packed(Codes(Kind.E4M3, values.to(torch.uint8), scale, group or shape[1])))
+    chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :5].int().contiguous()
+    pairs, x = Pairs(5, chosen, None, None), draw(rows, depth)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        made = launch_pairs_float8(x, weights[0], experts, None, pairs, Activation.SILU)
+        return made, launch_pairs_float8(made, weights[1], experts, None, pairs, None)
+
+    made, got = run()
+    tile = coded_tile(1, Kind.E4M3, 128, 2, 3)
+    want = coded_product_reference(x.double(), weights[0], experts, None, pairs, Activation.SILU, tile)
+    assert error(made, want) < LIMIT
+    want = coded_product_reference(made.double(), weights[1], experts, None, pairs, None, tile)
+    assert error(got, want) < LIMIT
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         again = run()

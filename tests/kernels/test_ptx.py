@@ -7,8 +7,10 @@ import torch
 from engine.kernels.float8 import BYTES, IN_ORDER, UNITS
 from engine.kernels.gemm import widen
 from engine.kernels.gemm.codes import VALUES, Kind
+from engine.kernels.gemm.diagonals import DIAGONAL
+from engine.kernels.moe import pairs_float8
 from engine.kernels.moe.mxfp4 import TIMES
-from engine.kernels.moe.pairs import DIAGONAL, FACTOR, OF_WORDS
+from engine.kernels.moe.pairs import FACTOR, OF_WORDS
 from tests.kernels.ptx import halves, joined, run
 
 FLOATS = np.arange(256, dtype=np.uint32)
@@ -90,3 +92,23 @@ def test_a_warp_multiplies_words_of_two_rows_by_its_matrix_unit():
     found = run(text(DIAGONAL), lanes | {f"${8 + at}": sums[f"${at}"] for at in range(4)})
     got = [sum(np.broadcast_to(found[f"${4 * row + at}"], 32).sum() for at in range(4)) for row in range(2)]
     assert np.allclose(np.array(got) * 2.0**30, want, rtol=1e-12)
+
+
+def test_a_warp_multiplies_words_of_fp8_of_two_rows_by_its_matrix_unit():
+    """All codes but NaN; the result and the columns are off by powers of two."""
+    rng = np.random.default_rng(0)
+    columns = rng.integers(-8, 8, (4, 2, 32, 2)).astype(float)  # by word, place, thread and half
+    codes = rng.integers(0, 0x7F, (2, 4, 32, 4)) + 0x80 * rng.integers(0, 2, (2, 4, 32, 4))  # by row and word
+    words = (codes.astype(np.uint32) << np.arange(4, dtype=np.uint32) * np.uint32(8)).sum(-1, dtype=np.uint32)
+    held, want = {}, np.zeros(2)
+    for word, place in np.ndindex(4, 2):
+        made = run(text(pairs_float8.FURTHER), {"$1": joined(columns[word, place].T)})
+        held[f"${12 + 4 * place + word}"] = made["$0"]
+        want += (E4M3[codes[:, word, :, place::2]] * columns[word, place]).sum((1, 2))
+    for row, word in np.ndindex(2, 4):
+        held[f"${4 + 4 * row + word}"] = words[row, word]
+    sums = run(text(pairs_float8.OF_WORDS), held)
+    lanes = {"%laneid": np.arange(32, dtype=np.uint32)}
+    found = run(text(DIAGONAL), lanes | {f"${8 + at}": sums[f"${at}"] for at in range(4)})
+    got = [sum(np.broadcast_to(found[f"${4 * row + at}"], 32).sum() for at in range(4)) for row in range(2)]
+    assert np.allclose(np.array(got) * 2.0**60, want, rtol=1e-12)

@@ -1,8 +1,8 @@
 """Experts of an accelerator in four or eight bits: moe/grouped with matrices that are widened in registers.
 
 The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups; MXFP4 has its own kernel
-(moe/mxfp4). A tile of pairs and rows is that of moe/grouped; of a gated product a program sums gate, then up. Users:
-engine/layers/moe, on accelerators.
+(moe/mxfp4), and so have few pairs in FP8 (moe/pairs_float8). A tile of pairs and rows is that of moe/grouped; of a
+gated product a program sums gate, then up. Users: engine/layers/moe, on accelerators.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -19,12 +19,14 @@ from engine.kernels.gemm.code_sums import block_k_of, code_sums, scales_sums
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.groups import KINDS, Packed, makes_pairs
 from engine.kernels.moe.dense import SAME, pairs_of
-from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile
+from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile, wait_for_experts
 from engine.kernels.moe.mxfp4 import is_mxfp4, launch_mxfp4_product, mxfp4_tile
+from engine.kernels.moe.pairs_float8 import launch_pairs_float8
+from engine.kernels.moe.pairs_float8 import takes as takes_pairs
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.moe.tiles import Shape, tile_for
 from engine.kernels.moe.weight import ExpertsWeight
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.pdl import launch_options
 from engine.kernels.target import Target, target, tl, triton
 
 
@@ -109,7 +111,7 @@ def coded_kernel(
     OVERLAP: tl.constexpr,
 ):
     """One tile of an expert's pairs and rows per program."""
-    grid_wait(OVERLAP)
+    wait_for_experts(SORTED, GATED, OVERLAP)
     expert, first, end = expert_of_tile(ends, tl.program_id(1), experts, SORTED, EXPERTS, BLOCK_M)
     if expert < experts:
         m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
@@ -149,6 +151,8 @@ def coded_product(
     """
     if not x.is_cuda:
         return coded_product_reference(x, weight, experts, bias, pairs, activation, tile, weights)
+    if takes_pairs(x, weight, pairs):
+        return launch_pairs_float8(x, weight, experts, bias, pairs, activation, weights)
     launch = launch_mxfp4_product if is_mxfp4(weight) else launch_coded_product
     return launch(x, weight, experts, bias, pairs, activation, tile, weights)
 

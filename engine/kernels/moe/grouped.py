@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.moe.sort import Pairs
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
 from engine.kernels.target import Target, tl, triton
 
 
@@ -32,6 +32,16 @@ class Tile(NamedTuple):
     warps: int
     splits: int = 1  # programs that share a tile's sums, of pairs that are not sorted; MXFP4 alone
     persistent: bool = False  # a program goes from tile to tile: moe/grouped_persistent, of sorted pairs
+
+
+@triton.jit
+def wait_for_experts(SORTED: tl.constexpr, GATED: tl.constexpr, OVERLAP: tl.constexpr):
+    """Behind gate and up of pairs that are not sorted a kernel starts when the experts are known: it may read them, and
+    their weights, before it waits."""
+    if GATED and not SORTED:
+        wait_then_allow(OVERLAP)
+    else:
+        grid_wait(OVERLAP)
 
 
 @triton.jit
@@ -99,7 +109,7 @@ def grouped_kernel(
     OVERLAP: tl.constexpr,
 ):
     """One tile of an expert's pairs and rows per program."""
-    grid_wait(OVERLAP)
+    wait_for_experts(SORTED, GATED, OVERLAP)
     expert, first, end = expert_of_tile(ends, tl.program_id(1), experts, SORTED, EXPERTS, BLOCK_M)
     if expert < experts:
         m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)

@@ -3,10 +3,7 @@
     y[pair, n] = sum_g scale[expert, n, g] sum_(k in g) code[expert, n, k] x[token, k]   (+ bias) (activation)
 
 With one row the time is the reading, and tiles on their way to matrix units would pass shared memory and barriers. Here
-a warp has two weight rows and the row of x. Each thread hands what it holds to the matrix unit as its own share of the
-operands: of mma.m16n8k16 the rows 0 to 7 are what eight groups of four threads hold of one weight row, the rows 8 to 15
-what they hold of the other, and column n is what group n holds of x. The sums that are wanted are the two diagonals;
-the rest is thrown away, and yet a multiply-add for each code took longer.
+a warp has two weight rows and the row of x, and the matrix unit multiplies what each thread holds (gemm/diagonals).
 Two codes become two bfloat16 in four operations (gemm/widen) and are off by 2^126: 2^96 goes to the scales, which are
 powers of two up to 2^31, and the rest to the result.
 A program takes several pairs of weight rows, one after the other; the next ones' codes are on their way meanwhile. The
@@ -21,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import Activation, activate
+from engine.kernels.gemm.diagonals import on_diagonals
 from engine.kernels.gemm.groups import Packed, makes_pairs
 from engine.kernels.gemm.one_row import as_float
 from engine.kernels.gemm.widen import widened
@@ -36,14 +34,6 @@ FAR = tl.constexpr(2.0**30)  # 2^126 / 2^96
 FACTOR = tl.constexpr(
     "{ .reg .b32 s, far, zero; mov.b32 far, 0x6f806f80; mov.b32 zero, 0x80008000;"
     " prmt.b32 s, $1, 0, $2; fma.rn.bf16x2 $0, s, far, zero; }"
-)
-# Where a thread's group is on the diagonal: of the sums $8 to $11 the first two are of one weight row.
-DIAGONAL = tl.constexpr(
-    "{ .reg .u32 group, first; .reg .pred even, odd; mov.u32 group, %laneid; and.b32 first, group, 3;"
-    " shl.b32 first, first, 1; shr.u32 group, group, 2; setp.eq.u32 even, group, first; add.u32 first, first, 1;"
-    " setp.eq.u32 odd, group, first; selp.f32 $0, $8, 0f00000000, even; selp.f32 $1, $9, 0f00000000, odd;"
-    " mov.f32 $2, 0f00000000; mov.f32 $3, 0f00000000; selp.f32 $4, $10, 0f00000000, even;"
-    " selp.f32 $5, $11, 0f00000000, odd; mov.f32 $6, 0f00000000; mov.f32 $7, 0f00000000; }"
 )
 PLACES = ("shl.b32 w, {0}, 12; shl.b32 s, {0}, 6;", "shl.b32 w, {0}, 8; shl.b32 s, {0}, 2;",
           "shl.b32 w, {0}, 4; shr.u32 s, {0}, 2;", "mov.b32 w, {0}; shr.u32 s, {0}, 6;")  # fmt: skip
@@ -196,10 +186,7 @@ def pairs_kernel(
                     sums += met(one[0][turn], x0, x1, x2, x3, one[1][turn])
                     others += met(other[0][turn], x0, x1, x2, x3, other[1][turn])
             if PAIRS:
-                sums, others = tl.inline_asm_elementwise(
-                    DIAGONAL, "=f,=f,=f,=f,=f,=f,=f,=f,f,f,f,f", [sums], dtype=(tl.float32, tl.float32), is_pure=True,
-                    pack=4,
-                )  # fmt: skip
+                sums, others = on_diagonals(sums)
                 sums, others = sums * FAR, others * FAR
             y = tl.sum(tl.sum(sums, 1), 0) * weight + of_one
             z = tl.sum(tl.sum(others, 1), 0) * weight + of_other

@@ -13,6 +13,7 @@ from engine.kernels.moe.grouped import grouped_kernel, tile_of
 from engine.kernels.moe.grouped_persistent import persistent_kernel
 from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
 from engine.kernels.moe.pairs import TURN, pairs_kernel
+from engine.kernels.moe.pairs_float8 import pairs_float8_kernel
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
 from engine.kernels.moe.route_rows import RIVALS, WARPS, route_rows_kernel
 from engine.kernels.moe.sort import BLOCKS, sort_kernel
@@ -57,6 +58,7 @@ OF_PAIRS = {
     "out": T, "x": "*i32", "words": "*i32", "scales": "*i32", "bias": "*fp32", "weights": "*fp32", "chosen": "*i32",
     "experts": "i32", "width": "i32", "runs": "i32", "blocks": "i32",
 }  # fmt: skip
+OF_PAIRS_FLOAT8 = {**OF_PAIRS, "scales": "*fp32", "row_scales": "*fp32", "groups": "i32"}
 OF = {number: kind for kind, number in KINDS.items()}
 
 
@@ -92,12 +94,20 @@ def pairs(gated, **absent):
     return pairs_kernel, OF_PAIRS, constants, {"num_warps": 1, "num_stages": 1}
 
 
+def pairs_float8(gated, turns, **absent):
+    """A row's pairs by FP8, of 512 columns a turn."""
+    _, _, constants, options = pairs(gated, **absent)
+    return pairs_float8_kernel, OF_PAIRS_FLOAT8, {**constants, "TOP_K": 8, "TURNS": turns}, options
+
+
 OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in sorted(TARGETS.keys() - {"sm_90", "gfx942"})]
 KERNELS = {
     "codes e2m1 gated": coded(E2M1, 16, 0),
     "mxfp4 many": mxfp4(64),
     "mxfp4 of a row": pairs(gated=True, weights=None),
     "mxfp4 of a row, second product": pairs(gated=False),
+    "fp8 of a row": pairs_float8(True, 4, weights=None, row_scales=None, bias=None),
+    "fp8 of a row, second product": pairs_float8(False, 2, weights=None, scales=None),
     "mxfp4 few": mxfp4(0),
     "mxfp4 few, weighed": mxfp4(0, weighed=True),
     "mxfp4 few, second product": mxfp4(0, gated=False),

@@ -24,6 +24,7 @@ from engine.kernels.moe.grouped_persistent import launch_persistent
 from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference
 from engine.kernels.moe.pairs import launch_pairs
+from engine.kernels.moe.pairs_float8 import launch_pairs_float8
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.route_rows import is_plain, launch_route_rows, route_rows_reference
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
@@ -382,6 +383,32 @@ def test_pairs_of_one_row(blocks, depth, weighed, biased, activation):
     tile = Tile(16, 64, 64, 2, 4)
     want = mxfp4_product_reference(x.double(), weight, experts, bias, pairs, activation, tile, given)
     torch.testing.assert_close(got[:1].double(), want[:1], rtol=2**-7, atol=1e-3)  # the interpreter cuts bits off
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("activation", [None, Activation.SILU])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("scales", ["blocks", "rows", "both", "bfloat16"])
+@pytest.mark.parametrize(("tokens", "blocks", "depth"), [(1, 1, 192), (3, 3, 1088), (2, None, 64)])
+def test_pairs_of_few_rows_by_fp8(tokens, blocks, depth, scales, weighed, biased, activation):
+    """All codes, those below the least normal number too. A pair of padding has no expert, and its row stays."""
+    experts, width, gated = 4, 5, activation is not None
+    rows, groups = experts * width * (1 + gated), 1 if scales == "rows" else -(-depth // 128)
+    values = torch.randint(0, 0x7F, (rows, depth)) + 0x80 * torch.randint(0, 2, (rows, depth))
+    scale = torch.rand(rows, groups).to(torch.bfloat16 if scales == "bfloat16" else torch.float32) / 128
+    of_rows = torch.rand(rows) if scales == "both" else None
+    weight = packed(Codes(Kind.E4M3, values.to(torch.uint8), scale, depth if groups == 1 else 128, of_rows))
+    chosen = torch.randint(0, experts, (tokens, 2), dtype=torch.int32)
+    chosen[-1, 1] = experts
+    pairs = Pairs(2, chosen, None, None)
+    x = (torch.randn(tokens if gated else 2 * tokens, depth) / 8).bfloat16()
+    bias = torch.randn(experts, rows // experts) if biased else None
+    given = torch.rand(tokens, 2) if weighed and gated else None
+    got = launch_pairs_float8(x, weight, experts, bias, pairs, activation, given, blocks)
+    want = coded_product_reference(x.double(), weight, experts, bias, pairs, activation, Tile(16, 64, 64, 2, 4), given)
+    # the interpreter cuts bits off
+    torch.testing.assert_close(got[:-1].double(), want[:-1], rtol=2**-7, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,230 @@
+"""Experts in FP8 of a few rows' pairs: moe/pairs by codes of eight bits.
+
+    y[pair, n] = row_scale[expert, n] sum_b scale[expert, n, b] sum_(k in b) code[expert, n, k] x[token, k]
+
+with 128 columns b (+ bias) (activation).
+
+A warp has two weight rows and the row of x, and the matrix unit multiplies what each thread holds (gemm/diagonals). Two
+codes become two bfloat16 in three operations or four: a code's bits in the places of bfloat16's are off by 2^120. x, of
+magnitudes below 2^67, is multiplied by 2^60 once, and the result again: a code is not multiplied. What a thread holds
+of a turn lies within 128 columns, so scales multiply sums, one for each thread and weight row. As in moe/pairs, codes
+of the next weight rows are on their way meanwhile, and the second product's first ones are asked for before it waits.
+Users: moe/coded.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation, activate
+from engine.kernels.gemm.codes import Kind
+from engine.kernels.gemm.diagonals import on_diagonals
+from engine.kernels.gemm.groups import Packed, makes_pairs
+from engine.kernels.gemm.one_row import as_float
+from engine.kernels.gemm.widen import BLOCK, widened
+from engine.kernels.moe.sort import Pairs
+from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
+from engine.kernels.target import target, tl, triton
+
+WORD = 4  # codes of 32 bits
+GROUP = 128  # columns that share a scale
+TURN = 128  # words that a warp reads of a row at a time, four a thread: four groups
+LONG, SHORT = 16, 24  # programs of a unit, what its registers hold: rows of more than two turns, and of fewer
+FAR = tl.constexpr(2.0**60)
+FURTHER = tl.constexpr("{ .reg .b32 far, zero; mov.b32 far, 0x5d805d80; mov.b32 zero, 0x80008000;"
+                       " fma.rn.bf16x2 $0, $1, far, zero; }")  # fmt: skip
+PLACES = "shl.b32 w, {0}, 8; shl.b32 s, {0}, 4;", "mov.b32 w, {0}; shr.u32 s, {0}, 4;"
+
+
+def of_words() -> str:
+    """PTX: sums ($0 to $3) of four words of a weight row ($4), of another ($8), by their columns of x ($12, $16)."""
+    text = "{ .reg .b32 w, s, a0, a1, b0, b1; .reg .f32 c0, c1, c2, c3;"
+    text += "".join(f" mov.f32 c{at}, 0f00000000;" for at in range(4))
+    for word in range(4):
+        for row, codes in (("a", 4), ("b", 8)):
+            for place in range(2):
+                text += " " + PLACES[place].format(f"${codes + word}")
+                text += f" and.b32 s, s, 0x07f007f0; lop3.b32 {row}{place}, w, 0x80008000, s, 0xea;"
+        text += " mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {c0, c1, c2, c3}, {a0, b0, a1, b1},"
+        text += f" {{${12 + word}, ${16 + word}}}, {{c0, c1, c2, c3}};"
+    return text + "".join(f" mov.f32 ${at}, c{at};" for at in range(4)) + " }"
+
+
+OF_WORDS, OPERANDS = tl.constexpr(of_words()), tl.constexpr(",".join(["=&f"] * 4 + ["r"] * 16))
+
+
+@triton.jit
+def met(words, x0, x1):
+    """The words [lanes, 4] of a weight row times their columns, float32, where no such unit is."""
+    sums = tl.zeros(words.shape, tl.float32)
+    for half in tl.static_range(2):
+        low = as_float(x0 << 16 if half == 0 else x0 & -65536)
+        high = as_float(x1 << 16 if half == 0 else x1 & -65536)
+        sums += widened(((words >> (16 * half)) & 255).to(tl.uint8), 4) * low
+        sums += widened(((words >> (16 * half + 8)) & 255).to(tl.uint8), 4) * high
+    return sums
+
+
+@triton.jit
+def line_of(words, scales, n, line, groups, end, TURN: tl.constexpr, TURNS: tl.constexpr):
+    """The codes of weight row n, each turn's [lanes, 4], and their scales [lanes, 1]; 0 from word `end` on."""
+    lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
+    codes, factors = (), ()
+    for turn in tl.static_range(TURNS):
+        there = turn * TURN + lane * 4 < end
+        codes += (tl.load(words + n * line + turn * TURN + lane * 4 + word, mask=there, other=0),)  # type: ignore[assignment]
+        if scales is not None:
+            at = scales + n * groups + (turn * TURN + lane * 4) // 32
+            factors += (tl.load(at, mask=there, other=0.0),)  # type: ignore[assignment]
+    return codes, factors
+
+
+@triton.jit
+def columns_of(x, line, PAIRS: tl.constexpr, TURN: tl.constexpr, TURNS: tl.constexpr):
+    """What the words of a weight row meet: of each turn and place in 16 bits two bfloat16, [lanes, 4]."""
+    lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
+    x_at, columns = x + lane // 4 * 32 + lane % 4 * 4 + word, ()
+    for turn in tl.static_range(TURNS):
+        there = turn * TURN + lane * 4 < line
+        for place in tl.static_range(2):
+            both = tl.load(x_at + turn * TURN * 2 + 16 * place, mask=there, other=0)
+            if PAIRS:
+                both = tl.inline_asm_elementwise(FURTHER, "=r,r", [both], dtype=tl.int32, is_pure=True, pack=1)
+            columns += (both,)  # type: ignore[assignment]
+    return columns
+
+
+@triton.jit
+def two_lines(words, scales, row_scales, bias, n, m, line, groups, n_in, m_in, TURN: tl.constexpr,
+              TURNS: tl.constexpr):  # fmt: skip
+    """Codes, scales, a row's scale and bias of the weight rows n and m; zeros for a row whose mask is off."""
+    of_one, of_other, by_one, by_other = 0.0, 0.0, 1.0, 1.0
+    if bias is not None:
+        of_one = tl.load(bias + n, mask=n_in, other=0.0)
+        of_other = tl.load(bias + m, mask=m_in, other=0.0)
+    if row_scales is not None:
+        by_one = tl.load(row_scales + n, mask=n_in, other=0.0)
+        by_other = tl.load(row_scales + m, mask=m_in, other=0.0)
+    one = line_of(words, scales, n, line, groups, tl.where(n_in, line, 0), TURN, TURNS)
+    other = line_of(words, scales, m, line, groups, tl.where(m_in, line, 0), TURN, TURNS)
+    return one, other, of_one, of_other, by_one, by_other
+
+
+@triton.jit
+def pairs_float8_kernel(
+    out,  # [pairs, width]
+    x,  # GATHER: [tokens, line * 2], else [pairs, line * 2] int32: two bfloat16
+    words,  # [experts * width, line] int32 of gemm/widen; when GATED [experts * 2 * width, line]
+    scales,  # [.., groups], or None
+    row_scales,  # [..] float32, or None
+    bias,  # [..] float32, or None
+    weights,  # [pairs] float32, multiply the sums of gate and of up; or None
+    chosen,  # [pairs] int32: the experts
+    experts,
+    width,
+    runs,  # of 64 columns
+    groups,
+    blocks,  # of two weight rows that a program multiplies
+    TOP_K: tl.constexpr,
+    GATHER: tl.constexpr,
+    GATED: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation when GATED
+    TURN: tl.constexpr,  # words of a row that are read at a time
+    TURNS: tl.constexpr,
+    PAIRS: tl.constexpr,  # of gemm/code_sums: whether matrix units multiply
+    OVERLAP: tl.constexpr,
+):
+    """`blocks` times two weight rows of a pair per program: of gate and of up when GATED, else side by side."""
+    MATRICES: tl.constexpr = 2 if GATED else 1
+    STEP: tl.constexpr = 1 if GATED else 2
+    line = runs * 16  # said so, the compiler knows that words come by fours
+    pair, piece = tl.program_id(1), tl.program_id(0) * (blocks * STEP)
+    end = tl.minimum(piece + blocks * STEP, width)
+    if GATED:
+        wait_then_allow(OVERLAP)
+    expert = tl.load(chosen + pair, cache_modifier=".cg").to(tl.int64)
+    first, second = expert * MATRICES * width, (expert * MATRICES + MATRICES - 1) * width + (STEP - 1)
+    end = tl.where(expert < experts, end, 0)
+    one, other, of_one, of_other, by_one, by_other = two_lines(
+        words, scales, row_scales, bias, first + piece, second + piece, line, groups, piece < end,
+        piece + STEP - 1 < end, TURN, TURNS,
+    )  # fmt: skip
+    if not GATED:
+        grid_wait(OVERLAP)
+    if piece < end:
+        x_line = x + (pair // TOP_K if GATHER else pair).to(tl.int64) * (runs * 32)
+        columns = columns_of(x_line, line, PAIRS, TURN, TURNS)
+        weight = 1.0
+        if weights is not None:
+            weight = tl.load(weights + pair)
+        at = out + pair.to(tl.int64) * width
+        for _ in range(blocks):
+            ahead = piece + STEP
+            following = two_lines(
+                words, scales, row_scales, bias, first + ahead, second + ahead, line, groups, ahead < end,
+                ahead + STEP - 1 < end, TURN, TURNS,
+            )  # fmt: skip
+            sums, others = tl.zeros([TURN // 4, 4], tl.float32), tl.zeros([TURN // 4, 4], tl.float32)
+            for turn in tl.static_range(TURNS):
+                x0, x1 = columns[2 * turn], columns[2 * turn + 1]
+                if PAIRS:
+                    operands = (one[0][turn], other[0][turn], x0, x1)
+                    made = tl.inline_asm_elementwise(
+                        OF_WORDS, OPERANDS, operands, dtype=tl.float32, is_pure=True, pack=4
+                    )
+                    if scales is not None:
+                        of_first = tl.arange(0, 4)[None, :] < 2
+                        made *= tl.where(of_first, one[1][turn].to(tl.float32), other[1][turn].to(tl.float32))
+                    sums += made
+                else:
+                    made, more = met(one[0][turn], x0, x1), met(other[0][turn], x0, x1)
+                    if scales is not None:
+                        made, more = made * one[1][turn].to(tl.float32), more * other[1][turn].to(tl.float32)
+                    sums, others = sums + made, others + more
+            if PAIRS:
+                sums, others = on_diagonals(sums)
+                sums, others = sums * FAR, others * FAR
+            y = tl.sum(tl.sum(sums, 1), 0) * by_one * weight + of_one
+            z = tl.sum(tl.sum(others, 1), 0) * by_other * weight + of_other
+            if GATED:
+                y = activate(y, z, ACT)
+            else:
+                tl.store(at + piece + 1, z.to(out.dtype.element_ty), mask=piece + 1 < end)
+            tl.store(at + piece, y.to(out.dtype.element_ty), mask=piece < end)
+            one, other, of_one, of_other, by_one, by_other = following
+            piece = ahead
+
+
+def suits(weight: Packed) -> bool:
+    """Whether the kernel reads such codes: with scales of 128 columns, of rows, or both."""
+    whole = weight.kind is Kind.E4M3 and weight.words and weight.depth % BLOCK == 0 and weight.zeros is None
+    return whole and (weight.scales is None or weight.group == GROUP)
+
+
+def takes(x: Tensor, weight: Packed, pairs: Pairs) -> bool:
+    """Whether the kernel multiplies these rows x: few pairs, on a device whose units it is written for."""
+    return pairs.order is None and makes_pairs(x) and suits(weight)
+
+
+def launch_pairs_float8(
+    x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    weights: Tensor | None = None, blocks: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The Triton kernel; arguments as moe/coded's product, x bfloat16 with rows at whole 16 bytes."""
+    depth, gated = weight.depth, activation is not None
+    width, words = len(weight.codes) // experts // (2 if gated else 1), weight.codes.view(torch.int32)
+    assert suits(weight) and words.shape[1] * WORD == depth and x.shape[1] == depth
+    assert x.is_contiguous() and x.data_ptr() % 16 == 0 and (bias is None or bias.dtype is torch.float32)
+    turns, step = triton.cdiv(depth // WORD, TURN), 1 if gated else 2
+    # All programs are at work at the same time.
+    blocks = blocks or triton.cdiv(width * pairs.count, step * (LONG if turns > 2 else SHORT) * target().num_units)
+    out = x.new_empty(pairs.count, width)
+    pairs_float8_kernel[(triton.cdiv(width, blocks * step), pairs.count)](
+        out, x.view(torch.int32), words, weight.scales, weight.row_scales, bias, weights, pairs.chosen, experts, width,
+        depth // BLOCK, -(-depth // GROUP), blocks, TOP_K=pairs.top_k, GATHER=gated, GATED=gated,
+        ACT=int(activation or 0), TURN=TURN, TURNS=turns, PAIRS=makes_pairs(x), num_warps=1,
+        num_stages=1, **launch_options(),
+    )  # fmt: skip
+    return out
