@@ -55,15 +55,22 @@ def from_e4m3(pair: Words) -> Words:
     return low | high.astype(np.uint32) << np.uint32(16)
 
 
-def multiplied(first: list[Words], second: list[Words], sums: list[Words]) -> list[np.ndarray]:
-    """mma.m16n8k16 of bfloat16: sums + first second, of each what the 32 threads of a warp hold, [32]."""
+def quarters(word: Words) -> np.ndarray:
+    """Four e4m3 of each word -> float64 [4, ...]."""
+    known = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
+    return np.stack([known[word >> np.uint32(8 * place) & np.uint32(0xFF)] for place in range(4)])
+
+
+def multiplied(first: list[Words], second: list[Words], sums: list[Words], e4m3: bool) -> list[np.ndarray]:
+    """mma.m16n8k16 of bfloat16, or m16n8k32 of e4m3: sums + first second, of each what a warp's threads hold, [32]."""
     group, inside = np.arange(32) // 4, np.arange(32) % 4
-    a, b, c = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
-    for half in range(2):
+    parts, each = (quarters, 4) if e4m3 else (halves, 2)
+    a, b, c = np.zeros((16, 8 * each)), np.zeros((8 * each, 8)), np.zeros((16, 8))
+    for part in range(each):
         for number, word in enumerate(first):
-            a[group + 8 * (number % 2), 2 * inside + half + 8 * (number // 2)] = halves(word)[half]
+            a[group + 8 * (number % 2), each * inside + part + 4 * each * (number // 2)] = parts(word)[part]
         for number, word in enumerate(second):
-            b[2 * inside + half + 8 * number, group] = halves(word)[half]
+            b[each * inside + part + 4 * each * number, group] = parts(word)[part]
     places = [(group + 8 * (number // 2), 2 * inside + number % 2) for number in range(4)]
     for place, each in zip(places, sums):
         c[place] = each
@@ -107,7 +114,8 @@ def run(text: str, operands: dict[str, Words]) -> dict[str, Words]:
             target, *sources = re.split(r", (?![^{]*})", rest)
             if operation.startswith("mma."):
                 operands = ([held[name] for name in source.strip("{}").split(", ")] for source in sources)
-                held.update(zip(target.strip("{}").split(", "), multiplied(*operands)))
+                made = multiplied(*operands, "e4m3" in operation)
+                held.update(zip(target.strip("{}").split(", "), made))
                 continue
             made = RUN[operation](*map(value, sources))
             if target.startswith("{"):

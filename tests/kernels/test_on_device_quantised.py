@@ -11,7 +11,7 @@ from engine.kernels.activation import Activation, activate_reference, glu
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind
 from engine.kernels.gemm.float8 import float8_product
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
-from engine.kernels.gemm.float8_row import launch_float8_row_product
+from engine.kernels.gemm.float8_row import RowsCut, float8_row_product
 from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.groups import groups_product, packed, tile_of
@@ -273,13 +273,15 @@ def test_one_row_meets_four_bits(hidden, inner, group):
     assert torch.equal(alone, added)
 
 
+@pytest.mark.skipif(not target().multiplies_float8, reason="no units for e4m3")
+@pytest.mark.parametrize("cut", [None, RowsCut(3, 2)])
 @pytest.mark.parametrize("group", [128, 4096])
-def test_one_row_of_fp8_meets_fp8(group):
+def test_one_row_of_fp8_meets_fp8(group, cut):
     codes = on_device(codes_of(Kind.E4M3, 1040, 4096, group, False))
     weight = packed(Codes(Kind.E4M3, codes.values, codes.scale.float(), group), words=False)
     x, groups = torch.randint(0, 0x60, (1, 4096), device="cuda", dtype=torch.uint8), 4096 // group
     scales, got = torch.rand(groups, 1, device="cuda") + 0.5, torch.empty(1, 1040, device="cuda", dtype=torch.bfloat16)
-    launch_float8_row_product(x, scales, weight, None, None, got)
+    float8_row_product(x, scales, weight, None, None, got, cut)
     wide = x.view(torch.float8_e4m3fn).double() * scales.double().T.repeat_interleave(group, 1)
     want = wide @ weight.dense().T
     assert float((got.double() - want).norm() / want.norm()) < LIMIT

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.kernels.float8 import BYTES, IN_ORDER, UNITS
-from engine.kernels.gemm import widen
+from engine.kernels.gemm import float8_row, widen
 from engine.kernels.gemm.codes import VALUES, Kind
 from engine.kernels.gemm.diagonals import DIAGONAL
 from engine.kernels.moe import pairs_float8
@@ -112,3 +112,17 @@ def test_a_warp_multiplies_words_of_fp8_of_two_rows_by_its_matrix_unit():
     found = run(text(DIAGONAL), lanes | {f"${8 + at}": sums[f"${at}"] for at in range(4)})
     got = [sum(np.broadcast_to(found[f"${4 * row + at}"], 32).sum() for at in range(4)) for row in range(2)]
     assert np.allclose(np.array(got) * 2.0**60, want, rtol=1e-12)
+
+
+def test_a_warp_multiplies_codes_of_two_rows_by_those_of_x():
+    """Of e4m3 on both sides, as they lie: all codes but NaN."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 0x7F, (3, 4, 32, 4)) + 0x80 * rng.integers(0, 2, (3, 4, 32, 4))  # of both rows and of x
+    words = (codes.astype(np.uint32) << np.arange(4, dtype=np.uint32) * np.uint32(8)).sum(-1, dtype=np.uint32)
+    held = {f"${4 + 4 * which + word}": words[which, word] for which, word in np.ndindex(3, 4)}
+    sums = run(text(float8_row.OF_WORDS), held)
+    lanes = {"%laneid": np.arange(32, dtype=np.uint32)}
+    found = run(text(DIAGONAL), lanes | {f"${8 + at}": sums[f"${at}"] for at in range(4)})
+    got = [sum(np.broadcast_to(found[f"${4 * row + at}"], 32).sum() for at in range(4)) for row in range(2)]
+    want = [(E4M3[codes[row]] * E4M3[codes[2]]).sum() for row in range(2)]
+    assert np.allclose(got, want, rtol=1e-12)

@@ -1,93 +1,161 @@
-"""Products of one row of FP8 codes by FP8 codes, by multiply-adds in float32: gemm/float8 without matrix units.
+"""Products of one row of FP8 codes by FP8 codes: gemm/float8 by the matrix unit's diagonals.
 
     rows     y[n] = s_x s_w[n] sum_k x[k] w[n, k]
     blocks   y[n] = sum_b s_x[b] s_w[n, b] sum_(k in b) x[k] w[n, k]       b: 128 columns
 
-Both sides are e4m3. With one row the time is the reading of the weight, and a thread's loads pass no shared memory
-before the last sums (gemm/one_row). A code becomes a float32 by a shift and a mask, off by 2^120: its exponent and
-mantissa are the upper end of float32's, also where the code is below e4m3's least normal number. Products of codes are
-exact, and so are sums but for float32's rounding. Users: gemm/float8_weight.
+Both sides are e4m3. With one row the time is the reading of the weight. A warp has two weight rows, or some warps share
+their columns, and codes go to the unit as they lie (gemm/diagonals). What a thread holds of a turn lies within 128
+columns, so scales multiply sums, one for each thread and weight row; float32 adds those of the turns.
+Weights do not depend on the kernel before: a program asks for its first rows and scales before it waits for x.
+Users: gemm/float8_weight.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.diagonals import on_diagonals
 from engine.kernels.gemm.float8 import BLOCK, Tile, float8_product_reference
 from engine.kernels.gemm.groups import Packed
-from engine.kernels.gemm.one_row import Cut, as_float, by_groups
+from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
-WORD = 4  # codes of a word of 32 bits
-CUT = Cut(8, 512, 4)  # the fastest or near it of those tried with the 8B's four products on an H100
+WORD = 4  # codes of 32 bits
 PER = tl.constexpr(BLOCK // WORD)  # words of 128 columns
+TURN = 128  # words that a warp reads of a row at a time, four a thread
+TURNS = 8  # that a thread has registers for: of two rows, and of the next two
+SHARE = 1024  # columns of a row that a warp has to itself, where four warps are enough
+BUSY = 40  # warps of a unit, at most, that take one block each
+
+
+class RowsCut(NamedTuple):
+    """How a product of one row is cut."""
+
+    blocks: int  # of two weight rows that a program multiplies
+    warps: int  # that share a row's columns
+
+
+def of_words() -> str:
+    """PTX: sums ($0 to $3) of four words of a weight row ($4), of another ($8), by the words of x ($12)."""
+    text = "{ .reg .f32 c0, c1, c2, c3;" + "".join(f" mov.f32 c{at}, 0f00000000;" for at in range(4))
+    for at in (0, 2):
+        text += " mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {c0, c1, c2, c3},"
+        text += f" {{${4 + at}, ${8 + at}, ${5 + at}, ${9 + at}}}, {{${12 + at}, ${13 + at}}}, {{c0, c1, c2, c3}};"
+    return text + "".join(f" mov.f32 ${at}, c{at};" for at in range(4)) + " }"
+
+
+OF_WORDS, OPERANDS = tl.constexpr(of_words()), tl.constexpr(",".join(["=&f"] * 4 + ["r"] * 12))
 
 
 @triton.jit
-def code_at(words, AT: tl.constexpr):
-    """Code number AT of each word as float32, times 2^-120."""
-    first = words << (24 - 8 * AT)
-    return as_float((first >> 4) & -0x78100000)  # the shift keeps the sign; the mask drops its copies
+def met(words, tokens, KIND: tl.constexpr):
+    """The words [lanes, 4] of a weight row times x's, float32, where no such unit is."""
+    sums = tl.zeros(words.shape, tl.float32)
+    for at in tl.static_range(4):
+        column = widened(((tokens >> (8 * at)) & 255).to(tl.uint8), KIND)
+        column = tl.where(((tokens >> (8 * at)) & 0x7F) == 0x7F, float("nan"), column)
+        sums += widened(((words >> (8 * at)) & 255).to(tl.uint8), KIND) * column
+    return sums
 
 
 @triton.jit
-def input_at(words, AT: tl.constexpr):
-    """The same of x, times 2^60, and NaN where the code is NaN."""
-    value = code_at(words, AT)
-    isnan = (words >> 8 * AT & 0x7F) == 0x7F
-    return tl.where(isnan, float("nan"), value * 2.0**120 * 2.0**60)
+def line_of(codes, scales, words, SCALED: tl.constexpr, TURN: tl.constexpr, TURNS: tl.constexpr):
+    """`words` words of a line of codes, each turn's [lanes, 4], and the scales of their columns [lanes, 1]."""
+    lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
+    held, factors = (), ()
+    for turn in tl.static_range(TURNS):
+        at = turn * TURN + lane * 4
+        held += (tl.load(codes + at + word, mask=at < words, other=0),)  # type: ignore[assignment]
+        if SCALED:
+            factors += (tl.load(scales + at // PER, mask=at < words, other=0.0),)  # type: ignore[assignment]
+    return held, factors
+
+
+@triton.jit
+def two_lines(words, scales, bias, n, end, line, groups, BLOCKED: tl.constexpr, TURN: tl.constexpr,
+              TURNS: tl.constexpr):  # fmt: skip
+    """Codes and scales of the weight rows n and n + 1, and their biases and scales of rows; zeros from `end` on."""
+    at, behind = n.to(tl.int64), n.to(tl.int64) + 1
+    of_one, of_other, by_one, by_other = 0.0, 0.0, 1.0, 1.0
+    if bias is not None:
+        of_one = tl.load(bias + at, mask=n < end, other=0.0)
+        of_other = tl.load(bias + behind, mask=n + 1 < end, other=0.0)
+    if not BLOCKED:
+        by_one = tl.load(scales + at, mask=n < end, other=0.0)
+        by_other = tl.load(scales + behind, mask=n + 1 < end, other=0.0)
+    own = groups if BLOCKED else 0
+    one = line_of(words + at * line, scales + at * own, tl.where(n < end, line, 0), BLOCKED, TURN, TURNS)
+    other = line_of(words + behind * line, scales + behind * own, tl.where(n + 1 < end, line, 0), BLOCKED, TURN, TURNS)
+    return one, other, of_one, of_other, by_one, by_other
 
 
 @triton.jit
 def float8_row_kernel(
     out,  # [width]
-    x,  # [depth / 4] int32 words of codes
+    x,  # [runs * 4] int32 words of codes
     x_scales,  # [groups] float32
-    words,  # [width, line] int32
+    words,  # [width, runs * 4] int32
     scales,  # [width, groups]
     bias,  # [width] or None
     residual,  # [width], or None; may be out
     width,
-    line,
+    runs,  # of 16 columns
     groups,  # of 128 columns when BLOCKED, else 1
+    blocks,  # of two weight rows that a program multiplies
     BLOCKED: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WORDS: tl.constexpr,
+    NATIVE: tl.constexpr,  # matrix units multiply e4m3
+    KIND: tl.constexpr,  # e4m3's number in gemm/widen
+    TURN: tl.constexpr,  # words of a row that are read at a time
+    TURNS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """BLOCK_N results per program."""
-    n, word = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, WORDS)
-    n_in = n < width
-    word_at = words + n.to(tl.int64)[:, None] * line + word[None, :]
-    tile = tl.load(word_at, mask=n_in[:, None] & (word < line)[None, :], other=0)
+    """`blocks` times two weight rows per program; those of the next two are on their way meanwhile."""
+    line = runs * 4  # said so, the compiler knows that words come by fours
+    piece = tl.program_id(0) * (blocks * 2)
+    end = tl.minimum(piece + blocks * 2, width)
+    one, other, of_one, of_other, by_one, by_other = two_lines(
+        words, scales, bias, piece, end, line, groups, BLOCKED, TURN, TURNS
+    )
     grid_wait(OVERLAP)
-    total = tl.zeros([BLOCK_N, WORDS // PER], tl.float32)
-    for first in range(0, line, WORDS):
-        tokens = tl.load(x + first + word, mask=first + word < line, other=0)
-        sums = tl.zeros([BLOCK_N, WORDS], tl.float32)
-        for at in tl.static_range(4):
-            sums += code_at(tile, at) * input_at(tokens, at)[None, :]
-        value = by_groups(sums, PER)
-        if BLOCKED:
-            group = first // PER + tl.arange(0, WORDS // PER)
-            inside = group < groups
-            at_scale, both = scales + n.to(tl.int64)[:, None] * groups + group[None, :], n_in[:, None] & inside[None, :]
-            value *= tl.load(at_scale, mask=both, other=0.0).to(tl.float32)
-            value *= tl.load(x_scales + group, mask=inside, other=0.0)[None, :]
-        total += value
-        behind = first + WORDS + word
-        tile = tl.load(word_at + first + WORDS, mask=n_in[:, None] & (behind < line)[None, :], other=0)
-    y = tl.sum(total, 1) * 2.0**60
+    tokens, factors = line_of(x, x_scales, line, BLOCKED, TURN, TURNS)
+    factor = 1.0
     if not BLOCKED:
-        y *= tl.load(scales + n, mask=n_in, other=0.0).to(tl.float32) * tl.load(x_scales)
-    if bias is not None:
-        y += tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32)
-    if residual is not None:
-        y += tl.load(residual + n, mask=n_in, other=0.0).to(tl.float32)
-    tl.store(out + n, y.to(out.dtype.element_ty), mask=n_in)
+        factor = tl.load(x_scales)
+    for _ in range(blocks):
+        ahead, y, z = piece + 2, 0.0, 0.0
+        following = two_lines(words, scales, bias, ahead, end, line, groups, BLOCKED, TURN, TURNS)
+        if residual is not None:
+            y = tl.load(residual + piece, mask=piece < end, other=0.0).to(tl.float32)
+            z = tl.load(residual + piece + 1, mask=piece + 1 < end, other=0.0).to(tl.float32)
+        sums, others = tl.zeros([TURN // 4, 4], tl.float32), tl.zeros([TURN // 4, 4], tl.float32)
+        for turn in tl.static_range(TURNS):
+            if NATIVE:
+                operands = (one[0][turn], other[0][turn], tokens[turn])
+                made = tl.inline_asm_elementwise(OF_WORDS, OPERANDS, operands, dtype=tl.float32, is_pure=True, pack=4)
+                if BLOCKED:
+                    of_first = tl.arange(0, 4)[None, :] < 2
+                    made *= tl.where(of_first, one[1][turn].to(tl.float32), other[1][turn].to(tl.float32))
+                    made *= factors[turn]
+                sums += made
+            else:
+                made, more = met(one[0][turn], tokens[turn], KIND), met(other[0][turn], tokens[turn], KIND)
+                if BLOCKED:
+                    made *= one[1][turn].to(tl.float32) * factors[turn]
+                    more *= other[1][turn].to(tl.float32) * factors[turn]
+                sums, others = sums + made, others + more
+        if NATIVE:
+            sums, others = on_diagonals(sums)
+        y += tl.sum(tl.sum(sums, 1), 0) * (by_one * factor) + of_one
+        z += tl.sum(tl.sum(others, 1), 0) * (by_other * factor) + of_other
+        tl.store(out + piece, y.to(out.dtype.element_ty), mask=piece < end)
+        tl.store(out + piece + 1, z.to(out.dtype.element_ty), mask=piece + 1 < end)
+        one, other, of_one, of_other, by_one, by_other = following
+        piece = ahead
 
 
 def takes(x: Tensor, weight: Packed) -> bool:
@@ -95,31 +163,39 @@ def takes(x: Tensor, weight: Packed) -> bool:
     return len(x) == 1 and x.is_cuda and target().runs_ptx and weight.depth % (4 * WORD) == 0
 
 
+def cut_of(width: int, depth: int, units: int) -> RowsCut:
+    """How a product of these sides is cut: the fastest or near it of those tried on an H100, Qwen3-8B and 30B-A3B."""
+    least = triton.next_power_of_2(triton.cdiv(depth, TURNS * TURN * WORD))
+    warps = max(least, min(4, triton.next_power_of_2(triton.cdiv(depth, SHARE))))
+    return RowsCut(2 if width * warps > 2 * BUSY * units else 1, warps)
+
+
 def float8_row_product(
     x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor,
-    cut: Cut | None = None,
+    cut: RowsCut | None = None,
 ) -> None:  # fmt: skip
     """Codes x [1, K] and x_scales [groups, 1] times the weight [N, K] into out [1, N]; residual [1, N], may be out."""
     if x.is_cuda:
-        launch_float8_row_product(x, x_scales, weight, bias, residual, out, cut)
+        launch_float8_row_product(x, x_scales, weight, bias, residual, out, cut, target().multiplies_float8)
     else:
         float8_product_reference(x, x_scales, weight, bias, residual, out, Tile(16, 64, BLOCK, BLOCK, 1, 4))
 
 
 def launch_float8_row_product(
     x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor,
-    cut: Cut | None = None,
+    cut: RowsCut | None = None, native: bool = False,
 ) -> None:  # fmt: skip
-    """The Triton kernel; arguments as `float8_row_product`."""
+    """The Triton kernel; arguments as `float8_row_product`. `native`: matrix units multiply e4m3."""
     (rows, depth), width, blocked = x.shape, len(weight.codes), weight.scales is not None
     scales = weight.row_scales if weight.scales is None else weight.scales
     groups = -(-depth // BLOCK) if blocked else 1
-    assert rows == 1 and x.is_contiguous() and depth == weight.depth and depth % WORD == 0
+    assert rows == 1 and x.is_contiguous() and depth == weight.depth and depth % (4 * WORD) == 0
     assert scales is not None and (blocked == (weight.row_scales is None)) and scales.numel() == width * groups
     assert x_scales.shape == (groups, 1) and x_scales.is_contiguous() and out.shape == (1, width)
-    cut = cut or CUT
-    words = weight.codes.view(torch.int32)
-    float8_row_kernel[(triton.cdiv(width, cut.block_n),)](
-        out, x.view(torch.int32), x_scales, words, scales, bias, residual, width, words.shape[1], groups,
-        BLOCKED=blocked, BLOCK_N=cut.block_n, WORDS=cut.words, num_warps=cut.warps, num_stages=1, **launch_options(),
+    cut = cut or cut_of(width, depth, target().num_units)
+    turn, words = TURN * cut.warps, weight.codes.view(torch.int32)
+    float8_row_kernel[(triton.cdiv(width, 2 * cut.blocks),)](
+        out, x.view(torch.int32), x_scales, words, scales, bias, residual, width, depth // (4 * WORD), groups,
+        cut.blocks, BLOCKED=blocked, NATIVE=native, KIND=E4M3, TURN=turn, TURNS=triton.cdiv(depth // WORD, turn),
+        num_warps=cut.warps, num_stages=1, **launch_options(),
     )  # fmt: skip

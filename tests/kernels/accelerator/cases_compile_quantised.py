@@ -52,7 +52,7 @@ ONE_ROW = {
 }  # fmt: skip
 FLOAT8_ROW = {
     "out": T, "x": "*i32", "x_scales": "*fp32", "words": "*i32", "scales": "*fp32", "bias": "*fp32", "residual": T,
-    "width": "i32", "line": "i32", "groups": "i32",
+    "width": "i32", "runs": "i32", "groups": "i32", "blocks": "i32",
 }  # fmt: skip
 
 TWO_PROGRAMS = (228 << 10) // 2 - 1024  # bytes of shared memory of each, where two share a unit
@@ -119,8 +119,8 @@ def one_row(group, gated=False, zeros=False, once=True):
 
 
 def float8_row(blocked):
-    constants = {"BLOCKED": blocked, "BLOCK_N": 8, "WORDS": 512, "OVERLAP": True}
-    return float8_row_kernel, FLOAT8_ROW, constants, {"num_warps": 4, "num_stages": 1}
+    constants = {"BLOCKED": blocked, "NATIVE": True, "KIND": E4M3, "TURN": 128, "TURNS": 8, "OVERLAP": True}
+    return float8_row_kernel, FLOAT8_ROW, constants, {"num_warps": 1, "num_stages": 1}
 
 
 KERNELS = {

@@ -11,7 +11,7 @@ from engine.kernels.gemm.code_sums import block_k_of
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, decoded
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import float8_product_reference, launch_float8_product
-from engine.kernels.gemm.float8_row import launch_float8_row_product
+from engine.kernels.gemm.float8_row import RowsCut, launch_float8_row_product
 from engine.kernels.gemm.groups import KINDS, Tile, groups_product_reference, launch_groups_product, packed
 from engine.kernels.gemm.one_row import Cut, launch_one_row_product, one_row_product_reference
 from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats_reference
@@ -267,8 +267,10 @@ def test_one_row_may_be_large_or_small():
         assert float((got.double() - want).norm() / want.norm()) < 1e-6
 
 
-@pytest.mark.parametrize(("width", "depth", "blocks"), [(70, 96, False), (33, 656, True), (20, 4112, False)])
-def test_one_row_of_fp8_meets_fp8(width, depth, blocks):
+@pytest.mark.parametrize(("width", "depth", "blocks", "cut"), [
+    (70, 96, False, None), (33, 656, True, RowsCut(3, 1)), (20, 4112, False, None), (9, 4112, True, RowsCut(1, 2)),
+])  # fmt: skip
+def test_one_row_of_fp8_meets_fp8(width, depth, blocks, cut):
     codes = codes_of(Kind.E4M3, width, depth, 128 if blocks else depth)
     codes.values[:, ::2] |= 0x80
     weight, groups = packed(codes, words=False), -(-depth // 128) if blocks else 1
@@ -276,9 +278,9 @@ def test_one_row_of_fp8_meets_fp8(width, depth, blocks):
     x[0, ::3] |= 0x80
     bias, residual = torch.randn(width), torch.randn(1, width)
     got, want = torch.empty(1, width), torch.empty(1, width, dtype=torch.float64)
-    launch_float8_row_product(x, scales, weight, bias, residual, got, Cut(4, 128, 1))
+    launch_float8_row_product(x, scales, weight, bias, residual, got, cut)
     float8_product_reference(x, scales, weight, bias, residual, want, Tile(16, 64, 128, 128, 1, 4))
     assert float((got.double() - want).norm() / want.norm()) < 1e-6
     x[0, 5] = 0x7F  # a NaN
-    launch_float8_row_product(x, scales, weight, bias, residual, got, Cut(4, 128, 1))
+    launch_float8_row_product(x, scales, weight, bias, residual, got, cut)
     assert got.isnan().all()
