@@ -68,7 +68,7 @@ def test_an_unmeasured_shape_takes_the_nearest_and_says_so_once(monkeypatch, cap
     near, shape = Shape(128, 768, 2048, gated=True), Shape(64, 768, 2048, gated=True)
     rule = Tile(1, 2, 3, 4, 5)
     with caplog.at_level("INFO", "omniloop.engine"):
-        for each, place in ((0, 0), (16, 1), (16.5, 2), (1e6, -1)):
+        for each, place in ((0, 0), (8, 1), (8.5, 2), (1e6, -1)):
             assert tile_for("bfloat16", shape, each, lambda: rule) == LINES["sm_90"]["bfloat16"][near][place]
             assert tile_for("INT4 by 128", shape, each, lambda: rule) is rule
     first, second = [record.getMessage() for record in caplog.records]

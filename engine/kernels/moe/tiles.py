@@ -19,7 +19,7 @@ from engine.kernels.target import target
 
 log = logging.getLogger("omniloop.engine")
 
-CLASSES = (0, 16, 32, 48, 64, 128, math.inf)  # pairs of an expert; 0: few pairs, which are not sorted
+CLASSES = (0, 8, 16, 32, 48, 64, 128, math.inf)  # pairs of an expert; 0: few pairs, which are not sorted
 Line = tuple[Tile, ...]  # by class
 
 
@@ -43,31 +43,32 @@ LINES: dict[str, dict[str, dict[Shape, Line]]] = {
     "sm_90": {
         "bfloat16": {  # Qwen3-30B-A3B
             Shape(128, 768, 2048, gated=True): _line(
-                (2, Tile(16, 32, 128, 4, 4)), (1, Tile(32, 32, 128, 4, 4)), (2, Tile(64, 64, 64, 4, 4)),
+                (3, Tile(16, 32, 128, 4, 4)), (1, Tile(32, 32, 128, 4, 4)), (2, Tile(64, 64, 64, 4, 4)),
                 (1, Tile(128, 64, 64, 4, 8)), (1, Tile(128, 128, 64, 4, 8, persistent=True)),
             ),
             Shape(128, 2048, 768, gated=False): _line(
-                (1, Tile(16, 128, 128, 4, 4)), (1, Tile(16, 128, 128, 3, 4)), (3, Tile(64, 128, 64, 4, 4)),
+                (1, Tile(16, 128, 128, 4, 4)), (2, Tile(16, 128, 128, 3, 4)), (3, Tile(64, 128, 64, 4, 4)),
                 (2, Tile(128, 128, 64, 3, 4, persistent=True)),
             ),
         },
         "E4M3 by 128": {  # Qwen3-30B-A3B
             Shape(128, 768, 2048, gated=True): _line(
-                (1, Tile(16, 64, 128, 3, 4)), (1, Tile(16, 128, 128, 3, 4)), (1, Tile(32, 64, 128, 3, 4)),
+                (1, Tile(16, 64, 128, 3, 4)), (1, Tile(16, 64, 128, 6, 4)), (2, Tile(32, 64, 128, 3, 4)),
                 (4, Tile(64, 64, 128, 3, 4)),
             ),
             Shape(128, 2048, 768, gated=False): _line(
-                (1, Tile(16, 64, 128, 3, 4)), (1, Tile(16, 128, 128, 3, 4)), (1, Tile(32, 128, 128, 3, 4)),
-                (2, Tile(64, 128, 128, 3, 4)), (1, Tile(128, 64, 128, 3, 4)), (1, Tile(128, 128, 128, 3, 8)),
+                (1, Tile(16, 64, 128, 3, 4)), (1, Tile(16, 128, 128, 3, 4)), (1, Tile(32, 128, 128, 4, 4)),
+                (1, Tile(32, 128, 128, 3, 4)), (2, Tile(64, 128, 128, 3, 4)), (1, Tile(128, 64, 128, 3, 4)),
+                (1, Tile(128, 128, 128, 3, 8)),
             ),
         },
         "MXFP4": {  # gpt-oss-20b
             Shape(32, 2880, 2880, gated=True): _line(
-                (1, Tile(16, 64, 64, 3, 4, splits=4)), (1, Tile(16, 64, 64, 3, 4)), (1, Tile(32, 128, 64, 3, 4)),
+                (1, Tile(16, 64, 64, 3, 4, splits=4)), (2, Tile(16, 64, 64, 3, 4)), (1, Tile(32, 128, 64, 3, 4)),
                 (3, Tile(64, 128, 64, 3, 8)), (1, Tile(128, 64, 64, 3, 8)),
             ),
             Shape(32, 2880, 2880, gated=False): _line(
-                (1, Tile(16, 128, 64, 3, 4, splits=5)), (1, Tile(16, 64, 64, 3, 4)), (1, Tile(32, 128, 64, 3, 4)),
+                (1, Tile(16, 128, 64, 3, 4, splits=5)), (2, Tile(16, 64, 64, 3, 4)), (1, Tile(32, 128, 64, 3, 4)),
                 (2, Tile(64, 128, 64, 3, 4)), (2, Tile(128, 128, 64, 3, 8)),
             ),
         },
