@@ -2,7 +2,8 @@
 
 Each tensor has its own generator, seeded by its name and the given seed, so the values depend neither on the order of
 loading nor on other tensors. They are drawn on the device, where they will stay; another kind of device draws others.
-Norm weights lie around 1, so that activations keep their size through the layers.
+Norm weights lie around 1, so that activations keep their size through the layers. Codes have both signs: where all are
+positive the rows of a batch grow alike, and choose the same experts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 STD = 0.02
 SCALE = 2.0**-9
 LARGEST = ("absmax", "SCB")  # scales by other names
-BITS = 0x20, 0x40  # of e4m3: 1/8 to 2
+BITS, SIGN = 0x20, 0x80  # of e4m3: from 1/8 to 2 in 32 steps, and its sign
 POWERS = 118, 122  # of two, 127 added
 
 
@@ -25,9 +26,13 @@ def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
     generator = torch.Generator(device=tensor.device)
     generator.manual_seed(int.from_bytes(digest, "little"))
     module, _, kind = name.rpartition(".")
-    if tensor.itemsize == 1 and tensor.dtype != torch.int8:  # floats of eight bits, and nibbles
-        first, last = POWERS if "scale" in kind and tensor.dtype != torch.float8_e4m3fn else BITS
-        tensor.view(torch.uint8).random_(first, last, generator=generator)
+    if tensor.dtype == torch.float8_e4m3fn:
+        signs = 1 if "scale" in kind else 2
+        codes = tensor.view(torch.uint8).random_(0, signs * BITS, generator=generator)
+        codes += BITS + codes.div(BITS, rounding_mode="floor").mul_(SIGN - BITS)
+        return tensor
+    if "scale" in kind and tensor.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        tensor.view(torch.uint8).random_(*POWERS, generator=generator)
         return tensor
     if not tensor.is_floating_point():  # codes of quantised weights
         limits = torch.iinfo(tensor.dtype)

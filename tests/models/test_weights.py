@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from engine.errors import ConfigError
 from engine.models.registry import FAMILIES, build_model, family_of, load_model_config
 from engine.weights import files, finite
+from engine.weights.dummy import draw
 from engine.weights.load import load_weights
 from engine.weights.table import expand
 from tests import tiny
@@ -221,6 +222,17 @@ def test_dummy_weights_need_only_the_configuration(name, tmp_path):
     assert got.std() > 0
     assert torch.equal(got, logits(tmp_path, load_format="dummy", seed=3))
     assert not torch.equal(got, logits(tmp_path, load_format="dummy", seed=4))
+
+
+def test_dummy_codes_have_both_signs_and_their_scales_one():
+    codes = draw("mlp.up_proj.weight", torch.empty(64, 96, dtype=torch.float8_e4m3fn), 0).float()
+    assert 0.45 < (codes < 0).float().mean() < 0.55
+    assert codes.abs().aminmax() == (0.125, 1.875)
+    nibbles = draw("mlp.experts.gate_up_proj_blocks", torch.empty(64, 96, dtype=torch.uint8), 0)
+    for signs in (nibbles >> 7, nibbles >> 3 & 1):
+        assert 0.45 < signs.float().mean() < 0.55
+    for dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.bfloat16):
+        assert (draw("mlp.up_proj.weight_scale", torch.empty(64, 6, dtype=dtype), 0).float() > 0).all()
 
 
 def test_dummy_tensors_do_not_depend_on_the_other_layers(tmp_path):
