@@ -59,6 +59,9 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Glm4vMoeForConditionalGeneration": "engine.models.glm4v_moe",
     "Glm46VForConditionalGeneration": "engine.models.glm46v",
     "HunYuanVLForConditionalGeneration": "engine.models.hunyuan_vl",
+    "ChatGLMModel": "engine.models.chatglm",  # the name in the released folders, of text and of pictures
+    "ChatGLMForConditionalGeneration": "engine.models.chatglm",
+    "GLM4VForCausalLM": "engine.models.chatglm",
     "PaliGemmaForConditionalGeneration": "engine.models.paligemma",
     "Idefics3ForConditionalGeneration": "engine.models.idefics3",
     "SmolVLMForConditionalGeneration": "engine.models.idefics3",
