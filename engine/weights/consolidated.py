@@ -67,10 +67,10 @@ def canonical(name: str) -> str:
     if found is None:
         return name
     expert = _EXPERT.fullmatch(found[2])
-    layer, module = found[1], f"block_sparse_moe.{expert[1]}" if expert else NAMES.get(found[2])
-    if module is None:
+    layer, known = found[1], f"block_sparse_moe.{expert[1]}" if expert else NAMES.get(found[2])
+    if known is None:
         return name
-    return f"model.{layer}{module}.{found[3]}" if layer else f"{module}.{found[3]}"
+    return f"model.{layer}{known}.{found[3]}" if layer else f"{known}.{found[3]}"
 
 
 def is_tower(name: str) -> bool:
