@@ -77,6 +77,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "GraniteSpeechForConditionalGeneration": "engine.models.granite_speech",
     "FunAudioChatForConditionalGeneration": "engine.models.fun_audio_chat",
     "UltravoxModel": "engine.models.ultravox",
+    "MiDashengLMModel": "engine.models.midashenglm",
     "Phi4MMForCausalLM": "engine.models.phi4mm",
     "Phi4MultimodalForCausalLM": "engine.models.phi4_multimodal",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
