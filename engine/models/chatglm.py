@@ -5,8 +5,9 @@ modeling_chatglm.py in the checkpoints (https://huggingface.co/THUDM/glm-4v-9b),
 picture's patches become have one position, which is why positions come in rows (mm/processors/chatglm.py); each row
 says the same, and the first is read.
 
-ChatGLM2-6B-32k differs: its code divides positions by rope_ratio, where all others multiply theta. No key tells, so its
-folder needs --hf-overrides '{"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": ...}}'.
+ChatGLM2-6B-32k differs: its code divides positions by rope_ratio, where the code of all others multiplies theta. No key
+tells them apart; --hf-overrides '{"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": N}}' serves it, where N
+is the rope_ratio of its file.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import engine.runtime
 from engine.errors import ConfigError, RequestError
@@ -29,6 +30,8 @@ from tests.models.seeing import items, load, prepare, processor, spliced
 from tests.models.test_decoders import prompt
 from tests.models.test_families import PROMPTS, check_busy
 from tests.models.test_families import TOKENS as MORE
+from tests.quant.oracle import dequantised
+from tests.quant.written import AWQ, BLOCKS, awq, floats8
 from tests.server.conftest import config_of, maker, ready
 
 NAME, TOLERANCE = "chatglm-vision", 1e-4
@@ -56,6 +59,34 @@ def test_logits_of_a_text_are_those_of_the_makers_formulas(tmp_path, changes):
     harness, want = Harness(load(folder)), chatglm.Reference(folder).logits(tokens)
     for chunk in (0, 7):
         assert (harness.prefill(harness.add(tokens), chunk) - want).abs().max() <= TOLERANCE
+
+
+@torch.inference_mode()
+def test_positions_that_are_divided_are_another_kind_of_rope(tmp_path):
+    """As engine/models/chatglm.py says of ChatGLM2-6B-32k."""
+    overrides = {"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": 4}}
+    (tmp_path / "config.json").write_text(json.dumps({**chatglm.TEXT, **overrides}))
+    rope = load_model_config(tmp_path).text.layers[0].rope
+    assert (rope.kind, rope.factor, rope.theta, rope.rotary_dim) == ("linear", 4.0, 10_000.0, 12)
+
+
+@pytest.mark.parametrize(("settings", "writer"), [(AWQ | {"group_size": 64}, awq(64)), (BLOCKS, floats8(per="block"))])
+def test_quantised_products_are_arranged_too(tmp_path, settings, writer):
+    """Queries and keys lie above values in codes and scales; their pairs are put apart, values stay."""
+    sizes = {"hidden_size": 256, "ffn_hidden_size": 384, "kv_channels": 64}
+    config = {**chatglm.TEXT, **sizes}
+    plain = chatglm.checkpoint(tmp_path / "plain", config)
+    coded = chatglm.checkpoint(tmp_path / "coded", {**config, "quantization_config": settings})
+    held, draw = load_file(coded / "model.safetensors"), torch.Generator().manual_seed(5)
+    del held["transformer.rotary_pos_emb.inv_freq"]
+    for name in [name for name in held if ".layers." in name and "norm" not in name and "bias" not in name]:
+        module, (rows, columns) = name.removesuffix(".weight"), held.pop(name).shape
+        held |= {f"{module}.{kind}": tensor.contiguous() for kind, tensor in writer(draw, rows, columns).items()}
+    save_file(held, coded / "model.safetensors")
+    found = {name: torch.from_numpy(value).float().contiguous() for name, value in dequantised(coded).items()}
+    save_file({**held, **found}, plain / "model.safetensors")
+    harness, want = Harness(load(coded)), chatglm.Reference(plain).logits(prompt(20))
+    assert (harness.prefill(harness.add(prompt(20))) - want).abs().max() <= 1e-3 * want.abs().max()
 
 
 @pytest.mark.parametrize("chunk", [0, 7])
