@@ -38,14 +38,16 @@ VISION = {
     "intermediate_size": 100, "layer_norm_eps": 1e-6, "num_heads": 2, "num_hidden_layers": 3, "num_positions": 17,
     "patch_size": 14, "scaling_factor": 3,
 }  # fmt: skip
-# glm-4v-9b, as https://github.com/modelscope/ms-swift/issues/1468 prints its configuration.
+# Widths of glm-4v-9b: the decoder's as https://github.com/modelscope/ms-swift/issues/1468 prints them; the tower's are
+# CogVLM's, on larger pictures (https://github.com/mindspore-lab/mindnlp, configuration_cogvlm.py). Their numbers of
+# parameters are published too (test_chatglm.py).
 PUBLISHED = {
     **TEXT, "ffn_hidden_size": 13696, "hidden_size": 4096, "kv_channels": 128, "num_attention_heads": 32,
-    "num_layers": 40, "padded_vocab_size": 151_552, "rope_ratio": 1, "seq_length": 8192, "boi_token_id": 151_339,
+    "num_layers": 40, "padded_vocab_size": 151_552, "seq_length": 8192, "boi_token_id": 151_339,
     "eoi_token_id": 151_340, "eos_token_id": [151_329, 151_336, 151_338],
     "vision_config": {
         **VISION, "hidden_size": 1792, "image_size": 1120, "intermediate_size": 15_360, "num_heads": 16,
-        "num_hidden_layers": 63, "num_positions": 6401, "scaling_factor": 8,
+        "num_hidden_layers": 63, "num_positions": 6401,
     },
 }  # fmt: skip
 SEEING = {**TEXT, "boi_token_id": BOI, "eoi_token_id": EOI, "vision_config": VISION}

@@ -112,7 +112,7 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # 
               {**wide(4096, 13696, 32, 2, 128), **HALF_TURNED}, {}),
     # Nothing norms what its layers read: attention by random weights is so sharp that errors triple in each.
     "chatglm-vision": ({"num_hidden_layers": 2, "hidden_size": 1792, "intermediate_size": 15360, "num_heads": 16,
-                        "image_size": 560, "num_positions": 1601, "scaling_factor": 8},
+                        "image_size": 560, "num_positions": 1601},
                        {"hidden_size": 4096, "ffn_hidden_size": 13696, "num_attention_heads": 32, "kv_channels": 128},
                        {}),
     "gemma4-vision": (SIGLIP, {}, {}),
