@@ -2,7 +2,8 @@
 
 In: the file's object. Out: what transformers' configuration of the same model holds. A consolidated checkpoint has
 params.json, consolidated*.safetensors (engine/weights/consolidated.py) and a tokenizer of Mistral's own; its special
-ids 1 and 2 are the same in every release. Thread: any.
+ids 1 and 2 are the same in every release. A `moe` section makes it a Mixtral, whose files name neither a theta nor a
+length: Mistral's code takes the one (mistral_inference/transformer.py), llama.cpp's convert.py has both. Thread: any.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 
 MAX_POSITION = 128_000  # what files that name no length are made for
+MIXTRAL_POSITION, MIXTRAL_THETA = 32_768, 1e6
+MOE = ("num_experts", "num_experts_per_tok")  # what a Mixtral's section holds; later models have more
 # What these models have and this version does not compute.
 UNSUPPORTED = {
-    "moe": "mixture of experts",
     "multimodal": "towers for other modalities",
     "q_lora_rank": "latent attention",
     "lora": "adapters inside",
@@ -42,8 +44,10 @@ def as_config(params: Section, text_only: bool) -> dict[str, Any]:
             raise ConfigError(
                 f"{params.path}: {key} asks for {what}, which this version does not serve in this format{instead}"
             )
+    experts = _experts(params) if params.values.get("moe") is not None else {}
     heads = params.size("n_heads")
-    limit = params.size("max_position_embeddings", params.size("max_seq_len", MAX_POSITION))
+    length, theta = (MIXTRAL_POSITION, MIXTRAL_THETA) if experts else (MAX_POSITION, 10_000.0)
+    limit = params.size("max_position_embeddings", params.size("max_seq_len", length))
     config: dict[str, Any] = {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",
@@ -55,12 +59,13 @@ def as_config(params: Section, text_only: bool) -> dict[str, Any]:
         "head_dim": params.size("head_dim", params.size("dim") // heads),
         "vocab_size": params.size("vocab_size"),
         "rms_norm_eps": params.number("norm_eps"),
-        "rope_theta": params.number("rope_theta", 10_000.0),
+        "rope_theta": params.number("rope_theta", theta),
         "max_position_embeddings": limit,
         "sliding_window": _window(params),
         "tie_word_embeddings": params.boolean("tied_embeddings", False),
         "eos_token_id": 2,
         "dtype": params.values.get("dtype") or "bfloat16",
+        **experts,
     }
     if params.values.get("quantization") is not None:
         config["quantization_config"] = _quantisation(params.section("quantization"))
@@ -71,6 +76,20 @@ def as_config(params: Section, text_only: bool) -> dict[str, Any]:
     if params.values.get("vision_encoder") is not None and not text_only:
         return _seeing(params.section("vision_encoder"), config)
     return config
+
+
+def _experts(params: Section) -> dict[str, Any]:
+    """What makes it a Mixtral."""
+    moe = params.section("moe")
+    unread = [key for key, value in moe.values.items() if key not in MOE and value is not None]
+    if unread or params.values.get("llama_4_scaling") is not None:
+        raise ConfigError(
+            f"{moe.path}: {', '.join(unread) or 'llama_4_scaling beside it'} is not supported; in this format experts "
+            f"are supported as Mixtral has them: {' and '.join(MOE)}"
+        )
+    count, chosen = (moe.size(key) for key in MOE)
+    named = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    return {**named, "num_local_experts": count, "num_experts_per_tok": chosen}
 
 
 def _seeing(vision: Section, decoder: dict[str, Any]) -> dict[str, Any]:

@@ -225,9 +225,13 @@ def qkv_product(text: TextConfig, layer: LayerConfig) -> Linear:
         queries = text.num_heads // text.num_kv_heads
         product.arrange = lambda _, rows: queries_keys_values(rows, queries, text.head_dim)
     elif layer.rope.interleaved:
-        assert text.qkv_layout == "apart", "queries and keys are rearranged, values are not"
-        values = 2
-        product.arrange = lambda number, rows: (
-            rows if number == values else half_split(rows, text.head_dim, layer.rope.rotary_dim)
-        )
+        turned = (q_size, kv_size, 0) if text.qkv_layout == "apart" else (q_size + kv_size,)  # rows of each piece
+
+        def arrange(number: int, rows: Tensor) -> Tensor:
+            """Queries and keys are rearranged, values are not."""
+            both, rest = rows[: turned[number]], rows[turned[number] :]
+            split = half_split(both, text.head_dim, layer.rope.rotary_dim) if len(both) else both
+            return torch.cat([split, rest]) if len(rest) else split
+
+        product.arrange = arrange
     return product

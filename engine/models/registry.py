@@ -59,6 +59,9 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Glm4vMoeForConditionalGeneration": "engine.models.glm4v_moe",
     "Glm46VForConditionalGeneration": "engine.models.glm46v",
     "HunYuanVLForConditionalGeneration": "engine.models.hunyuan_vl",
+    "ChatGLMModel": "engine.models.chatglm",  # the name in the released folders, of text and of pictures
+    "ChatGLMForConditionalGeneration": "engine.models.chatglm",
+    "GLM4VForCausalLM": "engine.models.chatglm",
     "PaliGemmaForConditionalGeneration": "engine.models.paligemma",
     "Idefics3ForConditionalGeneration": "engine.models.idefics3",
     "SmolVLMForConditionalGeneration": "engine.models.idefics3",
@@ -74,6 +77,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "GraniteSpeechForConditionalGeneration": "engine.models.granite_speech",
     "FunAudioChatForConditionalGeneration": "engine.models.fun_audio_chat",
     "UltravoxModel": "engine.models.ultravox",
+    "MiDashengLMModel": "engine.models.midashenglm",
     "Phi4MMForCausalLM": "engine.models.phi4mm",
     "Phi4MultimodalForCausalLM": "engine.models.phi4_multimodal",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",

@@ -30,6 +30,8 @@ NAMES = {
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
 }
+# Of a Mixtral: as mistral_inference/transformer_layers.py names it, and with the block called as in transformers.
+_EXPERT = re.compile(r"(?:feed_forward|block_sparse_moe)\.(gate|experts\.\d+\.w[123])")
 TOWER = "vision_encoder."
 SEEING = {  # the tower's modules, the part of a layer behind the layer's number
     "vision_encoder.patch_conv": "vision_tower.patch_conv",
@@ -62,10 +64,13 @@ def canonical(name: str) -> str:
     if module in SEEING:
         return f"{SEEING[module]}.{kind}"
     found = _NAME.fullmatch(name)
-    if found is None or found[2] not in NAMES:
+    if found is None:
         return name
-    layer, module = found[1], NAMES[found[2]]
-    return f"model.{layer}{module}.{found[3]}" if layer else f"{module}.{found[3]}"
+    expert = _EXPERT.fullmatch(found[2])
+    layer, known = found[1], f"block_sparse_moe.{expert[1]}" if expert else NAMES.get(found[2])
+    if known is None:
+        return name
+    return f"model.{layer}{known}.{found[3]}" if layer else f"{known}.{found[3]}"
 
 
 def is_tower(name: str) -> bool:

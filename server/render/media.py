@@ -32,6 +32,9 @@ AROUND = {
 # What a family's own processor writes around each placeholder of a conversation, whoever wrote the placeholder. It is
 # tokenized with the text beside it.
 ALWAYS_AROUND = {"<start_of_image>": ("\n\n", "\n\n")}
+# Placeholders that stand before the text of their message, with nothing between, wherever the message has its pictures:
+# build_single_message of tokenization_chatglm.py in https://huggingface.co/THUDM/glm-4v-9b.
+BEFORE_TEXT = ("<|begin_of_image|>",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,14 @@ class MediaTokens:
                 waiting.extend(item.values())
             elif isinstance(item, list | tuple):
                 waiting.extend(item)
+
+    def as_text(self, parts: Sequence[Mapping[str, Any]]) -> str:
+        """A message's parts as a string template gets them."""
+        written = [(part["type"], part.get("text") or self.placeholders.get(part["type"], "")) for part in parts]
+        if self.spelled.get("image") not in BEFORE_TEXT:
+            return "\n".join(text for _, text in written)
+        media = "".join(text for kind, text in written if kind != "text")
+        return media + "\n".join(text for kind, text in written if kind == "text")
 
     def spaced(self, text: str) -> str:
         """A rendered conversation, in which only media parts have placeholders, as the family's processor spaces it."""

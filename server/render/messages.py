@@ -189,8 +189,7 @@ class MessageReader:
         parts = self.parts(content, path)
         if self.rules.content_format == "openai" and not self._reads_better_as_string(role, parts):
             return parts
-        placeholders = self.rules.media.placeholders
-        return "\n".join(part["text"] if part["type"] == "text" else placeholders[part["type"]] for part in parts)
+        return self.rules.media.as_text(parts)
 
     def _reads_better_as_string(self, role: str, parts: list[dict[str, Any]]) -> bool:
         # Templates that take both often print a system message or a tool's answer without looking for parts.

@@ -1,9 +1,9 @@
-"""TiktokenTokenizer: tiktoken's merge files (`tiktoken.model`, `*.tiktoken`, Llama 3's `tokenizer.model`).
+"""TiktokenTokenizer: tiktoken's merge files (`tiktoken.model`, `*.tiktoken`, Llama 3's and GLM-4's `tokenizer.model`).
 
 Owner: any thread; nothing changes after `read`. In: text, or token ids. Out: token ids, or text. A merge file holds
 neither the splitting pattern nor special tokens. Special tokens come from tokenizer_config.json
 (`added_tokens_decoder`), or for the families that keep them in code, from here; so do the patterns. The file's kind is
-known by its name and its size. Needs the optional library tiktoken.
+known by its name and by the class that tokenizer_config.json names. Needs the optional library tiktoken.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Family:
     special: tuple[str, ...] = ()  # in the order of their ids, behind the merges
     named: tuple[tuple[str, str], ...] = ()
     adds_bos: bool = False
+    before: tuple[str, ...] = ()  # every text that is framed
 
 
 QWEN = Family(QWEN_PATTERN, QWEN_SPECIAL, (("eos_token", "<|endoftext|>"), ("pad_token", "<|endoftext|>")))
@@ -72,10 +73,14 @@ KIMI = Family(KIMI_PATTERN)
 LLAMA = Family(
     LLAMA_PATTERN, LLAMA_SPECIAL, (("bos_token", "<|begin_of_text|>"), ("eos_token", "<|eot_id|>")), adds_bos=True
 )
+# tokenization_chatglm.py of https://huggingface.co/THUDM/glm-4v-9b: the pattern is Llama 3's.
+GLM = Family(LLAMA_PATTERN, before=("[gMASK]", "<sop>"))
 
 
-def family_of(source: Path) -> Family:
-    """By the file's name: qwen.tiktoken, tiktoken.model (Kimi, Moonlight), tokenizer.model (Llama 3)."""
+def family_of(source: Path, config: dict[str, Any]) -> Family:
+    """By the file's name: qwen.tiktoken, tiktoken.model (Kimi, Moonlight), tokenizer.model (Llama 3, GLM-4)."""
+    if config.get("tokenizer_class") == "ChatGLM4Tokenizer":
+        return GLM
     if source.suffix == ".tiktoken":
         return QWEN
     return KIMI if source.name == "tiktoken.model" else LLAMA
@@ -102,6 +107,7 @@ class TiktokenTokenizer(Tokenizer):
         super().__init__(config, templates, named, self._table(ranks))
         adds_bos = config.get("add_bos_token", family.adds_bos)
         self._bos = [special[named["bos_token"]]] if adds_bos and "bos_token" in named else []
+        self._bos += [special[text] for text in family.before if text in special]
         self._eos = [special[named["eos_token"]]] if config.get("add_eos_token") and "eos_token" in named else []
 
     @classmethod
@@ -111,7 +117,7 @@ class TiktokenTokenizer(Tokenizer):
         try:
             lines = [line.split() for line in source.read_bytes().splitlines() if line]
             ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-            return cls(ranks, family_of(source), config, read_templates(source.parent, config))
+            return cls(ranks, family_of(source, config), config, read_templates(source.parent, config))
         except ImportError as error:
             raise ConfigError(
                 f"{source}: needs tiktoken to be read; install it with pip install 'omniloop[mistral]'"

@@ -27,6 +27,7 @@ SHORT = (
     "gemma4-small-vision",
     "llama4-vision",
     "lfm2_vl",
+    "chatglm-vision",
 )  # caches of several groups, or pictures in one chunk
 FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", "hunyuan_vl", *SHORT)
 

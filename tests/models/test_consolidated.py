@@ -53,7 +53,7 @@ def tensors_of(folder, head_dim):
         _, _, index, rest = module.split(".", 3)
         rotated = rest in ("self_attn.q_proj", "self_attn.k_proj")
         tensor = interleave(tensor, head_dim) if rotated else tensor
-        out[f"layers.{index}.{LAYER[rest]}.weight"] = tensor.contiguous()
+        out[f"layers.{index}.{LAYER.get(rest, rest)}.weight"] = tensor.contiguous()  # experts keep their names
     return out
 
 
@@ -63,7 +63,7 @@ def params_of(source):
     return {
         "dim": config["hidden_size"],
         "n_layers": config["num_hidden_layers"],
-        "head_dim": config["head_dim"],
+        "head_dim": config["head_dim"] or config["hidden_size"] // config["num_attention_heads"],
         "hidden_dim": config["intermediate_size"],
         "n_heads": config["num_attention_heads"],
         "n_kv_heads": config["num_key_value_heads"],
@@ -143,6 +143,36 @@ def test_both_formats_give_equal_logits(name, tmp_path):
     params = params_of(source)
     folder = write(tmp_path, params, tensors_of(source, params["head_dim"]))
     assert torch.equal(logits(folder), logits(source))
+
+
+@pytest.mark.parametrize("block", ["feed_forward", "block_sparse_moe"])
+def test_experts_are_mixtrals(tmp_path, block):
+    """The files of Mixtral 8x22B; https://github.com/ggml-org/llama.cpp/pull/4406 has the names of both."""
+    source = tiny.checkpoint("mixtral")
+    config = json.loads((source / "config.json").read_text())
+    moe = {"num_experts": config["num_local_experts"], "num_experts_per_tok": config["num_experts_per_tok"]}
+    params = {**params_of(config), "moe": moe}
+    tensors = {
+        name.replace("block_sparse_moe", block): tensor
+        for name, tensor in tensors_of(source, params["head_dim"]).items()
+    }
+    assert f"layers.2.{block}.experts.4.w3.weight" in tensors
+    assert f"layers.0.{block}.gate.weight" in tensors
+    folder = write(tmp_path, params, tensors)
+    assert torch.equal(logits(folder), logits(source))
+
+
+def test_what_a_mixtrals_file_leaves_out(tmp_path):
+    """As https://github.com/vllm-project/vllm/issues/1991 shows Mixtral 8x7B's."""
+    params = {
+        "dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8,
+        "norm_eps": 1e-05, "vocab_size": 32000, "moe": {"num_experts_per_tok": 2, "num_experts": 8},
+    }  # fmt: skip
+    config = load_model_config(write(tmp_path, params))
+    layer = config.text.layers[-1]
+    assert (config.architecture, config.max_position, layer.rope.theta) == ("MixtralForCausalLM", 32_768, 1e6)
+    assert layer.experts is not None
+    assert (layer.experts.routing.num_experts, layer.experts.routing.top_k, layer.experts.width) == (8, 2, 14336)
 
 
 def test_an_accelerator_gets_rotated_rows_in_the_kernels_order(tmp_path, monkeypatch):
@@ -264,7 +294,8 @@ def test_pictures_are_seen_as_in_transformers_format(name, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"moe": {"num_experts": 8}}, "params.json: moe asks for mixture of experts"),
+        ({"moe": {"num_experts": 8}}, "params.json: moe: num_experts_per_tok is missing"),
+        ({"moe": {"num_experts": 8, "num_shared_experts": 1}}, "num_shared_experts is not supported; .* as Mixtral"),
         ({"multimodal": {"whisper_model_args": {}}}, "other modalities.*; --language-model-only serves the decoder"),
         ({"vision_encoder": {"mm_projector_id": "patch_merge"}}, "layer_norm=false; supported are none of both"),
         ({"vision_encoder": {"image_size": 8}}, "params.json: vision_encoder: hidden_size is missing"),

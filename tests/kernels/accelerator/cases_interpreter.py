@@ -340,7 +340,7 @@ def test_parts_fit_into_their_room(per_unit):
             assert torch.equal(mine[1:, 1], mine[:-1, 2])
 
 
-@pytest.mark.parametrize("dim", [96, 128, 256])
+@pytest.mark.parametrize("dim", [96, 112, 128, 256])
 def test_dense_attention_of_wider_heads(dim):
     q, k, v = (torch.randn(150, heads, dim).half() for heads in (2, 1, 1))
     bounds = torch.tensor([0, 130, 150], dtype=torch.int32)

@@ -108,6 +108,39 @@ def test_families_that_keep_special_tokens_in_code(tmp_path):
     assert qwen.special_tokens["eos_token"] == "<|endoftext|>"
 
 
+GLM_SPECIAL = (
+    "<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>",
+    "<|observation|>", "<|begin_of_image|>", "<|end_of_image|>",
+)  # fmt: skip
+GLM = {
+    "tokenizer_class": "ChatGLM4Tokenizer",
+    "eos_token": "<|endoftext|>",
+    "chat_template": "[gMASK]<sop>{% for item in messages %}{% if item['content'] %}<|{{ item['role'] }}|>"
+    "{{ item['metadata'] }}\n{{ item['content'] }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+}
+
+
+async def test_prompts_of_glm_4v_are_those_of_its_makers(tmp_path, pool):
+    """[gMASK]<sop> before every text; a message's picture before its text, with nothing between."""
+    first = len(tekken.merges())
+    listed = {str(first + k): {"content": name, "special": True} for k, name in enumerate(GLM_SPECIAL)}
+    config = {**GLM, "added_tokens_decoder": listed}
+    tokenizer = load_tokenizer(tekken.write_tiktoken(tmp_path / "glm", "tokenizer.model", config))
+    begin, picture = tokenizer.encode("[gMASK]<sop>"), first + GLM_SPECIAL.index("<|begin_of_image|>")
+    assert begin == [first + 2, first + 4]
+    assert tokenizer.encode("x", True) == begin + tokenizer.encode("x")
+    assert tokenizer.encode("12345") == tokenizer.encode("123") + tokenizer.encode("45")
+    renderer = Renderer(tokenizer, RenderConfig(64, media_token_ids={"image": picture}), pool)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    content = [{"type": "text", "text": "What is"}, {"type": "text", "text": "it?"}, image]
+    prompt = await renderer.chat([{"role": "system", "content": "Be kind."}, {"role": "user", "content": content}])
+    said = "[gMASK]<sop><|system|>\nBe kind.<|user|>\n<|begin_of_image|>What is\nit?<|assistant|>"
+    assert prompt.text == said
+    assert prompt.token_ids.tolist() == tokenizer.encode(said)
+    assert prompt.token_ids[list(prompt.slots)].tolist() == [picture]
+
+
 def test_han_characters_stand_apart_in_tiktoken_model(tokenizer):
     assert tokenizer.encode("漢字abc") == tokenizer.encode("漢字") + tokenizer.encode("abc")
 
