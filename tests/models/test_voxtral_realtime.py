@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 import engine.runtime
+import engine.step.device_executor
 from engine.models.registry import load_model_config
 from engine.request import Request, SamplingParams
 from mm.item import MediaItem, MediaOptions, Processed
@@ -105,7 +107,9 @@ async def test_tokens_in_chunks_with_few_blocks_equal_transformers():
 
 async def test_tokens_of_an_accelerators_steps_equal_transformers(monkeypatch):
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
-    await check()
+    eager = mock.Mock(side_effect=AssertionError("steps that show sound have graphs"))
+    monkeypatch.setattr(engine.step.device_executor.DeviceExecutor, "_run_eagerly", eager)
+    assert (await check(max_num_batched_tokens=64)).prefix_hits > 0
 
 
 async def test_choices_and_shorter_answers_hear_the_same():
