@@ -153,7 +153,7 @@ def load_model_config(
         raw=root.values,
         lead=lead,
         ahead=family.ahead_of(outer, bool(towers)),
-        adds_media=family.adds_media,
+        adds_media=family.adds_media and bool(towers),
         left_out=text_only or family.leaves_out(outer, towers, without),
         pooling=pooling,
         is_encoder=family.head is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 from unittest import mock
 
@@ -12,8 +13,12 @@ import torch
 
 import engine.runtime
 import engine.step.device_executor
+from engine.errors import ConfigError, RequestError
+from engine.limits import Limits
+from engine.limits import check as check_limits
 from engine.models.registry import load_model_config
 from engine.request import Request, SamplingParams
+from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.registry import processor_for
 from mm.splice import splice
@@ -117,3 +122,42 @@ async def test_choices_and_shorter_answers_hear_the_same():
         expected = await asyncio.to_thread(wanted, 16000)
         assert await answer(engine, request(16000, n=3)) == [expected] * 3
         assert await answer(engine, request(16000, 5)) == [expected[:5]]
+
+
+def test_a_sound_without_a_row_for_each_frame_of_a_token_is_refused():
+    tower = load(folder()).towers["audio"]
+    with pytest.raises(RequestError, match=r"input_features \[32, 12\]: 32 mel bins and 8 frames a row are needed"):
+        tower.encode({"input_features": torch.zeros(32, 12)})
+
+
+def test_media_reach_behind_the_prompt_only_where_the_model_adds_them_and_within_the_context():
+    limits = Limits(100, 99, 8, 1024, 1024, 5, 512, ("audio",), adds_media=True)
+    check_limits(request(16000), limits)
+    with pytest.raises(RequestError, match=r"media span \(0, 42\) is empty, overlaps another or leaves the prompt"):
+        check_limits(request(16000), dataclasses.replace(limits, adds_media=False))
+    with pytest.raises(RequestError, match="rows for 42 tokens of prompt and answer; this engine's context is 40"):
+        check_limits(request(16000, 1), dataclasses.replace(limits, max_model_len=40))
+
+
+def test_text_behind_a_sound_that_goes_on_is_refused():
+    with pytest.raises(MediaError, match="contradicts itself"):
+        splice([processor().placeholder("audio"), 50], [0], [processed(16000)], processor())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"downsample_factor": 3}, "audio_length_per_tok=8 must be 2 . downsample_factor=3"),
+        ({"audio_config": {"hidden_act": "softsign"}}, "hidden_act='softsign'.*supported are"),
+        ({"audio_config": {"num_key_value_heads": 2}}, "num_key_value_heads must be num_attention_heads=4"),
+    ],
+)
+def test_a_checkpoint_that_is_built_otherwise_is_refused(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        load_model_config(folder(), overrides)
+
+
+def test_the_decoder_alone_is_a_model_of_text():
+    config = load_model_config(folder(), without=("audio", "image", "video"))
+    assert not config.adds_media
+    assert config.modalities == ("text",)
