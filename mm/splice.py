@@ -62,9 +62,10 @@ def splice(
     widened = np.concatenate(pieces)
     media = tuple(entry for place in placed for entry in _inputs(place, len(widened)))
     counts: Counter[Modality] = Counter()
-    for item in media:
-        last, length = item.spans[-1]
-        counts[item.modality] += item.num_tokens - max(0, last + length - len(widened))
+    for place in placed:
+        tokens = len(place.filling.token_ids)
+        for part, runs in zip(place.processed.parts, place.filling.runs):
+            counts[part.modality] += sum(min(length, tokens - first) for first, length in runs)
     positions, delta = processor.positions(len(widened), widened, placed)
     wider = [(slot, len(place.filling.token_ids) - 1) for slot, place in zip(slots, placed)]
     moved = [(start + sum(more for slot, more in wider if slot < start), given) for start, given in rows]

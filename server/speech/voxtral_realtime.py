@@ -28,5 +28,6 @@ class VoxtralRealtimeHearer(ChatHearer):
 
     async def _rendered(self) -> Prompt:
         media = self._state.media
-        assert media is not None, "the model hears"
-        return Prompt(np.array([media.processor.placeholder("audio")], np.int32), slots=(0,))
+        processor = None if media is None else media.processor
+        assert processor is not None, "the model hears"
+        return Prompt(np.array([processor.placeholder("audio")], np.int32), slots=(0,))
