@@ -86,9 +86,13 @@ cdef class Scheduler:
             )
         if request_id < 0 or len(root) != 16 or (keys is not None and (keys.shape[0] != 2 or keys.shape[1] != n)):
             raise ValueError(f"request {request_id}: ids are >= 0, root has 16 bytes, keys have the shape [2, {n}]")
+        cdef int64_t media_end
         if media is not None and media.shape[0]:
-            if media.shape[1] != 4 or media[media.shape[0] - 1, 0] + media[media.shape[0] - 1, 1] > n:
-                raise ValueError("media rows are (start, length, entry, entry_row_start) inside the prompt")
+            if media.shape[1] != 4 or media[media.shape[0] - 1, 0] >= n:
+                raise ValueError("media rows are (start, length, entry, entry_row_start) that begin in the prompt")
+            media_end = <int64_t>media[media.shape[0] - 1, 0] + media[media.shape[0] - 1, 1]
+            if media_end > n:  # tokens of the answer take rows as well: there are no more of them than rows
+                longest = min(longest, media_end)
             need = self.encoder.largest_need(media)
             if self.encoder.capacity and need > self.encoder.capacity:
                 return MEDIA_TOO_LARGE

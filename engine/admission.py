@@ -259,10 +259,11 @@ class Admission:
         """The scheduler's view of the media: runs int32 [m, 4], and keys int64 [2, tokens] that name the content.
 
         A token's key is (its id, 0). A position of a medium has two words made from the 16 bytes of the medium's name
-        and the row that the position takes: the top bit of the first says that the position is no token.
+        and the row that the position takes: the top bit of the first says that the position is no token. Behind the
+        prompt tokens keep their ids: the blocks before them have named the content.
         """
-        runs = []
-        keys = np.zeros((2, len(request.prompt_token_ids)), np.int64)
+        runs, prompt_len = [], len(request.prompt_token_ids)
+        keys = np.zeros((2, prompt_len), np.int64)
         keys[0] = request.prompt_token_ids
         for item in request.media:
             digest = hashlib.blake2b(item.hash, key=root, digest_size=16).digest()
@@ -279,9 +280,10 @@ class Admission:
             done = 0
             for start, length in item.spans:
                 runs.append((start, length, entry, done))
-                words = mix64(halves + np.arange(done, done + length, dtype=np.uint64))  # [2, length]
+                named = min(length, prompt_len - start)
+                words = mix64(halves + np.arange(done, done + named, dtype=np.uint64))  # [2, named]
                 words[0] |= MEDIA_KEY
-                keys[:, start : start + length] = words.view(np.int64)
+                keys[:, start : start + named] = words.view(np.int64)
                 done += length
         runs.sort()
         return np.asarray(runs, np.int32), keys

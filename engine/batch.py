@@ -22,7 +22,7 @@ class Batch:
 
     token_ids: Tensor  # [T] int64; positions taken by media hold the placeholder's id
     positions: Tensor  # [T] int64, or [axes, T] for M-RoPE models
-    media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden or more]) that replace embeddings
+    media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden or more])
     attention: list[AttentionMeta]  # by cache group
     caches: list[LayerCache]  # by layer that keeps something
     group_of: Sequence[int]  # by the same: whose AttentionMeta is its

@@ -44,6 +44,7 @@ class Limits:
     routed_experts: bool = False  # the experts of tokens are kept
     has_experts: bool = False  # of some layer
     axes: int = 1  # rows of positions that a token has
+    adds_media: bool = False  # spans may go on behind the prompt, and the answer ends where they end
     picture_bytes: int = 0  # of a decoded picture that the device still scales and cuts itself; 0: it wants patches
 
 
@@ -101,12 +102,18 @@ def _check_routed(count: int, limits: Limits) -> None:
 
 
 def _check_media(request: Request, limits: Limits) -> None:
-    end = 0
+    end, prompt_len = 0, len(request.prompt_token_ids)
     spans = sorted((start, length) for item in request.media for start, length in item.spans)
     for start, length in spans:
-        if length <= 0 or start < end or start + length > len(request.prompt_token_ids):
+        leaves = start >= prompt_len or (start + length > prompt_len and not limits.adds_media)
+        if length <= 0 or start < end or leaves:
             raise RequestError(f"media span ({start}, {length}) is empty, overlaps another or leaves the prompt")
         end = start + length
+    if end > max(prompt_len, limits.max_model_len):
+        raise RequestError(
+            f"the media have rows for {end} tokens of prompt and answer; this engine's context is "
+            f"{limits.max_model_len} tokens: send less, or raise --max-model-len"
+        )
     for item in request.media:
         if item.modality not in limits.modalities:
             raise RequestError(f"this model takes {', '.join(limits.modalities) or 'text only'}, not {item.modality}")

@@ -312,6 +312,7 @@ class ModelConfig:
     left_out: bool = False  # towers that the checkpoint has are not built: their weights are not read
     lead: int = 0  # tokens of sound that every prompt begins with
     ahead: Ahead = ""  # which tokens of a prompt see later ones
+    adds_media: bool = False  # rows of media are added to embeddings, and may be given for tokens of the answer
     max_model_len: int = 0  # tokens of context that are served; 0: max_position
     pooling: PoolingConfig | None = None  # None: the model generates
     is_encoder: bool = False  # of a family of texts that never generates

@@ -94,6 +94,7 @@ class Runtime:
             routed_experts=config.return_routed_experts,
             has_experts=routed_shape(model_config.text)[0] > 0,
             axes=model_config.axes,
+            adds_media=model_config.adds_media,
             picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
         )
         least = CPU_ENCODE_TOKENS if model.device == "cpu" else DEVICE_TOKENS

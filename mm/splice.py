@@ -60,11 +60,12 @@ def splice(
         done, length = slot + 1, start + len(filling.token_ids)
     pieces.append(ids[done:])
     widened = np.concatenate(pieces)
-    media = tuple(entry for place in placed for entry in _inputs(place))
+    media = tuple(entry for place in placed for entry in _inputs(place, len(widened)))
     counts: Counter[Modality] = Counter()
     for place in placed:
-        for part in place.processed.parts:
-            counts[part.modality] += part.num_tokens
+        tokens = len(place.filling.token_ids)
+        for part, runs in zip(place.processed.parts, place.filling.runs):
+            counts[part.modality] += sum(min(length, tokens - first) for first, length in runs)
     positions, delta = processor.positions(len(widened), widened, placed)
     wider = [(slot, len(place.filling.token_ids) - 1) for slot, place in zip(slots, placed)]
     moved = [(start + sum(more for slot, more in wider if slot < start), given) for start, given in rows]
@@ -92,14 +93,15 @@ def _check(ids: np.ndarray, slots: Sequence[int], processed: Sequence[Processed]
         )
 
 
-def _inputs(place: Placed) -> list[MediaInput]:
+def _inputs(place: Placed, prompt_len: int) -> list[MediaInput]:
     """One MediaInput per part; rows promised equal rows placed, or the processor contradicts itself (500)."""
     inputs = []
+    ends_prompt = place.start + len(place.filling.token_ids) == prompt_len
     for part, runs in zip(place.processed.parts, place.filling.runs, strict=True):
         if (
             sum(length for _, length in runs) != part.num_tokens
             or part.num_tokens < 1
-            or not _ascending(place.filling, runs)
+            or not _ascending(place.filling, runs, ends_prompt)
         ):
             raise MediaError(500, "internal_error", "the media processor contradicts itself")
         spans = tuple((place.start + start, length) for start, length in runs)
@@ -107,13 +109,13 @@ def _inputs(place: Placed) -> list[MediaInput]:
     return inputs
 
 
-def _ascending(filling: Filling, runs: tuple[tuple[int, int], ...]) -> bool:
-    end = 0
+def _ascending(filling: Filling, runs: tuple[tuple[int, int], ...], ends_prompt: bool) -> bool:
+    end, tokens = 0, len(filling.token_ids)
     for start, length in runs:
-        if start < end or length < 1:
+        if start < end or start >= tokens or length < 1:
             return False
         end = start + length
-    return end <= len(filling.token_ids)
+    return end <= tokens or ends_prompt
 
 
 def _mismatch(message: str) -> MediaError:

@@ -83,7 +83,7 @@ def job_of(
     """Lengths settled: how many tokens the prompt has and leaves."""
     state = exchange.state
     ids = spliced.prompt_token_ids
-    if state.engine.model.lead and not spliced.media:
+    if (state.engine.model.lead or state.engine.model.adds_media) and not spliced.media:
         text = "this model writes down recordings and does nothing else; send them to /v1/audio/transcriptions"
         raise ApiError(400, "sound_required", text, param)
     length, room = len(ids), state.engine.max_model_len - len(ids)

@@ -113,6 +113,11 @@ UNSAID: dict[str, dict[str, Any]] = {
         "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
     },
+    "voxtral_realtime_text": {
+        "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5, "sliding_window": 8192,
+    },
 }  # fmt: skip
 
 

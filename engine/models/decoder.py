@@ -2,7 +2,7 @@
 
 Thread: device. One residual stream (engine/layers/stream.py), changed in place by every layer:
 
-    x = embed(tokens), media in the place of their placeholders
+    x = embed(tokens), media in the place of their placeholders, or added to embeddings
     each layer: layer(x); after_layer(x)
     logits = head(norm(x))
 
@@ -175,10 +175,16 @@ class Decoder(Model):
             residual *= self._embedding_scale
         if batch.overlay is not None:
             shown, rows = batch.overlay
-            residual = torch.where(shown, self._scaled(rows[:, : residual.shape[1]]), residual)
+            residual = torch.where(shown, self._shown(rows, residual), residual)
         for start, length, rows in batch.media:
-            residual[start : start + length] = self._scaled(rows[:, : residual.shape[1]])
+            tokens = residual[start : start + length]
+            tokens.copy_(self._shown(rows, tokens))
         return residual
+
+    def _shown(self, rows: Tensor, embedded: Tensor) -> Tensor:
+        """What rows of media make of the embeddings of their tokens."""
+        rows = self._scaled(rows[:, : embedded.shape[1]])
+        return embedded + rows if self.config.adds_media else rows
 
     def _scaled(self, rows: Tensor) -> Tensor:
         """Rows of media; most families do not scale them."""

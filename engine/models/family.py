@@ -46,6 +46,8 @@ class Family:
     first_position: Callable[[Section], int] = _zero  # positions of the table that no token has
     # Which tokens of a prompt see later ones, where the model sees. In some families the checkpoint decides.
     ahead: Ahead | Callable[[Section], Ahead] = ""
+    # Rows of media are added to the embeddings of tokens, those of the answer included: spans go on behind the prompt.
+    adds_media: bool = False
     # Of config.json: the tokens that templates write where an item stands, and those around them.
     media_token_ids: Callable[[Section], dict[str, int]] = media_token_ids
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models

@@ -13,6 +13,7 @@ read and its tokens too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -180,9 +181,10 @@ class StepBuffers:
         """Media of the recorded forward that is launched next; `hide` follows it."""
         assert self._overlay is not None
         shown, places = self._overlay
-        for start, length, rows in media:
-            places[start : start + length] = rows
-            shown[start : start + length] = True
+        for start, parts in _adjacent(media):  # one copy for many rows that decode
+            end = start + sum(map(len, parts))
+            torch.cat(parts, out=places[start:end])
+            shown[start:end] = True
 
     def hide(self) -> None:
         """The forwards launched from now on show no media."""
@@ -217,3 +219,17 @@ class StepBuffers:
         start = plan.used_len
         record[start : start + positions.size] = positions.reshape(-1)
         record[Header.POSITIONS_AT], record[Header.USED_LEN] = start, start + positions.size
+
+
+def _adjacent(media: list[tuple[int, int, Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
+    """(token_start, rows of runs that follow each other without a gap)."""
+    start, parts, end = 0, list[Tensor](), -1
+    for first, length, rows in media:
+        if first != end:
+            if parts:
+                yield start, parts
+            start, parts = first, []
+        parts.append(rows)
+        end = first + length
+    if parts:
+        yield start, parts

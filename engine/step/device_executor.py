@@ -260,9 +260,9 @@ class DeviceExecutor:
         if plan.num_encodes and self.encoder.advance(plan):
             step.plan_at = step.launched_at  # as below
         due = self.prompts.due(rows) if self.prompts.asked else None
-        kind = GraphKind.DECODE if plan.num_decode_rows == plan.num_rows else GraphKind.MIXED
-        eager = due is not None or (plan.num_media and kind == GraphKind.DECODE)
-        size = 0 if eager else self.launcher.pick(kind, plan.num_tokens)
+        decodes = plan.num_decode_rows == plan.num_rows and not plan.num_media  # whose graphs read no media
+        kind = GraphKind.DECODE if decodes else GraphKind.MIXED
+        size = 0 if due is not None else self.launcher.pick(kind, plan.num_tokens)
         shown = bool(size and plan.num_media)
         media: list[tuple[int, int, torch.Tensor]] = []
         if shown:  # first: the device is at work on them while the record is completed

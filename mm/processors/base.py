@@ -25,7 +25,10 @@ from mm.transform.image import Scale
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What takes the place of one slot: tokens, and for each part the runs of them that its rows overwrite."""
+    """What takes the place of one slot: tokens, and for each part the runs of them that take its rows.
+
+    Where the tokens end the prompt the last run may go on behind it: its rows are for tokens of the answer.
+    """
 
     token_ids: np.ndarray  # int32 [length]
     runs: tuple[tuple[tuple[int, int], ...], ...]  # per part: (start, length) inside token_ids, ascending

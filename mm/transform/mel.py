@@ -27,6 +27,7 @@ class MelSettings:
     n_fft: int = 400
     hop: int = 160
     chunk: int = 480000  # samples of the extractor's window; longer sounds go on past it
+    loudest: float | None = None  # the log10 of energy from which decades count; None: each sound's own
 
 
 def num_frames(num_samples: int, settings: MelSettings) -> int:
@@ -46,7 +47,8 @@ def log_mel(samples: np.ndarray, settings: MelSettings) -> np.ndarray:
     frames = np.lib.stride_tricks.sliding_window_view(padded, settings.n_fft)[::hop][:total]  # [total, n_fft]
     window = hann(settings.n_fft)
     filters = mel_filters(settings)
-    return scaled_log(mel_energies(frames, window, filters, settings.n_fft))[:, :valid].astype(np.float32)
+    mels = mel_energies(frames, window, filters, settings.n_fft)
+    return scaled_log(mels, settings.loudest)[:, :valid].astype(np.float32)
 
 
 def mel_energies(frames: np.ndarray, window: np.ndarray, filters: np.ndarray, n_fft: int) -> np.ndarray:
@@ -68,10 +70,10 @@ def mel_magnitudes(frames: np.ndarray, window: np.ndarray, filters: np.ndarray, 
     return mels
 
 
-def scaled_log(mels: np.ndarray) -> np.ndarray:
-    """Energies -> their log10, clamped to eight decades below the loudest and scaled; in place."""
+def scaled_log(mels: np.ndarray, loudest: float | None = None) -> np.ndarray:
+    """Energies -> their log10, clamped to eight decades below the loudest, or below `loudest`, and scaled; in place."""
     np.log10(np.maximum(mels, _FLOOR, out=mels), out=mels)
-    np.maximum(mels, mels.max() - _RANGE, out=mels)
+    np.maximum(mels, (mels.max() if loudest is None else loudest) - _RANGE, out=mels)
     mels += 4.0
     mels /= 4.0
     return mels

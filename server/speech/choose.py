@@ -10,10 +10,15 @@ from server.http.exchange import Exchange
 from server.speech.hearer import ChatHearer, Hearer, Task
 from server.speech.qwen3_asr import Qwen3AsrHearer
 from server.speech.voxtral import VoxtralHearer
+from server.speech.voxtral_realtime import VoxtralRealtimeHearer
 from server.speech.whisper import WhisperHearer
 
 # By model_type; others are asked through chat.
-HEARERS: dict[str, type[ChatHearer]] = {"qwen3_asr": Qwen3AsrHearer, "voxtral": VoxtralHearer}
+HEARERS: dict[str, type[ChatHearer]] = {
+    "qwen3_asr": Qwen3AsrHearer,
+    "voxtral": VoxtralHearer,
+    "voxtral_realtime": VoxtralRealtimeHearer,
+}
 
 
 def hearer_of(exchange: Exchange, task: Task) -> Hearer:

@@ -456,7 +456,7 @@ def test_a_wrong_setting_is_refused_in_words(changes, words):
         ({"request_id": -1}, "ids are >= 0"),
         ({"root": b"x"}, "root has 16 bytes"),
         ({"keys": np.zeros((2, 2), np.int64)}, r"the shape \[2, 3\]"),
-        ({"media": ids(0, 4, 1, 0).reshape(1, 4)}, "inside the prompt"),
+        ({"media": ids(3, 4, 1, 0).reshape(1, 4)}, "begin in the prompt"),
         ({"media": ids(0, 2, 1, 0).reshape(1, 4)}, "does not exist"),
     ],
 )

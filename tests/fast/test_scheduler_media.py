@@ -6,7 +6,7 @@ import pytest
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 
-SAMPLE, ERROR = 1, 5
+SAMPLE, LENGTH, ERROR = 1, 3, 5
 
 
 def make(**changes):
@@ -378,3 +378,25 @@ def test_a_large_tower_that_is_shown_again_goes_on():
     scheduler.abort(2)
     assert [[each for _, _, each in encodes(step(scheduler))] for _ in range(3)] == [[entry], [entry], []]
     assert scheduler.ledger()["encoder_in_use"] == 1
+
+
+def test_rows_behind_the_prompt_are_read_by_tokens_of_the_answer_which_ends_with_them():
+    scheduler = make()
+    entry = scheduler.add_entry(9)
+    add(scheduler, 1, 6, (0, 9, entry, 0), max_tokens=50, ignore_eos=True)
+    plans = [step(scheduler) for _ in range(3)]
+    assert [runs(plan) for plan in plans] == [[(0, 6, entry, 0)], [(0, 1, entry, 6)], [(0, 1, entry, 7)]]
+    assert list(plans[-1].out_finish[:1]) == [LENGTH], "nine positions have a token each"
+    assert scheduler.ledger()["slots"] == scheduler.ledger()["encoder_in_use"] == 0
+
+
+def test_a_row_that_starts_over_reads_the_rows_of_its_answer_again():
+    scheduler = make(prefix_caching=False)
+    entry = scheduler.add_entry(30)
+    add(scheduler, 1, 6, (0, 30, entry, 0), max_tokens=50, ignore_eos=True)
+    for _ in range(5):
+        step(scheduler)
+    failing = plan_for(scheduler)
+    scheduler.schedule(failing)
+    scheduler.fail(failing, np.ones(8, np.uint8))
+    assert runs(step(scheduler)) == [(0, 11, entry, 0)], "the prompt and five tokens"

@@ -49,6 +49,9 @@ class Truth:
                 return STOP
             if token == HALT and self.rules["stop_ids"]:
                 return STOP_TOKEN
+        ends = sum(self.media[-1][:2]) if self.media else 0
+        if ends > self.prompt_len:  # tokens of the answer take rows, and there are no more of them
+            context = min(context, ends)
         return LENGTH if made == self.rules["max_tokens"] or self.settled == context else NONE
 
 
@@ -126,7 +129,8 @@ class Walk:
         self.number += 1
 
     def media_for(self, prompt):
-        """A few items in runs, some of them interleaved; equal contents share an entry."""
+        """A few items in runs, some of them interleaved; equal contents share an entry. A last one may go on behind
+        the prompt."""
         rng, spans, at, keys = self.rng, [], 0, [(token, 0) for token in prompt]
         used = {}
         for _ in range(rng.randint(1, 4)):
@@ -138,12 +142,15 @@ class Walk:
                 self.entries[content], self.contents[entry] = entry, content
             at += rng.randint(0, 3)
             first = used.get(content, 0)
-            length = min(rng.randint(1, rows), rows - first, len(prompt) - at)
+            room = len(prompt) - at
+            length = min(rng.randint(1, rows), rows - first, room)
             if length < 1:
                 continue
+            if length == room and rng.random() < 0.7:  # rows for tokens of the answer
+                length = rows - first
             used[content] = first + length
             spans.append((at, length, self.entries[content], first, content))
-            for k in range(length):
+            for k in range(min(length, room)):
                 keys[at + k] = (-(1 << 62) + first + k, content + 1)
             at += length
         return spans, keys

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.weights import dummy
 from tests import pooling_kit as kit
-from tests import tiny
+from tests import tiny, tiny_realtime
 
 POOL = 1_000_003  # numbers of a tensor that are drawn; then they come again
 
@@ -118,13 +118,17 @@ SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # 
     "gemma4-vision": (SIGLIP, {}, {}),
     "hunyuan_vl": (SIGLIP, {}, {}),
 }  # fmt: skip
-NAMES = (*DECODERS, *(name for name, (_, decoder, _) in SEEING.items() if decoder))
+HEARING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # tower, decoder
+    "voxtral-realtime": (sees(1280, 5120, 32, head_dim=64, sliding_window=750), wide(3072, 9216, 32, 8, 128)),
+}
+NAMES = (*DECODERS, *(name for name, (_, decoder, _) in SEEING.items() if decoder), *HEARING)
 
 
 @functools.cache
 def folder_of(name: str) -> Path:
     """The configuration with real widths, and the tokenizer beside it."""
-    source, folder = tiny.checkpoint(name), kit.home() / f"wide-{name}"
+    source = tiny_realtime.folder() if name in HEARING else tiny.checkpoint(name)
+    folder = kit.home() / f"wide-{name}"
     folder.mkdir()
     for file in source.iterdir():
         if file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
@@ -132,6 +136,10 @@ def folder_of(name: str) -> Path:
     config = json.loads((source / "config.json").read_text())
     if name in DECODERS:
         config |= DECODERS[name]
+    elif name in HEARING:
+        tower, decoder = HEARING[name]
+        config["audio_config"] |= tower
+        config["text_config"] |= decoder
     else:
         tower, decoder, rest = SEEING[name]
         config |= rest

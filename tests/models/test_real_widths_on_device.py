@@ -17,7 +17,7 @@ from tests.engine.test_on_device import logits_error
 from tests.invariance.devices import Device
 from tests.models.harness import Harness
 from tests.models.harness import load as load_model
-from tests.models.real_widths import NAMES, SEEING, draw_on_host, folder_of
+from tests.models.real_widths import HEARING, NAMES, SEEING, draw_on_host, folder_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 CUDA = Device("cuda")
@@ -50,30 +50,31 @@ async def test_logits_of_a_text_are_those_of_the_cpu(name):
 
 
 def filled(features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A blank item with noise in the place of its pixels."""
+    """A blank item with noise in the place of its pixels or frames."""
     draw, found = torch.Generator().manual_seed(2), {}
     for key, values in features.items():
         host = values.cpu()
         if key == "pixels":
             host = torch.randint(0, 256, host.shape, generator=draw, dtype=torch.uint8)
-        elif "pixel" in key:
+        elif "pixel" in key or key == "input_features":
             host = torch.randn(host.shape, generator=draw)
         found[key] = host
     return found
 
 
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize("name", [*SEEING, *HEARING])
 @torch.inference_mode()
-def test_rows_of_a_picture_are_those_of_the_cpu(name):
+def test_rows_of_a_picture_or_a_sound_are_those_of_the_cpu(name):
     stream = torch.cuda.current_stream()
     accelerator = Accelerator("cuda:0")
     try:
         model = build_model(load_model_config(folder_of(name)), torch.bfloat16, "cuda:0")
         load_weights(model, str(folder_of(name)), "dummy")
-        tower = load_model(folder_of(name), "float32", "dummy").towers["image"]
-        features = filled(tower.example("image", ROWS))
+        kind = "audio" if name in HEARING else "image"
+        tower = load_model(folder_of(name), "float32", "dummy").towers[kind]
+        features = filled(tower.example(kind, ROWS))
         want = tower.encode(features)
-        got = model.towers["image"].encode(features).float().cpu()
+        got = model.towers[kind].encode(features).float().cpu()
         assert got.shape == want.shape
         assert (got - want).norm() <= 0.05 * want.norm(), float((got - want).norm() / want.norm())
     finally:

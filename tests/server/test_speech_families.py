@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests import tiny, tiny_realtime
+from tests.engine_kit import answer
 from tests.mm import made
 from tests.server.conftest import config_of, maker, ready
 from tests.server.render import tekken
 from tests.server.scripted import Script
 from tests.server.test_audio import TRANSLATIONS, send
+from tests.server.test_realtime import Socket
 from tests.tiny_sounds import SECONDS, SOUNDS
 
 ROWS = SECONDS * 50 // 4  # of a window
@@ -66,6 +68,60 @@ async def test_voxtral_writes_down_behind_its_own_marker(tmp_path, monkeypatch):
         assert reply.status == 200, reply.content
         text = state.tokenizer.decode(asked_of(seen[-1], audio))
         assert text == "<s>[INST][BEGIN_AUDIO][AUDIO]Translate the recording into English.[/INST]"
+
+
+@pytest.fixture
+async def realtime():
+    """A server of a Voxtral Realtime."""
+    folder = str(tiny_realtime.folder())
+    async with ready(config_of(model={"model": folder, "num_threads": 1})) as state:
+        yield state, maker(state)(model={"model": folder})
+
+
+async def test_voxtral_realtime_writes_a_token_for_each_part_of_the_sound(realtime, monkeypatch):
+    state, client = realtime
+    seen = watched(state, monkeypatch)
+    reply = await send(client, recording(), language="de")
+    assert reply.status == 200, reply.content
+    (request,) = seen
+    text = state.tokenizer.decode(request.prompt_token_ids.tolist())
+    assert text == "<s>" + "[STREAMING_PAD]" * (tiny_realtime.BEFORE + tiny_realtime.DELAY)
+    ((_, rows),) = request.media[0].spans
+    assert rows == tiny_realtime.BEFORE + -(-24000 // 1280) + tiny_realtime.DELAY + 11
+    ((ids,), text) = await answer(state.engine, request), reply.json()["text"]
+    assert 1 < len(ids) <= rows - len(request.prompt_token_ids)
+    assert text == state.tokenizer.decode(ids, skip_special_tokens=True).strip() != ""
+    streamed = await send(client, recording(), stream=True)
+    assert streamed.events()[-2]["text"] == text
+    plain = await send(client, recording(), response_format="text")
+    assert plain.content.decode().strip() == text
+
+
+async def test_voxtral_realtime_hears_what_a_session_commits(realtime):
+    _, client = realtime
+    socket = Socket(client)
+    await socket.opened(turn_detection=None)
+    socket.append(np.random.default_rng(0).normal(0, 0.1, 24000).astype(np.float32))
+    socket.say("input_audio_buffer.commit")
+    await socket.next("input_audio_buffer.committed")
+    said = await socket.next("conversation.item.input_audio_transcription.completed")
+    assert said["transcript"]
+    await socket.leave()
+
+
+async def test_voxtral_realtime_refuses_what_it_cannot_be_asked(realtime):
+    _, client = realtime
+    for fields, words in (
+        ({"path": TRANSLATIONS}, "translates nothing"),
+        ({"prompt": "Omniloop"}, "reads no text"),
+    ):
+        refused = await send(client, recording(), **fields)
+        assert refused.status == 501
+        assert words in refused.json()["error"]["message"]
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    refused = await client.post("/v1/chat/completions", body)
+    assert refused.status == 400
+    assert "send them to /v1/audio/transcriptions" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ KERNELS = {
         f"dense {dim}": (
             dense_kernel,
             DENSE,
-            {"CAUSAL": True, "WINDOW": 0, "SHORT": False, "GROUP": 4, "HEAD_DIM": dim, "BLOCK_M": block_m,
-             "BLOCK_N": block_n, "BLOCK_D": block_d, "REST": rest, "WIDE": rest > 0, "STAGES": 2,
+            {"CAUSAL": True, "WINDOW": 750 if dim == 128 else 0, "SHORT": False, "GROUP": 4, "HEAD_DIM": dim,
+             "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "REST": rest, "WIDE": rest > 0, "STAGES": 2,
              "MATERIALISE": True, "OVERLAP": True, "bias": None, "REACH": 0, "UNIT": 8},
             {"num_warps": block_m // 16, "num_stages": 2},
         )

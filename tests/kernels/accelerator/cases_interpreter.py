@@ -370,7 +370,7 @@ def test_dense_attention_of_rows_far_apart():
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
-@pytest.mark.parametrize(("causal", "window"), [(False, 0), (True, 0), (False, 20)])
+@pytest.mark.parametrize(("causal", "window"), [(False, 0), (True, 0), (False, 20), (True, 20)])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 64), (4, 2, 80), (1, 1, 40)])
 @pytest.mark.parametrize("bounds", [[0, 200], [0, 64, 128, 144, 200], [0, 1, 1, 150, 150, 200], [0, 3, 265, 265]])
 def test_dense_attention(bounds, heads, kv_heads, dim, causal, window, dtype):

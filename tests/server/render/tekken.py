@@ -33,9 +33,14 @@ def _letters():
     return {byte: chr(code) for code, byte in byte_alphabet().items()}
 
 
-def write_tekken(folder, version="v13", image=True, audio=False):
-    """tekken.json of a version, with the special tokens that it has."""
+def write_tekken(folder, version="v13", image=True, audio=False, streaming=None):
+    """tekken.json of a version, with the special tokens that it has.
+
+    `streaming`: what `audio` says beside its numbers, of a model that writes while it hears.
+    """
     special = SPECIAL if version == "v15" else SPECIAL[:-2]
+    if streaming is not None:
+        special = [*special, "[STREAMING_PAD]", "[STREAMING_WORD]"]
     data = {
         "config": {
             "pattern": PATTERN,
@@ -57,9 +62,10 @@ def write_tekken(folder, version="v13", image=True, audio=False):
         }
     if image:
         data["image"] = {"image_patch_size": 14, "max_image_size": 1024, "spatial_merge_size": 2}
-    if audio:
-        spectrogram = {"num_mel_bins": 128, "hop_length": 160, "window_size": 400}
-        data["audio"] = {"sampling_rate": 16000, "frame_rate": 12.5, "audio_encoding_config": spectrogram}
+    if audio or streaming is not None:
+        more = {"num_mel_bins": 128, **(streaming or {})}
+        spectrogram = {"num_mel_bins": more.pop("num_mel_bins"), "hop_length": 160, "window_size": 400}
+        data["audio"] = {"sampling_rate": 16000, "frame_rate": 12.5, "audio_encoding_config": spectrogram, **more}
     folder.mkdir(exist_ok=True)
     (folder / "tekken.json").write_text(json.dumps(data))
     return folder

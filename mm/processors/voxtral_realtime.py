@@ -1,0 +1,66 @@
+"""Voxtral Realtime: a sound is heard from its first token on, 80 ms of it with each token of prompt and answer.
+
+Pool (`process`) and loop (`fill`). The prompt is mistral-common's (AudioEncoder.encode_streaming_tokens): a beginning
+and paddings, as many as stand for the silence before the sound and for the delay of the text. Behind the sound there is
+silence for what the delay holds back. Mel energies are clamped below a loudness that is the same for all sounds
+(VoxtralRealtimeFeatureExtractor of transformers), so that frames do not depend on those that follow.
+
+    sound    [silence, 32 tokens][recording ..............][silence: delay, beginning, a long word]
+    tokens   <s> [PAD] .. [PAD], as long as silence and delay | answer ........................
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.request import Modality
+from mm.item import MediaItem, MediaOptions, Part, Processed
+from mm.processors.base import Filling, read_processor_files
+from mm.processors.whisper import Whisper
+from mm.transform.mel import log_mel
+
+PAD, PAD_ID = "[STREAMING_PAD]", 32  # and its number in published files
+LONG_WORD = 10  # tokens behind which a word that has begun has ended (OFFLINE_STREAMING_BUFFER_TOKENS)
+
+
+class VoxtralRealtime(Whisper):
+    """Processor of VoxtralRealtimeForConditionalGeneration."""
+
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
+        tower = config.get("audio_config", {})
+        super().__init__(folder, {"num_mel_bins": tower.get("num_mel_bins", 128)}, picture_bytes)
+        loudest = read_processor_files(folder).audio.get("global_log_mel_max", 1.5)
+        self.mel = replace(self.mel, loudest=None if loudest is None else float(loudest))
+        tekken = Path(folder) / "tekken.json"
+        said = json.loads(tekken.read_text(encoding="utf-8")) if tekken.is_file() else {}
+        special = {str(token["token_str"]): int(token["rank"]) for token in said.get("special_tokens", ())}
+        self._id = special.get(PAD, PAD_ID)
+        self.media_token_ids = frozenset((self._id,))
+        delay = int(config.get("default_num_delay_tokens", 6))
+        self.before = int(said.get("audio", {}).get("streaming_n_left_pad_tokens", 32))  # tokens of silence
+        self.behind = delay + 1 + LONG_WORD
+        self.samples = int(config.get("audio_length_per_tok", 8)) * self.mel.hop  # of a token
+        begin = int(config.get("text_config", {}).get("bos_token_id", 1))
+        self._tokens = np.array([begin, *[self._id] * (self.before + delay)], np.int32)
+
+    def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+        return f"{type(self).__name__}{self.before},{self.behind},{self.samples}{self.mel!r}".encode()
+
+    def cost(self, modality: Modality, item_bytes: int) -> int:
+        samples = item_bytes // 4 + (self.before + self.behind + 1) * self.samples
+        return samples * 4 + samples // self.mel.hop * self.mel.num_mels * 8 * 2
+
+    def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
+        before, behind = self.before * self.samples, self.behind * self.samples
+        sound = np.pad(item.data, (before, -len(item.data) % self.samples + behind))
+        features = log_mel(sound, replace(self.mel, chunk=len(sound)))
+        rows = len(sound) // self.samples
+        return Processed("audio", (Part("audio", digest, rows, {"input_features": features}),))
+
+    def fill(self, processed: Processed) -> Filling:
+        return Filling(self._tokens, (((0, processed.parts[0].num_tokens),),))

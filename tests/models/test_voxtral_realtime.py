@@ -1,0 +1,163 @@
+"""Voxtral Realtime against transformers: frames and prompt, rows, and the tokens of an engine whose answers hear."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+import engine.runtime
+import engine.step.device_executor
+from engine.errors import ConfigError, RequestError
+from engine.limits import Limits
+from engine.limits import check as check_limits
+from engine.models.registry import load_model_config
+from engine.request import Request, SamplingParams
+from mm.errors import MediaError
+from mm.item import MediaItem, MediaOptions, Processed
+from mm.processors.registry import processor_for
+from mm.splice import splice
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import answer, running
+from tests.models.harness import load
+from tests.tiny_realtime import BEFORE, DELAY, folder, inputs, oracle
+
+SAMPLES = (900, 16000, 23041, 70001)  # less than a token, and one sample more than some
+PROMPT = 1 + BEFORE + DELAY
+
+
+def sound(count: int) -> np.ndarray:
+    """Loud enough that the common loudness cuts, and quiet for a while."""
+    made = np.random.default_rng(count).normal(0, 0.2, count).astype(np.float32)
+    made[count // 3 : count // 2] *= 1e-4
+    return made
+
+
+@functools.cache
+def processor():
+    config = load_model_config(folder())
+    return processor_for(config.processor, config.folder, config.raw)
+
+
+@functools.cache
+def processed(count: int) -> Processed:
+    return processor().process(MediaItem("audio", sound(count)), count.to_bytes(16, "little"), MediaOptions())
+
+
+@functools.cache
+def theirs(count: int):
+    return inputs(sound(count))
+
+
+def request(count: int, tokens: int = 1000, n: int = 1, **sampling) -> Request:
+    made = splice([processor().placeholder("audio")], [0], [processed(count)], processor())
+    assert made.counts == {"audio": PROMPT}
+    given = {"temperature": 0.0, "ignore_eos": True, **sampling}
+    return Request(made.prompt_token_ids, SamplingParams(tokens, **given), media=made.media, n=n)
+
+
+@functools.cache
+def wanted(count: int) -> list[int]:
+    """Greedy tokens of transformers, as many as the sound has."""
+    with torch.inference_mode():
+        made = oracle().generate(**theirs(count), max_new_tokens=1000, do_sample=False, eos_token_id=None)
+    return made[0, PROMPT:].tolist()
+
+
+@pytest.mark.parametrize("count", SAMPLES)
+def test_frames_and_prompt_are_the_published_processors(count):
+    part, given = processed(count).parts[0], theirs(count)
+    mine, frames = part.features["input_features"], given["input_features"][0].numpy()
+    assert mine.shape == frames.shape
+    assert np.abs(mine - frames).max() < 1e-4
+    assert processor().fill(processed(count)).token_ids.tolist() == given["input_ids"][0].tolist()
+    assert given["num_delay_tokens"] == DELAY
+    assert part.num_tokens == frames.shape[1] // 8
+
+
+def test_rows_are_transformers_alone_and_beside_others():
+    items = [{"input_features": torch.from_numpy(processed(count).parts[0].features["input_features"])}
+             for count in SAMPLES]  # fmt: skip
+    with torch.inference_mode():
+        tower = load(folder()).towers["audio"]
+        together = tower.encode_together(items)
+        for item, beside in zip(items, together):
+            rows = oracle().get_audio_features(item["input_features"][None]).pooler_output[0]
+            assert (tower.encode(item) - rows).abs().max() < 1e-4
+            assert (beside - rows).abs().max() < 1e-4
+
+
+async def check(**settings):
+    """All sounds at once, twice, so that the second turn finds the first in the cache."""
+    async with running(folder(), **settings) as engine:
+        for turn in range(2):
+            found = await asyncio.gather(*(answer(engine, request(count)) for count in SAMPLES))
+            for count, (got,) in zip(SAMPLES, found):
+                assert got == await asyncio.to_thread(wanted, count), (turn, count)
+        return engine.stats
+
+
+async def test_an_answer_has_the_tokens_of_transformers_and_ends_with_the_sound():
+    assert (await check()).prefix_hits > 0
+
+
+async def test_tokens_in_chunks_with_few_blocks_equal_transformers():
+    assert (await check(max_prefill_chunk=7, num_gpu_blocks_override=7)).preemptions > 0
+
+
+async def test_tokens_of_an_accelerators_steps_equal_transformers(monkeypatch):
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
+    eager = mock.Mock(side_effect=AssertionError("steps that show sound have graphs"))
+    monkeypatch.setattr(engine.step.device_executor.DeviceExecutor, "_run_eagerly", eager)
+    assert (await check(max_num_batched_tokens=64)).prefix_hits > 0
+
+
+async def test_choices_and_shorter_answers_hear_the_same():
+    async with running(folder()) as engine:
+        expected = await asyncio.to_thread(wanted, 16000)
+        assert await answer(engine, request(16000, n=3)) == [expected] * 3
+        assert await answer(engine, request(16000, 5)) == [expected[:5]]
+
+
+def test_a_sound_without_a_row_for_each_frame_of_a_token_is_refused():
+    tower = load(folder()).towers["audio"]
+    with pytest.raises(RequestError, match=r"input_features \[32, 12\]: 32 mel bins and 8 frames a row are needed"):
+        tower.encode({"input_features": torch.zeros(32, 12)})
+
+
+def test_media_reach_behind_the_prompt_only_where_the_model_adds_them_and_within_the_context():
+    limits = Limits(100, 99, 8, 1024, 1024, 5, 512, ("audio",), adds_media=True)
+    check_limits(request(16000), limits)
+    with pytest.raises(RequestError, match=r"media span \(0, 42\) is empty, overlaps another or leaves the prompt"):
+        check_limits(request(16000), dataclasses.replace(limits, adds_media=False))
+    with pytest.raises(RequestError, match="rows for 42 tokens of prompt and answer; this engine's context is 40"):
+        check_limits(request(16000, 1), dataclasses.replace(limits, max_model_len=40))
+
+
+def test_text_behind_a_sound_that_goes_on_is_refused():
+    with pytest.raises(MediaError, match="contradicts itself"):
+        splice([processor().placeholder("audio"), 50], [0], [processed(16000)], processor())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"downsample_factor": 3}, "audio_length_per_tok=8 must be 2 . downsample_factor=3"),
+        ({"audio_config": {"hidden_act": "softsign"}}, "hidden_act='softsign'.*supported are"),
+        ({"audio_config": {"num_key_value_heads": 2}}, "num_key_value_heads must be num_attention_heads=4"),
+    ],
+)
+def test_a_checkpoint_that_is_built_otherwise_is_refused(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        load_model_config(folder(), overrides)
+
+
+def test_the_decoder_alone_is_a_model_of_text():
+    config = load_model_config(folder(), without=("audio", "image", "video"))
+    assert not config.adds_media
+    assert config.modalities == ("text",)
