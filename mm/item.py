@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.request import Modality
 from mm.decode.frames import FilmPlan
 from mm.transform.image import Scale
+
+if TYPE_CHECKING:
+    from engine.request import Modality
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from engine.request import Modality
@@ -29,9 +30,10 @@ from mm.decode.alarm import Alarm, too_complex
 from mm.decode.magic import agrees, as_audio, sniff
 from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
 from mm.fetch import Fetcher
+from mm.isolation.helpers import Helpers
 from mm.item import GivenRows, MediaRef, Processed
 from mm.limits import MediaLimits
-from mm.open import OPENERS, Encoded, Opened
+from mm.open import OPENERS, Encoded, Opened, Opener
 from mm.permits import DecodePermit, DecodePermits, MediaRequest
 from mm.processors.base import Processor
 from mm.rows import read_grid, read_rows
@@ -53,6 +55,7 @@ class Shared:
     cache: ProcessorCache
     permits: DecodePermits
     key: bytes  # of digests
+    helpers: Helpers
     row_widths: Mapping[Modality, int]  # numbers in a row of each tower, for rows that clients make
     most_rows: int  # of one item
 
@@ -80,6 +83,7 @@ class Job:
         self._settings = self._processor.settings(self._modality, request.options)
         self._settings += request.options.reading(self._modality)
         self._timeout = shared.limits.decode_timeout(self._modality)
+        self._isolated = shared.limits.isolates(self._modality)
         self._decode_s = self._prepare_s = 0.0
         self._held = 0  # fetched bytes that count against the budget while this item is in work
 
@@ -178,7 +182,7 @@ class Job:
     async def _unpacked(self, source: Embedded | bytes) -> tuple[Unpacked, Processed | None]:
         """What came, and what it is decoded if that took no second turn in the pool."""
         alarm, permit = Alarm(self._timeout), None
-        if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg"):
+        if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg") and not self._isolated:
             permit = await self._shared.permits.take_now(self._request, AT_ONCE)
         if permit is None:
             self._request.report_decoding()
@@ -233,7 +237,9 @@ class Job:
             digest.update(len(piece).to_bytes(8, "little"))
             digest.update(piece)
         unpacked = Unpacked(data, container, digest.digest()[:DIGEST_BYTES])
-        return replace(unpacked, opened=self._open(unpacked, alarm)) if container == "jpeg" else unpacked
+        if container != "jpeg" or self._isolated:
+            return unpacked
+        return replace(unpacked, opened=self._open(unpacked, alarm, OPENERS["image"]))
 
     async def _given(self, source: GivenRows) -> Processed:
         """Rows as the client made them; the cache keeps decoded media only."""
@@ -256,11 +262,17 @@ class Job:
         return given(shared.processor, self._modality, rows, grid)
 
     async def _decode(self, unpacked: Unpacked) -> Processed:
+        if not self._isolated:
+            return await self._decode_by(OPENERS[self._modality], unpacked)
+        async with self._shared.helpers.lease(self._shared.processor) as helper:
+            return await self._decode_by(partial(helper.open, self._modality), unpacked)
+
+    async def _decode_by(self, opener: Opener, unpacked: Unpacked) -> Processed:
         permit = await self._shared.permits.take(self._request)
         try:
             alarm, opened = Alarm(self._timeout), unpacked.opened
             if opened is None:
-                opened = await self._in_pool(alarm, self._open, unpacked, alarm, permit=permit)
+                opened = await self._in_pool(alarm, self._open, unpacked, alarm, opener, permit=permit)
             opened = await self._reserve(permit, opened)
             alarm = Alarm(self._timeout)
             processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, permit=permit)
@@ -278,12 +290,12 @@ class Job:
         await permit.reserve(cost, self._timeout)
         return opened
 
-    def _open(self, unpacked: Unpacked, alarm: Alarm) -> Opened:
+    def _open(self, unpacked: Unpacked, alarm: Alarm, opener: Opener) -> Opened:
         """Read the header only (pool)."""
         limits, options = self._shared.limits, self._request.options
         encoded = Encoded(unpacked.data, unpacked.container, limits, self._processor, options)
         begun = time.perf_counter()
-        opened = OPENERS[self._modality](encoded, alarm)
+        opened = opener(encoded, alarm)
         self._decode_s += time.perf_counter() - begun
         return opened
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-from engine.request import Modality
+if TYPE_CHECKING:
+    from engine.request import Modality
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class MediaLimits:
     video_decode_timeout: float = 60.0
     request_decoded_bytes: int = 1 << 30
     decoded_budget_bytes: int = 8 << 30
+    media_isolation: Literal["none", "video", "all"] = "none"  # what is decoded in processes of its own (mm/isolation)
+    helper_processes: int = 2
+    helper_memory_bytes: int = 4 << 30  # of addresses, each
     mm_processor_cache_gb: float = 4.0
 
     def max_bytes(self, modality: Modality) -> int:
@@ -87,6 +92,10 @@ class MediaLimits:
             "audio": self.audio_decode_timeout,
             "video": self.video_decode_timeout,
         }[modality]
+
+    def isolates(self, modality: Modality) -> bool:
+        """Whether files of this kind are decoded in processes of their own."""
+        return self.media_isolation == "all" or (self.media_isolation == "video" and modality == "video")
 
     def max_items(self, modality: Modality) -> int:
         return min(self.media_max_items, self.limit_mm_per_prompt.get(modality, self.media_max_items))

@@ -22,6 +22,7 @@ from mm.decode import import_codecs
 from mm.errors import MediaError, busy
 from mm.fetch import Fetcher
 from mm.heap import TRIM_AFTER, trim_heap
+from mm.isolation.helpers import Helpers
 from mm.item import MediaOptions, MediaRef, Processed
 from mm.job import Job, Shared
 from mm.limits import MediaLimits
@@ -59,10 +60,12 @@ class MediaLoader:
         self._key = os.urandom(16)  # digests cannot be prepared offline
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
         self._permits = DecodePermits(limits, self.num_slots)
+        self.helpers = Helpers(limits, pool)
         self._requests = 0
         self._trim_at = TRIM_AFTER  # of the bytes that the budget got back
         self._row_widths, self._most_rows = row_widths or {}, most_rows
-        pool.submit(import_codecs)  # while nobody waits for them
+        if limits.media_isolation != "all":
+            pool.submit(import_codecs)  # while nobody waits for them
 
     def ledger(self) -> dict[str, int]:
         """Counts that are zero when no request is open; the bytes of the cache are bounded instead."""
@@ -71,6 +74,7 @@ class MediaLoader:
             "media_reserved_bytes": self._permits.budget.used,
             "media_fetches": self._fetcher.open,
             "media_stuck": len(self._permits.stuck),
+            "media_helpers": len(self.helpers.leased),
             "media_cache_bytes": self.cache.used,
         }
 
@@ -80,6 +84,7 @@ class MediaLoader:
         return sum(now - since > seconds for since in self._permits.stuck.values())
 
     async def close(self) -> None:
+        self.helpers.close()
         await self._fetcher.close()
 
     async def load(
@@ -154,6 +159,7 @@ class MediaLoader:
             self.cache,
             self._permits,
             self._key,
+            self.helpers,
             self._row_widths,
             self._most_rows,
         )

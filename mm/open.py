@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from engine.request import Modality
 from mm.decode.alarm import Alarm
 from mm.decode.frames import FilmPlan
 from mm.item import MediaItem, MediaOptions
 from mm.limits import MediaLimits
 from mm.processors.base import Processor
 from mm.transform.image import Scale
+
+if TYPE_CHECKING:
+    from engine.request import Modality
 
 
 @dataclass(frozen=True, slots=True)

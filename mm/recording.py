@@ -22,6 +22,7 @@ from mm.decode.alarm import Alarm
 from mm.decode.audio import SAMPLE_RATE, SoundFile
 from mm.decode.magic import as_audio, sniff
 from mm.errors import MediaError, too_large, unsupported
+from mm.isolation.helper import Helper, IsolatedTrack
 from mm.item import MediaItem, Processed
 from mm.job import DIGEST_BYTES, Shared, in_pool
 from mm.permits import DecodePermit, MediaRequest
@@ -75,11 +76,20 @@ class Recording:
 
 async def record(shared: Shared, request: MediaRequest, data: bytes, cutting: Cutting) -> Recording:
     """Decodes a file and finds its windows. Raises MediaError."""
-    limits = shared.limits
     request.receive(len(data))
+    if not shared.limits.isolates("audio"):
+        return await _record(shared, request, data, cutting, None)
+    async with shared.helpers.lease(shared.processor) as helper:
+        return await _record(shared, request, data, cutting, helper)
+
+
+async def _record(
+    shared: Shared, request: MediaRequest, data: bytes, cutting: Cutting, helper: Helper | None
+) -> Recording:
+    """`helper`: who decodes, in place of the pool."""
     permit = await shared.permits.take(request)
     try:
-        opened = _Opened(shared, data, limits.transcription_max_seconds)
+        opened = _Opened(shared, data, helper)
         promised = await opened.work(opened.promised_seconds, permit=permit)
         samples = await _decoded(shared, permit, opened, promised)
         permit.keep(samples.nbytes)
@@ -119,11 +129,11 @@ def timed(work: Callable[..., T], *args: Any) -> tuple[T, float]:
 class _Opened:
     """The file while it is decoded."""
 
-    def __init__(self, shared: Shared, data: bytes, longest: float) -> None:
+    def __init__(self, shared: Shared, data: bytes, helper: Helper | None) -> None:
         limits = shared.limits
         self._shared = shared
         self._data = data
-        self._longest = longest
+        self._helper = helper
         self.seconds = 0.0  # of work in the pool
         container = as_audio(sniff(data))
         if container is None or container not in limits.audio_formats:
@@ -143,10 +153,12 @@ class _Opened:
         return result
 
     def track(self, seconds: float) -> SoundFile:
+        if self._helper is not None:
+            return IsolatedTrack(self._helper, self._data, self._container, self._shared.limits, seconds)
         return SoundFile(self._data, self._container, self._shared.limits, seconds)
 
     def promised_seconds(self) -> float | None:
-        return self.track(self._longest).promised_seconds()
+        return self.track(self._shared.limits.transcription_max_seconds).promised_seconds()
 
     def digest_and_cut(
         self, request: MediaRequest, samples: np.ndarray, cutting: Cutting

@@ -19,6 +19,7 @@ from server import __version__, signals
 from server.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
 from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
 from server.http.proxies import TrustedProxies
+from server.media_flags import check_media
 
 COMMANDS = {
     "serve": "start the server (the default)",
@@ -74,6 +75,10 @@ def check(config: Config) -> None:
         MediaOptions.of(config.chat.mm_processor_kwargs)
     except ValueError as error:
         raise UsageError(f"--mm-processor-kwargs: {error}") from None
+    try:
+        check_media(config.media)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     folder = config.media.allowed_local_media_path
     if folder and not os.path.isdir(folder):
         raise UsageError(f"--allowed-local-media-path {folder}: there is no such folder")

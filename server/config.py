@@ -251,42 +251,6 @@ class SpeechConfig:
     transcription_windows_at_once: int = flag(8, "windows of one request that run together", low=1)
 
 
-# The media flags are the fields of mm's own limits; what they mean is said here.
-MEDIA_HELP = {
-    "allowed_media_domains": "hosts, *.names, addresses or CIDRs that media may come from; none: any public host",
-    "media_schemes": "schemes of media URLs",
-    "media_ports": "ports of media URLs; any for a listed host",
-    "media_max_url_bytes": "length of a media URL",
-    "media_max_redirects": "redirects of a media URL",
-    "media_dns_timeout": "seconds to resolve a media host",
-    "allowed_local_media_path": "folder that file: URLs may name; none: no file: URLs",
-    "limit_mm_per_prompt": "items per modality, as image=2,video=0; a tower for none of them is not built",
-    "media_max_items": "items in all",
-    "image_max_bytes": "an encoded picture",
-    "audio_max_bytes": "an encoded sound",
-    "video_max_bytes": "an encoded film",
-    "request_media_bytes": "all encoded media of a request",
-    "image_fetch_timeout": "seconds to fetch a picture",
-    "audio_fetch_timeout": "seconds to fetch a sound",
-    "video_fetch_timeout": "seconds to fetch a film",
-    "media_max_fetches": "fetches at one time",
-    "media_max_fetches_per_host": "fetches at one time from one host",
-    "max_media_waiting": "requests that load media at one time; 429 beyond",
-    "image_max_pixels": "pixels of a picture",
-    "image_max_side": "longest side of a picture",
-    "audio_max_seconds": "length of a sound in a prompt",
-    "transcription_max_seconds": "length of a recording to transcribe",
-    "video_max_seconds": "length of a film",
-    "video_max_frames": "frames kept of a film",
-    "image_decode_timeout": "seconds to decode a picture",
-    "audio_decode_timeout": "seconds to decode a sound",
-    "video_decode_timeout": "seconds to decode a film",
-    "request_decoded_bytes": "decoded media of a request",
-    "decoded_budget_bytes": "decoded media in all",
-    "mm_processor_cache_gb": "processed media kept for reuse",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class TracesConfig:
     """What is told of single steps and requests."""

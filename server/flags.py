@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mm.limits import MediaLimits
-from server.config import MEDIA_HELP, Config
+from server.config import Config
 from server.foreign_flags import FOREIGN, Foreign, foreign, long_name, meant
+from server.media_flags import LEAST, MEDIA_HELP
 
 Others = Mapping[str, Foreign]  # flags of other servers, by name
 
@@ -62,7 +63,7 @@ def flags_of(section: type, group: str) -> dict[str, Flag]:
         if section is MediaLimits:
             if item.name not in MEDIA_HELP:
                 continue
-            hints = {"help": MEDIA_HELP[item.name], "low": 0}
+            hints = {"help": MEDIA_HELP[item.name], "low": LEAST.get(item.name, 0)}
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         entry = Flag(group, item.name, plain(kinds[item.name]), default, hints)
         found[entry.name] = entry

@@ -224,6 +224,8 @@ def complete(state: AppState) -> None:
             state.pool.submit(import_sockets)  # while nobody waits for them
         cache = state.media.cache
         metrics.mm_cache = lambda: (cache.queries, cache.hits)
+        if config.media.media_isolation != "none":
+            metrics.helpers = state.media.helpers.counts
 
 
 def tell_defaults(defaults: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from engine.stats import EngineStats, StepStats
     from engine.step.spread import LayerSpread
+    from mm.isolation.helpers import HelperCounts
     from mm.report import MediaReport
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
@@ -63,6 +64,7 @@ class Metrics:
         self.http_count: dict[tuple[str, str, str], int] = {}
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by method and handler
         self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
+        self.helpers: Callable[[], HelperCounts] | None = None  # where media are decoded in processes of their own
         self.experts: Callable[[], list[LayerSpread]] = list  # of one step in many, by layer
         self.resize(1 << 17)
 
@@ -131,6 +133,8 @@ class Metrics:
         yield from self._engine_families()
         yield from self._request_families()
         yield from self._http_families()
+        if self.helpers is not None:
+            yield from helper_families(self.helpers())
 
     def _engine_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -229,6 +233,23 @@ class Metrics:
         for place, histogram in self.http_seconds.items():
             seconds.add_metric(list(place), histogram.buckets(), histogram.total)
         yield seconds
+
+
+def helper_families(counts: HelperCounts) -> Iterator[Metric]:
+    """Processes that decode media."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    processes = GaugeMetricFamily("media_helpers", "Processes that decode media.", labels=["state"])
+    processes.add_metric(["busy"], counts.busy)
+    processes.add_metric(["idle"], counts.idle)
+    yield processes
+    for name, text, count in (
+        ("media_helpers_started", "Processes that decode media, started.", counts.started),
+        ("media_helpers_ended", "Of these, killed at a limit or dead by themselves.", counts.ended),
+    ):
+        counter = CounterMetricFamily(name, text)
+        counter.add_metric([], count)
+        yield counter
 
 
 def exposition(metrics: Metrics) -> bytes:

@@ -103,7 +103,7 @@ class ImageFile:
         except Exception:
             raise invalid("the picture is damaged: its header cannot be read") from None
         self.width, self.height = self._image.size
-        _check_size(self.width, self.height, limits)
+        check_size(self.width, self.height, limits)
         if file_format == "tiff":
             _check_tiles(self._image, limits)
         if self._image.mode not in _MODES:
@@ -143,7 +143,8 @@ def _num_scans(data: bytes) -> int:
     return int(np.count_nonzero((octets[:-1] == _MARK) & (octets[1:] == _START_OF_SCAN)))
 
 
-def _check_size(width: int, height: int, limits: MediaLimits) -> None:
+def check_size(width: int, height: int, limits: MediaLimits) -> None:
+    """Raises for sides that the server does not read."""
     short, long = sorted((width, height))
     if short < limits.image_min_side:
         raise invalid(f"the picture is {width}x{height}; both sides must be at least {limits.image_min_side} pixels")

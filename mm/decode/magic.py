@@ -6,7 +6,11 @@ chooses the demuxer or parser that reads the bytes, so playlists, subtitles and 
 
 from __future__ import annotations
 
-from engine.request import Modality
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.request import Modality
+
 
 # Brands of ISO files that are pictures, not films.
 _HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}

@@ -11,16 +11,18 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 
-from engine.request import Modality
 from mm.decode.frames import FilmPlan
 from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
+
+if TYPE_CHECKING:
+    from engine.request import Modality
 
 
 @dataclass(frozen=True, slots=True)

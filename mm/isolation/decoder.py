@@ -1,0 +1,150 @@
+"""The helper itself: a process that reads headers of files and decodes them, one at a time, until its server ends.
+
+`python -m mm.isolation.decoder SOCKET PARENT`, started by `helper`. The openers are those of the pool (mm/open), so
+what comes out is the same bit for bit; the processor stays in the server, which is asked how large a picture becomes
+and which frames of a film are kept. Anything but a MediaError ends the process: no other file meets what is left then.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from mm.decode import import_codecs
+from mm.decode.alarm import Alarm
+from mm.decode.audio import SoundFile
+from mm.decode.frames import FilmPlan
+from mm.errors import MediaError, invalid
+from mm.isolation import fence, wire
+from mm.isolation.wire import Link
+from mm.item import MediaItem, MediaOptions
+from mm.limits import MediaLimits
+from mm.open import OPENERS, Encoded, Opened
+from mm.processors.base import Processor
+from mm.transform.image import Scale
+
+OUT_OF_MEMORY = "decoding this media takes more memory than the server allows"
+
+
+class AskedProcessor:
+    """Of the server's processor, what openers use."""
+
+    def __init__(self, link: Link, start: wire.Start) -> None:
+        self.picture_bytes = start.picture_bytes
+        self.modalities = frozenset({"audio"} if start.hears else ())
+        self._link = link
+
+    def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
+        return self._ask(wire.PlanImage(height, width), wire.PlannedImage).scale
+
+    def plan_film(
+        self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
+    ) -> FilmPlan:
+        plan = self._ask(wire.PlanFilm(num_frames, fps, height, width), wire.PlannedFilm)
+        seconds = None if plan.seconds is None else np.array(plan.seconds, np.float64)
+        indices = np.array(plan.indices, np.int64)
+        return FilmPlan(indices, plan.scale, plan.seconds_per_frame, seconds, plan.silent, plan.total, plan.fps)
+
+    def _ask(self, question: wire.Message, answer: type[wire.M]) -> wire.M:
+        self._link.send(question)
+        message, _ = self._link.receive()
+        if isinstance(message, wire.Refusal):
+            raise message.error()
+        if not isinstance(message, answer):
+            raise wire.Ended
+        return message
+
+
+class Decoder:
+    """The file in work."""
+
+    def __init__(self, link: Link, start: wire.Start) -> None:
+        self._link = link
+        self._limits = start.limits
+        self._processor = AskedProcessor(link, start)
+        self._opened: Opened | None = None
+
+    def serve(self) -> None:
+        """Until the server has closed its end."""
+        while True:
+            ask, files = self._link.receive()
+            try:
+                answer, filled = self.answer(ask, files)
+            except MediaError as error:
+                answer, filled = wire.Refusal.of(error), []
+            finally:
+                wire.close_all(files)
+            if answer is not None:
+                self._link.send(answer, filled)
+            wire.close_all(filled)
+
+    def answer(self, ask: wire.Message, files: list[int]) -> tuple[wire.Message | None, list[int]]:
+        opened, self._opened = self._opened, None
+        if isinstance(ask, wire.Open) and len(files) == 1:
+            fence.allow_seconds(2 * ask.seconds)  # the header has that time, and what follows has it again
+            return self.open(ask, wire.read_file(files[0])), []
+        if isinstance(ask, wire.Decode) and opened is not None:
+            return decoded(opened.faster if ask.faster and opened.faster else opened)
+        if isinstance(ask, wire.Forget):
+            return None, []
+        raise wire.Ended
+
+    def open(self, ask: wire.Open, data: bytes) -> wire.Message:
+        limits = replace(self._limits, audio_max_seconds=ask.audio_max_seconds)
+        if ask.promises:
+            return wire.Promised(SoundFile(data, ask.container, limits).promised_seconds())
+        encoded = Encoded(data, ask.container, limits, cast(Processor, self._processor), ask.options)
+        opener: Callable[[Encoded, Alarm], Opened] = OPENERS[ask.modality]  # type: ignore[index]
+        self._opened = opened = opener(encoded, Alarm())
+        return wire.Header(opened.cost, opened.size, opened.faster.cost if opened.faster else None)
+
+
+def decoded(opened: Opened) -> tuple[wire.Decoded, list[int]]:
+    """The item's arrays in files of their own."""
+    item: MediaItem = opened.decode(Alarm())
+    arrays: list[wire.Array] = []
+    files: list[int] = []
+    for array in (item.data, item.sound):
+        if array is not None:
+            described, file = wire.array_file(array)
+            arrays.append(described)
+            files.append(file)
+    return wire.Decoded(arrays, item.scale is not None, item.replaced), files
+
+
+def main(end: socket.socket) -> None:
+    link = Link(end, wire.ASKED)
+    try:
+        start, _ = link.receive()
+        assert isinstance(start, wire.Start), "the first message"
+        fence.set_limits(start.limits.helper_memory_bytes)
+        import_codecs()
+        with open(os.devnull, "rb+", buffering=0) as nothing:  # decoders' own words would quote the media
+            os.dup2(nothing.fileno(), 2)
+        filtered = fence.refuse_calls()
+        link.send(wire.Ready(filtered))
+        Decoder(link, start).serve()
+    except wire.Ended:
+        return
+    except MemoryError:
+        link.send(wire.Refusal.of(invalid(OUT_OF_MEMORY), last=True))
+    except Exception as error:
+        link.send(wire.Failure(place_of(error)))
+
+
+def place_of(error: BaseException) -> str:
+    """What went wrong where; without the error's text, which may quote the media."""
+    frame: Any = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {frame.name}, {os.path.basename(frame.filename)}:{frame.lineno}"
+
+
+if __name__ == "__main__":
+    fence.die_with(int(sys.argv[2]))
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,127 @@
+"""Fence: what a helper may not do, set up by itself before it sees a client's bytes. Linux.
+
+One thread, at start. The helper dies with its server; its memory, descriptors and files are bounded, and the processor
+time of each file; it leaves no core. A filter of system calls (seccomp, which needs no privileges) refuses sockets,
+programs, other processes and their memory, and files but for reading. Where the kernel knows no such filter, or the
+processor is neither x86-64 nor arm64, the helper runs without the filter and says so to its server.
+
+Numbers of system calls: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. The form
+of the filter: Documentation/userspace-api/seccomp_filter.rst.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import signal
+import struct
+from dataclasses import dataclass
+
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_SET_MODE_FILTER, _ALL_THREADS = 1, 1
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # of the filter's machine, 32-bit words
+_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | 13, 0x80000000  # 13: EACCES
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+_WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC  # flags with which a file is opened for more than reading
+_MOST_FILES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """A processor's numbers of system calls."""
+
+    architecture: int  # as the kernel names it to filters
+    seccomp: int
+    opening: tuple[tuple[int, int], ...]  # open, openat: the number, and which argument holds the flags
+    refused: tuple[int, ...]
+
+
+# socket socketpair connect bind listen accept accept4, execve execveat ptrace process_vm_readv process_vm_writev kill
+# tkill pidfd_open pidfd_send_signal pidfd_getfd, unshare setns mount umount2 bpf perf_event_open userfaultfd
+# io_uring_setup keyctl, unlinkat renameat renameat2 mkdirat linkat symlinkat fchmodat truncate openat2, and of x86-64
+# creat unlink rename mkdir rmdir link symlink chmod
+_CALLS = {
+    "x86_64": Calls(
+        0xC000003E, 317, ((2, 1), (257, 2)),
+        (41, 53, 42, 49, 50, 43, 288, 59, 322, 101, 310, 311, 62, 200, 434, 424, 438, 272, 308, 165, 166, 321, 298, 323,
+         425, 250, 263, 264, 316, 258, 265, 266, 268, 76, 437, 85, 87, 82, 83, 84, 86, 88, 90),
+    ),
+    "aarch64": Calls(
+        0xC00000B7, 277, ((56, 2),),
+        (198, 199, 203, 200, 201, 202, 242, 221, 281, 117, 270, 271, 129, 130, 434, 424, 438, 97, 268, 40, 39, 280, 241,
+         282, 425, 219, 35, 38, 276, 34, 37, 36, 53, 45, 437),
+    ),
+}  # fmt: skip
+_OTHER_ABI = 0x40000000  # x32's numbers on x86-64
+
+
+def die_with(parent: int) -> None:
+    """This process is killed when the thread that made it ends, whatever way; at once if it has ended already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server decides
+
+
+def set_limits(memory_bytes: int) -> None:
+    for kind, most in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_FSIZE, memory_bytes),
+        (resource.RLIMIT_NOFILE, _MOST_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(kind)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
+def allow_seconds(seconds: float) -> None:
+    """Processor time from now on, of all threads together; the process is killed beyond."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used = usage.ru_utime + usage.ru_stime
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(used + seconds * (os.cpu_count() or 1)) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def refuse_calls() -> bool:
+    """Whether the filter of system calls stands, for all threads."""
+    calls = _CALLS.get(platform.machine())
+    libc = ctypes.CDLL(None, use_errno=True)
+    if calls is None or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        return False
+    program = filter_of(calls)
+    code = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
+    return bool(libc.syscall(calls.seccomp, _SET_MODE_FILTER, _ALL_THREADS, ctypes.byref(header)) == 0)
+
+
+def filter_of(calls: Calls) -> bytes:
+    """The filter's program: instructions of a code, two jumps (how many to skip) and a word."""
+
+    def instruction(code: int, word: int, if_so: int = 0, if_not: int = 0) -> bytes:
+        return struct.pack("HBBI", code, if_so, if_not, word)
+
+    steps = [
+        instruction(_LOAD, _ARCHITECTURE_AT),
+        instruction(_EQUAL, calls.architecture, 1),
+        instruction(_RETURN, _KILL),
+        instruction(_LOAD, _NUMBER_AT),
+        instruction(_AT_LEAST, _OTHER_ABI, 0, 1),
+        instruction(_RETURN, _REFUSE),
+    ]
+    for number, argument in calls.opening:
+        steps += [
+            instruction(_EQUAL, number, 0, 5),
+            instruction(_LOAD, _ARGUMENTS_AT + 8 * argument),
+            instruction(_AND, _WRITES),
+            instruction(_EQUAL, 0, 1),
+            instruction(_RETURN, _REFUSE),
+            instruction(_RETURN, _ALLOW),
+        ]
+    for number in calls.refused:
+        steps += [instruction(_EQUAL, number, 0, 1), instruction(_RETURN, _REFUSE)]
+    return b"".join([*steps, instruction(_RETURN, _ALLOW)])

@@ -1,0 +1,325 @@
+"""Helper: the server's side of a process that decodes (SECURITY S23).
+
+Started, asked and ended from pool threads, one at a time: that of the job which has leased it (helpers). The loop may
+kill it at any moment, and then the thread that waits for its answer sees it end. In: an encoded file. Out: Opened, as
+the openers of the pool return it, or the MediaError that refuses the file. What a helper says is checked like what a
+client says: a decoder that a file has taken over may say anything.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engine.request import Modality
+from mm.decode.alarm import Alarm
+from mm.decode.audio import SAMPLE_RATE, SoundFile
+from mm.decode.frames import FilmPlan
+from mm.decode.image import check_size
+from mm.errors import MediaError, invalid
+from mm.isolation import wire
+from mm.isolation.mapped import array_in
+from mm.isolation.wire import Link
+from mm.item import MediaItem, MediaOptions
+from mm.limits import MediaLimits
+from mm.open import Encoded, Opened
+from mm.processors.base import Processor
+from mm.transform.image import Scale
+
+START_S = 60.0
+ENDED = "the media cannot be decoded: its decoder ended without an answer; send the file in another encoding"
+_DTYPES: dict[Modality, np.dtype[Any]] = {
+    "image": np.dtype(np.uint8),
+    "video": np.dtype(np.uint8),
+    "audio": np.dtype(np.float32),
+}
+
+
+class HelperFailed(Exception):
+    """A helper that does not start, or an error in our own code inside it."""
+
+
+class Helper:
+    """A process, from its start to its end; never started again."""
+
+    def __init__(self, limits: MediaLimits, processor: Processor) -> None:
+        self.talks = False  # a thread waits for its answer
+        self.ended = False  # it is dead, or dies
+        self.filtered = False
+        self.holds = False  # it has read a header, and its file is in its memory
+        self._limits = limits
+        self.processor = processor
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended and self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Returns when it waits for files; a third of a second (pool)."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-m", "mm.isolation.decoder", str(theirs.fileno()), str(os.getpid())],
+                env=environment(), cwd="/", pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            theirs.close()
+        ours.settimeout(START_S)
+        self._link = Link(ours, wire.ANSWERED)
+        hears = "audio" in self.processor.modalities
+        try:
+            self._link.send(wire.Start(self._limits, self.processor.picture_bytes, hears))
+            ready = self._told(wire.Ready)[0]
+        except (wire.Ended, MediaError):
+            status = self.end()
+            memory = self._limits.helper_memory_bytes
+            raise HelperFailed(
+                f"a helper that decodes media did not start (status {status}); it imports numpy, Pillow and PyAV "
+                f"within --helper-memory-bytes {memory}, of which it needs about 500 MiB"
+            ) from None
+        self.filtered = ready.filtered
+        ours.settimeout(None)
+        if self.ended:  # nobody wants it any more
+            self.end()
+
+    def kill(self) -> None:
+        """It ends, and whoever waits for it is told (loop)."""
+        self.ended = True
+        if self._process is not None:
+            self._process.kill()
+
+    def end(self) -> int | None:
+        """Ends it, and leaves no trace of it (pool). Its exit status."""
+        self.kill()
+        if self._link is not None:
+            self._link.close()
+        return None if self._process is None else self._process.wait()
+
+    def forget(self) -> None:
+        """What it has opened is not decoded (loop): a short message to a process that waits for one."""
+        self.holds = False
+        if self._link is not None:
+            try:
+                self._link.send(wire.Forget())
+            except wire.Ended:
+                self.ended = True
+
+    def open(self, modality: Modality, encoded: Encoded, alarm: Alarm) -> Opened:
+        """An opener of mm/open; the alarm is not asked: whoever has leased the helper kills it."""
+        task = _Task(modality, encoded)
+        with self._talk():
+            header = self._asked(encoded, task, wire.Header)
+            self.holds = True
+        # Decoded bytes lie in the helper once more, and the file in both processes and between them.
+        more = header.size + 2 * len(encoded.data)
+
+        def opened(cost: int, faster: bool) -> Opened:
+            return Opened(cost + more, header.size, lambda _: self._decode(task, header, faster))
+
+        plain = opened(header.cost, False)
+        return plain if header.faster_cost is None else replace(plain, faster=opened(header.faster_cost, True))
+
+    def promised_seconds(self, encoded: Encoded) -> float | None:
+        """How long its header says that a sound is."""
+        with self._talk():
+            return self._asked(encoded, _Task("audio", encoded), wire.Promised, promises=True).seconds
+
+    def _asked(self, encoded: Encoded, task: _Task, answer: type[wire.M], promises: bool = False) -> wire.M:
+        modality, limits = task.modality, encoded.limits
+        seconds = limits.decode_timeout(modality)
+        ask = wire.Open(modality, encoded.container, encoded.options, seconds, limits.audio_max_seconds, promises)
+        file = wire.memory_file(encoded.data)
+        try:
+            self._send(ask, file)
+        finally:
+            os.close(file)
+        return self._told(answer, task)[0]
+
+    def _decode(self, task: _Task, header: wire.Header, faster: bool) -> MediaItem:
+        with self._talk():
+            self.holds = False
+            self._send(wire.Decode(faster))
+            decoded, files = self._told(wire.Decoded, task)
+            try:
+                item = task.item(decoded, files, header)
+            finally:
+                wire.close_all(files)
+            if item is None:
+                raise wire.Ended
+            return item
+
+    def _send(self, message: wire.Message, *files: int) -> None:
+        assert self._link is not None, "it was started"
+        self._link.send(message, files)
+
+    def _told(self, answer: type[wire.M], task: _Task | None = None) -> tuple[wire.M, list[int]]:
+        """The answer that was asked for, behind all that the helper asks meanwhile."""
+        assert self._link is not None, "it was started"
+        while True:
+            message, files = self._link.receive()
+            if isinstance(message, answer):
+                return message, files
+            wire.close_all(files)
+            if isinstance(message, wire.Refusal):
+                self.ended = self.ended or message.last
+                raise message.error()
+            if isinstance(message, wire.Failure):
+                raise HelperFailed(f"a helper that decodes media failed: {message.where[:200]!a}")
+            if task is None:
+                raise wire.Ended
+            self._send(task.planned(message))
+
+    @contextmanager
+    def _talk(self) -> Iterator[None]:
+        """A conversation in a pool thread; where it breaks off, the helper is ended before its place is given away."""
+        self.talks = True
+        try:
+            if self.ended:
+                raise wire.Ended
+            yield
+        except wire.Ended:
+            self.end()
+            raise invalid(ENDED) from None
+        except HelperFailed:
+            self.end()
+            raise
+        finally:
+            self.talks = False
+
+
+class _Task:
+    """A file in work: what the helper was told of the processor, and what it may answer then."""
+
+    def __init__(self, modality: Modality, encoded: Encoded) -> None:
+        self.modality = modality
+        self._encoded = encoded
+        self._processor = encoded.processor
+        self._scale: Scale | None = None
+        self._film: FilmPlan | None = None
+
+    def planned(self, question: wire.Message) -> wire.Message:
+        """What the processor says; Ended for what is no question."""
+        options, limits = self._encoded.options, self._encoded.limits
+        try:
+            if isinstance(question, wire.PlanImage) and self.modality == "image":
+                self._scale = self._processor.plan_image(question.height, question.width, options)
+                return wire.PlannedImage(self._scale)
+            if isinstance(question, wire.PlanFilm) and self.modality == "video" and self._film is None:
+                asked = (question.num_frames, question.fps, question.height, question.width)
+                self._film = plan = self._processor.plan_film(*asked, options, limits)
+                seconds = None if plan.seconds is None else plan.seconds.tolist()
+                return wire.PlannedFilm(
+                    plan.indices.tolist(),
+                    plan.scale,
+                    plan.seconds_per_frame,
+                    seconds,
+                    plan.silent,
+                    plan.total,
+                    plan.fps,
+                )
+        except MediaError as error:
+            return wire.Refusal.of(error)
+        raise wire.Ended
+
+    def item(self, decoded: wire.Decoded, files: list[int], header: wire.Header) -> MediaItem | None:
+        """The decoded item; None where it is not what was asked for."""
+        arrays = [
+            self._array(place, described, file) for place, (described, file) in enumerate(zip(decoded.arrays, files))
+        ]
+        if not arrays or len(arrays) != len(decoded.arrays) or len(arrays) != len(files):
+            return None
+        data, sound = arrays[0], arrays[1] if len(arrays) > 1 else None
+        if data is None or (len(arrays) > 1 and (sound is None or self.modality != "video")):
+            return None
+        if self.modality == "video":
+            plan = self._film
+            if plan is None or not _is_film(data, plan) or not _are_replaced(decoded.replaced, plan):
+                return None
+            seconds, replaced = plan.seconds, decoded.replaced
+            return MediaItem("video", data, plan.seconds_per_frame, seconds, plan, sound=sound, replaced=replaced)
+        if self.modality == "audio":
+            return MediaItem("audio", data) if data.ndim == 1 and data.nbytes <= header.size else None
+        return self._picture(data, decoded.unscaled)
+
+    def _picture(self, data: np.ndarray, unscaled: bool) -> MediaItem | None:
+        if data.ndim != 3 or data.shape[2] != 3 or self._scale is None:
+            return None
+        if not unscaled:
+            return MediaItem("image", data) if data.shape[:2] == (self._scale.height, self._scale.width) else None
+        if data.nbytes > self._processor.picture_bytes:
+            return None
+        height, width = data.shape[:2]
+        check_size(width, height, self._encoded.limits)
+        return MediaItem("image", data, scale=self._processor.plan_image(height, width, self._encoded.options))
+
+    def _array(self, place: int, described: wire.Array, file: int) -> np.ndarray | None:
+        """The array in a file; the second is a film's sound."""
+        dtype = _DTYPES["audio" if place else self.modality]
+        shape = described.shape
+        if described.dtype != dtype.name or not shape or min(shape) < 1 or len(shape) > 4 or max(shape) >= 1 << 32:
+            return None
+        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        most = (self._encoded.limits.video_max_seconds + 1) * SAMPLE_RATE * 4
+        if (place and (len(shape) > 1 or size > most)) or not wire.is_sealed(file, size):
+            return None
+        return array_in(file, dtype, shape, size)
+
+
+def _is_film(data: np.ndarray, plan: FilmPlan) -> bool:
+    """The planned frames, as they lay or turned."""
+    sides = (plan.scale.height, plan.scale.width)
+    return data.ndim == 4 and data.shape in {(len(plan.indices), *pair, 3) for pair in (sides, sides[::-1])}
+
+
+def _are_replaced(replaced: tuple[tuple[int, int], ...], plan: FilmPlan) -> bool:
+    return len(replaced) <= len(plan.indices) and all(0 <= number < 1 << 31 for pair in replaced for number in pair)
+
+
+class IsolatedTrack(SoundFile):
+    """A recording that a helper reads; what it costs is the same."""
+
+    def __init__(self, helper: Helper, data: bytes, file_format: str, limits: MediaLimits, max_seconds: float) -> None:
+        super().__init__(data, file_format, limits, max_seconds)
+        limits = replace(limits, audio_max_seconds=max_seconds)
+        self._encoded = Encoded(data, file_format, limits, helper.processor, MediaOptions())
+        self._helper = helper
+
+    @property
+    def cost(self) -> int:
+        return super().cost + self.size + 2 * len(self._encoded.data)
+
+    def promised_seconds(self) -> float | None:
+        return self._helper.promised_seconds(self._encoded)
+
+    def decode(self, alarm: Alarm) -> np.ndarray:
+        return self._helper.open("audio", self._encoded, alarm).decode(alarm).data
+
+
+def environment() -> dict[str, str]:
+    """Nothing of the server's own, which may hold keys; the same modules, and no more threads than decoders start."""
+    paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    return {
+        "PYTHONPATH": paths,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "2",  # each takes 64 MiB of addresses, which --helper-memory-bytes bounds
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+        "LC_ALL": "C.UTF-8",
+    }
