@@ -20,7 +20,7 @@ from typing import Any, Literal
 from mm.limits import MediaLimits
 from server.config import Config
 from server.foreign_flags import FOREIGN, Foreign, foreign, long_name, meant
-from server.media_flags import LEAST, MEDIA_HELP
+from server.media_flags import LEAST, MEDIA_HELP, SPANS
 
 Others = Mapping[str, Foreign]  # flags of other servers, by name
 
@@ -63,7 +63,7 @@ def flags_of(section: type, group: str) -> dict[str, Flag]:
         if section is MediaLimits:
             if item.name not in MEDIA_HELP:
                 continue
-            hints = {"help": MEDIA_HELP[item.name], "low": LEAST.get(item.name, 0)}
+            hints = {"help": MEDIA_HELP[item.name], "low": LEAST.get(item.name, 0), "span": item.name in SPANS}
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         entry = Flag(group, item.name, plain(kinds[item.name]), default, hints)
         found[entry.name] = entry
@@ -94,7 +94,7 @@ def shown(flag: Flag) -> str:
     if isinstance(flag.default, bool):
         return "on" if flag.default else "off"
     if isinstance(flag.default, tuple):
-        return " ".join(map(str, flag.default)) or "none"
+        return ("-" if flag.hints.get("span") else " ").join(map(str, flag.default)) or "none"
     if isinstance(flag.default, dict):
         return json.dumps(flag.default)
     return "none" if flag.default in ("", None) else str(flag.default)
@@ -274,8 +274,8 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def listed(flag: Flag, text: str) -> list[Any]:
-    """A list flag's value: repeated, comma-separated, or a JSON list."""
-    words = text.split(",")
+    """A list flag's value: repeated, comma-separated, or a JSON list; the two ends of LOW-HIGH."""
+    words = text.split("-" if flag.hints.get("span") else ",")
     if text.startswith("["):
         try:
             words = [str(item) for item in json.loads(text)]

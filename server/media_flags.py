@@ -29,12 +29,25 @@ MEDIA_HELP = {
     "media_max_fetches": "fetches at one time",
     "media_max_fetches_per_host": "fetches at one time from one host",
     "max_media_waiting": "requests that load media at one time; 429 beyond",
+    "image_formats": "files that are read as pictures",
     "image_max_pixels": "pixels of a picture",
     "image_max_side": "longest side of a picture",
+    "image_min_side": "shortest side of a picture, and of a film's frames",
+    "image_max_aspect": "how many times the long side of a picture or a frame has its short one, below",
+    "audio_formats": "files that are read as sound",
+    "audio_sample_rates": "LOW-HIGH: samples per second of a sound",
+    "audio_max_channels": "channels of a sound",
+    "audio_min_seconds": "shortest sound",
     "audio_max_seconds": "length of a sound in a prompt",
     "transcription_max_seconds": "length of a recording to transcribe",
+    "video_formats": "files that are read as films",
+    "video_codecs": "codecs of films",
     "video_max_seconds": "length of a film",
+    "video_max_decoded_frames": "frames of a whole film",
     "video_max_frames": "frames kept of a film",
+    "video_max_frame_pixels": "pixels of a film's frame, before it is scaled",
+    "video_max_total_pixels": "pixels of all kept frames, after scaling",
+    "video_max_streams": "tracks in a film's file",
     "image_decode_timeout": "seconds to decode a picture",
     "audio_decode_timeout": "seconds to decode a sound",
     "video_decode_timeout": "seconds to decode a film",
@@ -45,11 +58,32 @@ MEDIA_HELP = {
     "helper_processes": "such processes, started when the first file needs them",
     "helper_memory_bytes": "address space of each",
 }
-LEAST = {"helper_processes": 1, "helper_memory_bytes": 512 << 20}  # 0 of all others
+LISTS = ("image_formats", "audio_formats", "video_formats", "video_codecs")  # of the words that are their defaults
+SPANS = ("audio_sample_rates",)  # LOW-HIGH
+LEAST: dict[str, float] = {  # 0 of all others
+    "image_min_side": 1,
+    "image_max_aspect": 1,
+    "audio_sample_rates": 1,
+    "audio_max_channels": 1,
+    "video_max_streams": 1,
+    "helper_processes": 1,
+    "helper_memory_bytes": 512 << 20,
+}
 
 
 def check_media(limits: MediaLimits) -> None:
     """What single values cannot show; ValueError names the flag."""
+    for name in LISTS:
+        chosen, known = getattr(limits, name), getattr(MediaLimits(), name)
+        wrong = [word for word in chosen if word not in known]
+        if wrong or not chosen:
+            got = wrong[0] if wrong else "is empty"
+            raise ValueError(f"--{name.replace('_', '-')} {got}: must be some of {', '.join(known)}")
+    for name in SPANS:
+        span = getattr(limits, name)
+        if len(span) != 2 or span[0] > span[1]:
+            got = "-".join(map(str, span))
+            raise ValueError(f"--{name.replace('_', '-')} {got}: must be LOW-HIGH, such as 8000-48000")
     if limits.media_isolation != "none" and not sys.platform.startswith("linux"):
         raise ValueError(
             f"--media-isolation {limits.media_isolation}: helpers need Linux, this is {sys.platform}; leave it at none"

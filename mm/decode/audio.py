@@ -180,7 +180,8 @@ def _gathered(pieces: Iterator[np.ndarray], max_seconds: float) -> np.ndarray:
 def _check_stream(stream: av.audio.stream.AudioStream, limits: MediaLimits) -> None:
     context = stream.codec_context
     if context is None or not _known(context.codec.canonical_name):
-        raise unsupported("the sound's codec is not supported; send PCM, MP3, FLAC, Vorbis, Opus, AAC or ALAC")
+        got = "unknown" if context is None else context.codec.canonical_name
+        raise unsupported(f"the sound's codec is {got}; send PCM, MP3, FLAC, Vorbis, Opus, AAC or ALAC")
     check_shape(context.sample_rate, context.channels, limits)
 
 
@@ -191,9 +192,11 @@ def _known(codec: str) -> bool:
 def check_shape(rate: int, channels: int, limits: MediaLimits) -> None:
     low, high = limits.audio_sample_rates
     if not low <= rate <= high:
-        raise unsupported(f"the sample rate is {rate} Hz; {low} to {high} Hz are read")
+        raise unsupported(f"the sample rate is {rate} Hz; {low} to {high} Hz are read, so resample the sound")
     if not 1 <= channels <= limits.audio_max_channels:
-        raise unsupported(f"the sound has {channels} channels; 1 to {limits.audio_max_channels} are read")
+        raise unsupported(
+            f"the sound has {channels} channels; 1 to {limits.audio_max_channels} are read, so mix them down"
+        )
 
 
 class NotInBulk(Exception):

@@ -151,7 +151,9 @@ def check_size(width: int, height: int, limits: MediaLimits) -> None:
     if long > limits.image_max_side:
         raise too_large(f"the picture is {width}x{height}; a side may be at most {limits.image_max_side} pixels")
     if width * height > limits.image_max_pixels:
-        raise _too_many_pixels(limits)
+        raise too_large(
+            f"the picture is {width}x{height}; at most {limits.image_max_pixels} pixels are read, so scale it down"
+        )
     if long / short >= limits.image_max_aspect:
         raise too_large(
             f"the picture is {width}x{height}; its sides may differ by less than {limits.image_max_aspect:g}:1"

@@ -285,7 +285,7 @@ class FilmFile:
 
     def _scaled(self, frame: av.VideoFrame) -> np.ndarray:
         if frame.width * frame.height > self._limits.video_max_frame_pixels:
-            raise _frame_too_large(self._limits)
+            raise _frame_too_large(frame.width, frame.height, self._limits)
         pixels = self.plan.scale.array(frame.to_ndarray(format="rgb24"))  # [height, width, 3]
         # Phones store how they were held beside the film: degrees counter-clockwise.
         turns = round(frame.rotation / 90) % 4
@@ -309,11 +309,12 @@ def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -
     stream = tracks[0]
     context = stream.codec_context
     if context is None or context.codec.canonical_name not in limits.video_codecs:
-        raise unsupported(f"the film's codec is not supported; send one of {', '.join(limits.video_codecs)}")
+        got = "unknown" if context is None else context.codec.canonical_name
+        raise unsupported(f"the film's codec is {got}; send one of {', '.join(limits.video_codecs)}")
     if not (context.width > 0 and context.height > 0):
         raise invalid("the film does not say how large its frames are")
     if context.width * context.height > limits.video_max_frame_pixels:
-        raise _frame_too_large(limits)
+        raise _frame_too_large(context.width, context.height, limits)
     short, long = sorted((context.width, context.height))
     if short < limits.image_min_side or long / short >= limits.image_max_aspect:
         raise invalid(f"the film's frames are {context.width}x{context.height}; their sides differ too much")
@@ -328,8 +329,9 @@ def _codec_options(file_format: str, options: MediaOptions) -> dict[str, str]:
     return found
 
 
-def _frame_too_large(limits: MediaLimits) -> MediaError:
-    return too_large(f"the film's frames are too large; at most {limits.video_max_frame_pixels} pixels each are read")
+def _frame_too_large(width: int, height: int, limits: MediaLimits) -> MediaError:
+    most = limits.video_max_frame_pixels
+    return too_large(f"the film's frames are {width}x{height}; at most {most} pixels each are read, so scale them down")
 
 
 def _scan(
