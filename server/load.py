@@ -269,6 +269,7 @@ def make_grammars(state: AppState) -> GrammarCompiler | None:
             markers.__contains__,
             tokenizer.vocab_size,
             lambda text: tokenizer.encode_segments([(text, True)]),
+            limits.grammar_memory_bytes,
         )
     except ValueError as error:
         log.warning("structured output is off for this model: %s", error)

@@ -15,7 +15,8 @@ back behind the threads that compute. `make` is Python: it holds the GIL; the po
 Matchers that were copied from one prototype share the states of its lexer and a lock, so their lines are filled one
 after another. A grammar that many choices follow at one time is compiled again, for up to eight lanes.
 
-The library's own step limits bound a compile (engine/grammar/vocabulary.py). The timeout ends the waiting alone.
+The library's own step limits bound a compile (engine/grammar/vocabulary.py). The timeout ends the waiting alone. What a
+grammar may take (--grammar-memory-bytes) bounds its text, its lanes, and the states of its lexers.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ FAILURE_S = 60.0  # seconds for which a failure is remembered
 MAX_FAILURES = 1024
 AT_ONE_TIME = 2  # compiles
 MAX_THREADS = 8
-CROWDED, MOST_LANES = 4, MAX_THREADS  # choices of each lane, from which another one is made; each may grow to 100 MB
+CROWDED, MOST_LANES = 4, MAX_THREADS  # choices of each lane, from which another one is made
+LANE_BYTES = 100 << 20  # to which each may grow: the states of its lexer (engine/grammar/vocabulary)
 NICE = 10  # of the threads that compile: a tenth of the share of a thread that computes
 # Of the threads that compile: the library calls itself for each schema inside a schema, also along $ref, with 4 to 16
 # KiB each. Only what a compile touches is ever memory.
@@ -81,7 +83,9 @@ class Grammar:
     @property
     def is_crowded(self) -> bool:
         """Whether another lane is worth a compile."""
-        return len(self.lanes) < min(MOST_LANES, fill_threads()) and self.lane().rows >= CROWDED
+        if len(self.lanes) >= min(MOST_LANES, fill_threads()) or self.lane().rows < CROWDED:
+            return False
+        return (len(self.lanes) + 1) * (self.lane_bytes + LANE_BYTES) <= self.vocabulary.memory_bytes
 
     @property
     def lane_bytes(self) -> int:
@@ -178,6 +182,10 @@ class GrammarCompiler:
         if size > self._max_bytes:
             text = f"the grammar has {size} bytes; at most {self._max_bytes} are allowed (--grammar-max-bytes)"
             raise GrammarError("grammar_too_complex", text)
+        needs, most = BYTES_AT_LEAST + BYTES_PER_CHARACTER * len(spec.text), self._vocabulary.memory_bytes
+        if needs > most:
+            text = f"the grammar takes about {needs} bytes when compiled; at most {most} are allowed"
+            raise GrammarError("grammar_too_complex", f"{text} (--grammar-memory-bytes); make it smaller")
         return spec
 
     def close(self) -> None:

@@ -18,14 +18,20 @@ import llguidance
 
 from engine.errors import GrammarError
 
-LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=1_000_000,  # about 20 ms of building
-    step_lexer_fuel=40_000,  # about 3 ms of a step
-    step_max_items=20_000,  # about 1 ms of a step
-    max_lexer_states=50_000,  # at most 100 MB
-    max_grammar_size=500_000,
-    verbose_errors=False,  # they repeat the client's text
-)
+STATE_BYTES = 2000  # of a lexer, at most
+MOST_STATES = 50_000
+
+
+def limits_of(memory_bytes: int) -> llguidance.LLParserLimits:
+    """The library's limits, where a lexer may take so many bytes."""
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=1_000_000,  # about 20 ms of building
+        step_lexer_fuel=40_000,  # about 3 ms of a step
+        step_max_items=20_000,  # about 1 ms of a step
+        max_lexer_states=min(MOST_STATES, memory_bytes // STATE_BYTES),
+        max_grammar_size=500_000,
+        verbose_errors=False,  # they repeat the client's text
+    )
 
 
 class _Tokens:
@@ -51,9 +57,15 @@ class GrammarVocabulary:
         is_special: Callable[[int], bool],
         num_tokens: int,
         encode: Callable[[str], list[int]] | None = None,
+        memory_bytes: int = 1 << 30,
     ) -> None:
-        """`encode`: a text's ordinary tokens. Raises ValueError where the library reads other bytes than were given."""
+        """`encode`: a text's ordinary tokens; `memory_bytes`: what a grammar may take, in all its lanes.
+
+        Raises ValueError where the library reads other bytes than were given.
+        """
         self.encode = encode
+        self.memory_bytes = memory_bytes
+        self._limits = limits_of(memory_bytes)
         tokens = [token_bytes(number) for number in range(num_tokens)]
         special = [number for number in range(num_tokens) if is_special(number)]
         self.end = num_tokens
@@ -75,6 +87,6 @@ class GrammarVocabulary:
     def matcher(self, lark: str) -> llguidance.LLMatcher:
         """A matcher at the grammar's beginning; it may be in error."""
         try:
-            return llguidance.LLMatcher(self._tokenizer, lark, log_level=0, limits=LIMITS)
+            return llguidance.LLMatcher(self._tokenizer, lark, log_level=0, limits=self._limits)
         except ValueError:  # numbers that no float holds
             raise GrammarError("grammar_invalid", "the grammar holds a number out of range") from None

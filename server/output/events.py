@@ -3,7 +3,8 @@
 Owner: loop, one Sink per choice. In: pieces of reasoning, of content and of calls, in the order of the model's text.
 Out: events, neighbours of one kind merged, ready for any dialect. The Sink keeps the rules that hold for every
 parser: white space around calls is no content, a call has an id, calls beyond the first are dropped where the client
-wants one only, and a marker token inside a text shows as its spelling or not at all.
+wants one only, calls and arguments beyond the server's limits are content (SECURITY S31), and a marker token inside a
+text shows as its spelling or not at all.
 
     reasoning(text) · content(text) · call_start(call, id, name) · call_arguments(call, text) · call_end(call)
 """
@@ -43,6 +44,10 @@ Event = Reasoning | Content | CallStart | CallArguments | CallEnd
 NewId = Callable[[str, int], str]  # (name of the tool, number of the call in this answer) -> id
 
 
+class TooManyCalls(Exception):
+    """A call begins that is content: what the Source has kept of it, and what follows."""
+
+
 class Spelling(NamedTuple):
     """What marker characters (output/markers.py) become outside of markers: in a text, and in a JSON string."""
 
@@ -57,7 +62,10 @@ class Sink:
     """What parsers write to. `spaced`: white space is held until it is clear that no call follows."""
 
     __slots__ = (
+        "_argument_limit",
         "_begun",
+        "_call_limit",
+        "_cut",
         "_events",
         "_kind",
         "_most",
@@ -65,6 +73,7 @@ class Sink:
         "_parts",
         "_rejected",
         "_shows_reasoning",
+        "_size",
         "_space",
         "_spaced",
         "_spelling",
@@ -79,6 +88,8 @@ class Sink:
         *,
         spaced: bool,
         most_calls: int = 0,
+        call_limit: int = 0,
+        argument_limit: int = 0,
         shows_reasoning: bool = True,
         spelling: Spelling = PLAIN,
     ) -> None:
@@ -87,6 +98,10 @@ class Sink:
         self.thinking = False  # the newest token is reasoning
         self._new_id = new_id
         self._most = most_calls  # 0: as many as there are
+        self._call_limit = call_limit  # 0: none
+        self._argument_limit = argument_limit  # bytes; 0: none
+        self._size = 0  # bytes of the newest call's arguments
+        self._cut = False  # they are content from here on
         self._spaced = spaced
         self._spelling = spelling
         self._shows_reasoning = shows_reasoning
@@ -119,10 +134,13 @@ class Sink:
             self._space = [text[len(kept) :]] if len(kept) < len(text) else []
 
     def call(self, name: str) -> None:
-        """A call begins."""
+        """A call begins. Raises TooManyCalls where calls are bounded and not dropped."""
+        if self.is_full:
+            raise TooManyCalls
         self._space.clear()
         self._close()
-        self._begun = self._rejected = False
+        self._begun = self._rejected = self._cut = False
+        self._size = 0
         self.after_call = True
         if not self._dropped:
             self._events.append(CallStart(self.num_calls, self._new_id(name, self.num_calls), name))
@@ -131,15 +149,23 @@ class Sink:
     def arguments(self, text: str) -> None:
         """More of the arguments' JSON text."""
         self._begun = True
-        if self.num_calls <= self._most or not self._most:
+        if 0 < self._most < self.num_calls:
+            return
+        self._size += len(text) if text.isascii() else len(text.encode(errors="replace"))
+        if self._size <= self._argument_limit or not self._argument_limit:
             self._add(CallArguments, text)
+            return
+        if not self._cut:
+            self.end_call()
+            self._cut = True
+        self.content(text)
 
     def end_call(self) -> None:
         """The call is complete; without arguments, they are an empty object."""
         if not self._begun:
             self.arguments("{}")
         self._close()
-        if self.num_calls <= self._most or not self._most:
+        if not self._cut and (self.num_calls <= self._most or not self._most):
             self._events.append(CallEnd(self.num_calls - 1))
 
     def reject(self, text: str) -> None:
@@ -168,6 +194,11 @@ class Sink:
     def begun(self) -> bool:
         """Whether the newest call has arguments."""
         return self._begun
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another call is content."""
+        return 0 < self._call_limit <= self.num_calls and not self._dropped
 
     @property
     def _dropped(self) -> bool:

@@ -58,6 +58,9 @@ def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: 
         words, read = "".join(header).split(), source.kept()
         if marker == form.message:
             sink.drop_space()
+            if calls and sink.is_full and any(word.startswith(RECIPIENT) for word in words):
+                sink.content(read)
+                words = []
             marker = yield from _body(source, sink, form, words, reasons, calls)
         elif _says_something(words, cut=not marker):
             sink.content(read.removesuffix(marker))

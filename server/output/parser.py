@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.output.events import Event, NewId, Sink
+from server.output.events import Event, NewId, Sink, TooManyCalls
 from server.output.harmony import Harmony, harmony
 from server.output.markers import Markers
 from server.output.reasoning import ReasoningFormat, State, continued_state, state_of, think
@@ -48,7 +48,7 @@ class OutputParser:
         was_thinking = self._sink.thinking
         if text and not self._ended:
             self._source.feed(text)
-            self._ended = next(self._run, True) is True
+            self._advance()
         if not was_thinking:
             return
         if not self._sink.thinking:
@@ -81,7 +81,13 @@ class OutputParser:
         return self._sink.take()
 
     def _advance(self) -> None:
-        if not self._ended:
+        if self._ended:
+            return
+        try:
+            self._ended = next(self._run, True) is True
+        except TooManyCalls:  # the one that begins, and all behind it, as the model wrote it
+            self._sink.reject(self._source.kept())
+            self._run = _plain(self._source, self._sink)
             self._ended = next(self._run, True) is True
 
 
@@ -134,7 +140,9 @@ class Parsing:
 
     parsers: Parsers
     tools: Sequence[Mapping[str, Any]] | None = None  # calls are looked for where there are tools
-    most_calls: int = 0
+    most_calls: int = 0  # the others are dropped; 0: none are
+    call_limit: int = 0  # calls behind so many are content; 0: none are
+    argument_limit: int = 0  # bytes of a call's arguments, likewise
     continued: str | None = None  # text of the message that the answer continues
     id_prefix: str = "chatcmpl-tool-"
     own_ids: bool = True  # ids as the model's template wants them
@@ -155,6 +163,8 @@ class Parsing:
             self._new_id(text),
             spaced=calls or bool(form and form.wrappers),
             most_calls=self.most_calls,
+            call_limit=self.call_limit,
+            argument_limit=self.argument_limit,
             shows_reasoning=self.shows_reasoning,
             spelling=markers.shown if self.shows_special else markers.skipped,
         )
@@ -207,3 +217,8 @@ def _answer(
         yield from tools.machine(source, sink, tools, schemas)
     while (yield from until(source, wrappers, sink.content)):
         sink.drop_space()
+
+
+def _plain(source: Source, sink: Sink) -> Reader[None]:
+    """Content to the end."""
+    yield from until(source, (), sink.content)

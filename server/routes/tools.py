@@ -89,7 +89,11 @@ def parsing_of(state: AppState, tools: Sequence[Tool] | None, calls: Calls, **wi
     """What to look for in an answer; None where the model's answers are plain text."""
     parsers = state.parsers.that_call() if calls.must else state.parsers
     given = tools if tools and calls.may else None
-    return None if parsers.is_empty else Parsing(parsers, given, most_calls=calls.most, **wishes)
+    if parsers.is_empty:
+        return None
+    limits = state.config.limits
+    bounds = (calls.most, limits.max_tool_calls, limits.max_tool_argument_bytes)
+    return Parsing(parsers, given, *bounds, **wishes)
 
 
 def held_to_calls(

@@ -266,3 +266,20 @@ async def test_an_agent_goes_twenty_turns_with_three_tools(serve):
         assert f'{{"name": "{names[turn]}", "arguments": {{"at": {turn}, "s": "' in prompt
     await asyncio.sleep(0)
     assert script.open == 0
+
+
+async def test_s31_calls_and_arguments_beyond_the_limits_are_content(serve):
+    client = serve(limits={"max_tool_calls": 1})
+    play(client, BOTH, BOTH, piece=3)
+    (choice,) = (await ask(client, tools=TOOLS)).json()["choices"]
+    assert [entry["function"]["name"] for entry in choice["message"]["tool_calls"]] == ["look"]
+    assert choice["message"]["content"].endswith(call("count"))
+    message = put_together((await ask(client, tools=TOOLS, stream=True)).events())
+    assert (message["content"], message["finish_reason"]) == (choice["message"]["content"], choice["finish_reason"])
+    client = serve(limits={"max_tool_argument_bytes": 64})
+    play(client, call("look", at="x" * 100) + call("count"), piece=3)
+    (choice,) = (await ask(client, tools=TOOLS)).json()["choices"]
+    first, second = (entry["function"] for entry in choice["message"]["tool_calls"])
+    assert 60 < len(first["arguments"]) <= 64
+    assert second["arguments"] == "{}"
+    assert choice["message"]["content"].startswith("xxx")

@@ -17,7 +17,7 @@ from engine.grammar.compile import CROWDED, MOST_LANES, NICE, GrammarCompiler
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from engine.request import SamplingParams
-from tests.engine.grammar.kit import TOKENS, allowed, compiled, drawn, vocabulary
+from tests.engine.grammar.kit import SPECIAL, TOKENS, allowed, compiled, drawn, vocabulary
 
 
 @pytest.fixture
@@ -210,3 +210,46 @@ async def test_threads_that_compile_step_back_and_the_pool_does_not(pool, monkey
     kept.close()
     with pytest.raises(RuntimeError, match="shutdown"):
         await kept.get(b"other", make)
+
+
+def bounded(memory_bytes):
+    return GrammarVocabulary(
+        TOKENS.__getitem__, lambda number: TOKENS[number] in SPECIAL, len(TOKENS), memory_bytes=memory_bytes
+    )
+
+
+async def test_s30_a_grammar_that_would_take_too_much_memory_is_refused_before_it_is_compiled(pool):
+    kept = GrammarCompiler(bounded(1 << 20), pool, 5.0, 1 << 26, 1 << 17)
+    with pytest.raises(
+        GrammarError, match=r"about 1\d{6} bytes when compiled; at most 1048576 .*--grammar-memory-b"
+    ) as no:
+        await kept.get(b"k", Maker('start: "' + "a" * 20_000 + '"'))
+    assert no.value.reason == "grammar_too_complex"
+    assert (await kept.get(b"j", Maker())).lanes
+
+
+async def test_s30_the_states_of_a_lexer_are_bounded(pool):
+    maker = Maker("start: /(a|b)*a(a|b){12}/")  # each answer meets new states
+
+    async def ends_in_error(memory_bytes):
+        kept = GrammarCompiler(bounded(memory_bytes), pool, 5.0, 1 << 26, 1 << 17)
+        matcher = (await kept.get(b"k", maker)).matcher()
+        rng = np.random.default_rng(0)
+        for token in rng.integers(97, 99, 4000).tolist():
+            matcher.consume_token(token)
+            matcher.compute_bitmask()
+            if matcher.is_error():
+                return True
+        return False
+
+    assert await ends_in_error(1 << 20)
+    assert not await ends_in_error(1 << 30)
+
+
+async def test_s30_memory_bounds_the_lanes_of_a_grammar(pool, monkeypatch):
+    monkeypatch.setattr("engine.grammar.compile.fill_threads", lambda: 8)
+    for memory_bytes, crowded in ((1 << 30, True), (150 << 20, False)):
+        kept = GrammarCompiler(bounded(memory_bytes), pool, 5.0, 1 << 26, 1 << 17)
+        grammar = await kept.get(b"k", Maker())
+        grammar.lanes[0].rows = CROWDED
+        assert grammar.is_crowded == crowded

@@ -378,3 +378,51 @@ def test_arguments_are_json_whenever_the_model_wrote_json(tokenizer):
         ).decode()
         (call,) = said(parser_of(tokenizer, "hermes"), f"<tool_call>{text}</tool_call>")[2]
         assert orjson.loads(call[1]) == arguments
+
+
+CALLS = {  # of f and g: what stands before, each call, what stands behind
+    "hermes": ("", '<tool_call>{"name": "%s", "arguments": {"a": 1}}</tool_call>', ""),
+    "llama3_json": ("", '{"name": "%s", "parameters": {"a": 1}}; ', ""),
+    "pythonic": ("[", "%s(a=1), ", "]"),
+    "mistral": ("[TOOL_CALLS][", '{"name": "%s", "arguments": {"a": 1}}, ', "]"),
+    "qwen3_coder": ("", "<tool_call>\n<function=%s>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n", ""),
+    "glm45": ("", "<tool_call>%s\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n", ""),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_s31_calls_beyond_the_limit_are_content_as_the_model_wrote_them(tokenizer, name, size):
+    before, call, behind = CALLS[name]
+    text = before + call % "f" + call % "g" + call % "h" + behind
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    _, content, calls = said(parser_of(tokenizer, name, call_limit=1), pieces)
+    assert [(called, orjson.loads(arguments)) for called, arguments in calls] == [("f", {"a": 1})]
+    left = (call % "g" + call % "h" + behind).strip()
+    assert content.strip().lstrip(",; ") == left
+    assert len(said(parser_of(tokenizer, name, call_limit=3), pieces)[2]) == 3
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_s31_calls_of_harmony_beyond_the_limit_are_content(tokenizer, size):
+    form = "<|start|>assistant<|channel|>commentary to=functions.%s <|message|>%s<|call|>"
+    text = (
+        form % ("f", "{}") + form % ("g", '{"a": 1}') + "<|start|>assistant<|channel|>final<|message|>Done.<|return|>"
+    )
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    _, content, calls = said(parser_of(tokenizer, harmony=True, call_limit=1), pieces)
+    assert calls == [("f", "{}")]
+    assert "to=functions.g" in content
+    assert '{"a": 1}' in content
+    assert content.endswith("Done.")
+
+
+def test_s31_arguments_beyond_the_limit_are_content_and_the_next_call_is_one(tokenizer):
+    text = '<tool_call>{"name": "%s", "arguments": {"a": "%s"}}</tool_call>'
+    pieces = [*(text % ("f", "x" * 500)), text % ("g", "é")]
+    _, content, calls = said(parser_of(tokenizer, "hermes", argument_limit=100), pieces)
+    assert [name for name, _ in calls] == ["f", "g"]
+    assert calls[0][1].startswith('{"a": "xxx')
+    assert len(calls[0][1]) == 100
+    assert content == "x" * (500 - 100 + len('{"a": "')) + '"}'
+    assert orjson.loads(calls[1][1]) == {"a": "é"}
