@@ -22,7 +22,7 @@ from engine.errors import ConfigError
 from engine.kernels.target import target
 from engine.memory import DeviceMemory, device_memory
 from engine.model_config import ModelConfig
-from engine.models.base import Model
+from engine.models.base import Model, check_prompt_rows
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.kv import numbers_line
@@ -72,6 +72,7 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     sizes = sizes_of(config, model_config, device)
     model_config = replace(model_config, max_model_len=sizes.max_model_len)
     model = build_model(model_config, dtype, "cpu", shards)
+    check_prompt_rows(config.enable_prompt_embeds, model)
     names = {} if shards is None else match(model, shards, config.model)
     online = (model_config.raw.get("quantization_config") or {}).get("quant_method") == ONLINE
     kept = shards and device == "cpu" and model_config.implementation == "native" and not online

@@ -35,7 +35,7 @@ from engine.kernels.target import target
 from engine.limits import Limits
 from engine.memory import enough_for
 from engine.model_config import ModelConfig
-from engine.models.base import Model
+from engine.models.base import Model, check_prompt_rows
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.kv import stored_specs
@@ -208,8 +208,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         has_codes = model_config.raw.get("quantization_config") is not None or config.kv_cache_dtype != "auto"
         shards = open_checkpoint(config.model) if has_codes and config.load_format != "dummy" else None
         model = build_model(model_config, dtype, device, shards)
-        if config.enable_prompt_embeds and (model.pooler is not None or not model.takes_rows):
-            raise ConfigError(f"--enable-prompt-embeds: {model_config.architecture} reads tokens only; leave it out")
+        check_prompt_rows(config.enable_prompt_embeds, model)
         if line := form_line(model, accelerator is not None and target().multiplies_float8):
             log.info("%s", line)
         layout = layout_of(config, model, sizes, shards)

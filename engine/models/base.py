@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.cache.spec import CacheSpec
 from engine.encoders.tower import Tower
+from engine.errors import ConfigError
 from engine.layers.moe import SparseMLP
 from engine.model_config import ModelConfig
 from engine.pooling.heads import Pooler
@@ -69,3 +70,10 @@ class Model(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32."""
+
+
+def check_prompt_rows(asked: bool, model: Model) -> None:
+    """Whether requests may bring rows in the place of text, where the operator asks for that. Raises ConfigError."""
+    if asked and (model.pooler is not None or not model.takes_rows):
+        name = model.config.architecture
+        raise ConfigError(f"--enable-prompt-embeds: {name} reads tokens only; leave it out")

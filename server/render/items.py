@@ -7,6 +7,7 @@ own path. Items of tools that only OpenAI's servers run are left out.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from server.patterns import unanchored
@@ -224,18 +225,31 @@ def _free_text(tool: Item, path: str) -> Item:
     """The parameters of a custom tool: one text. Inside JSON it is held to an expression, and to no other grammar."""
     form = tool.get("format")
     if form is not None and (not isinstance(form, dict) or form.get("type") not in ("text", "grammar")):
-        raise invalid(f"{path}.format: must be an object of the type text or grammar", f"{path}.format")
+        if not isinstance(form, dict):
+            raise invalid(
+                f"{path}.format: got {_got(form)}; must be an object of the type text or grammar", f"{path}.format"
+            )
+        raise invalid(f"{path}.format.type: got {_got(form.get('type'))}; must be text or grammar", f"{path}.format")
     syntax = grammar_syntax(tool)
     if not syntax:
         return FREE_TEXT
     definition = tool["format"].get("definition")
     if syntax not in ("lark", "regex") or not isinstance(definition, str) or not definition:
-        needed = "a grammar has a syntax, lark or regex, and a definition"
-        raise invalid(f"{path}.format: {needed}", f"{path}.format")
+        wrong = "definition" if syntax in ("lark", "regex") else "syntax"
+        needed = "lark or regex" if wrong == "syntax" else "the grammar's text, which is not empty"
+        got = _got(tool["format"].get(wrong))
+        raise invalid(f"{path}.format.{wrong}: got {got}; must be {needed}", f"{path}.format")
     if syntax == "lark":
         return FREE_TEXT
     held = {"type": "string", "pattern": f"^(?:{unanchored(definition)})$"}
     return {**FREE_TEXT, "properties": {"input": held}}
+
+
+def _got(value: Any) -> str:
+    """What a field held, as a text may quote it."""
+    if value is None:
+        return "nothing"
+    return shown(value if isinstance(value, str) else json.dumps(value, default=str))
 
 
 def known_tools(echoed: list[Item]) -> dict[str, Item]:

@@ -28,7 +28,7 @@ from starlette.types import Receive
 
 from engine.request import TokenLogprob
 from mm.errors import MediaError
-from server.errors import ApiError, from_media, internal, invalid
+from server.errors import ApiError, from_media, internal, invalid, shown
 from server.http.exchange import Exchange, fault
 from server.job import scope_of
 from server.schema.audio import TranscriptionForm
@@ -187,7 +187,7 @@ class RealtimeSession:
         settings = self._settings
         if include is not None:
             if set(include) - {LOGPROBS}:
-                raise invalid("session.include", f"session.include: must be [], or {LOGPROBS}")
+                raise invalid("session.include", f"session.include: got {shown(include)}; must be [], or {LOGPROBS}")
             settings = replace(settings, form=form_with(settings.form, include=["logprobs"] if include else None))
         if given.format is not msgspec.UNSET and given.format.rate != settings.rate:
             rate = given.format.rate

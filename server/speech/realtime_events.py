@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 
 from mm.sources import decode_base64, parse_base64
-from server.errors import ApiError, from_validation, invalid
+from server.errors import ApiError, from_validation, invalid, shown
 from server.schema.realtime import EVENT_TYPES, ONLY_VALUES, Append, Event, TurnDetection, read_event
 from server.speech.turns import Vad
 
+MISSING = object()
 SAMPLE_BYTES = 2
 PLAIN_RATE = 16000  # of vLLM's form
 # Our words for vLLM's codes; other faults of a client are `invalid_event`.
@@ -36,18 +37,29 @@ def opened(text: str | bytes) -> tuple[Event, bytes]:
     try:
         event = read_event(text)
     except msgspec.ValidationError as error:
-        raise _as_event(from_validation(error)) from None
+        raise _as_event(from_validation(error), text) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ApiError(400, "invalid_json", "a message must be one JSON object, nested a few levels deep") from None
     return event, decode_base64(parse_base64(event.audio)) if isinstance(event, Append) else b""
 
 
-def _as_event(error: ApiError) -> ApiError:
-    """An unknown type, and a field of which one value is known, are told with what is known."""
+def _as_event(error: ApiError, text: str | bytes) -> ApiError:
+    """An unknown type, and a field of which one value is known, are told with what was got and what is known."""
     if error.param == "type":
-        return ApiError(400, "unknown_event", f"type: must be one of {', '.join(EVENT_TYPES)}", "type")
+        got = f"got {_got(text, 'type')}; must be one of {', '.join(EVENT_TYPES)}"
+        return ApiError(400, "unknown_event", f"type: {got}", "type")
     known = next((value for field, value in ONLY_VALUES.items() if f".{error.param}".endswith(f".{field}")), None)
-    return error if known is None else invalid(error.param, f"{error.param}: must be {known}")
+    if known is None or error.param is None:
+        return error
+    return invalid(error.param, f"{error.param}: got {_got(text, error.param)}; must be {known}")
+
+
+def _got(text: str | bytes, path: str) -> str:
+    """What an event has in a field, as a text may quote it."""
+    value: Any = msgspec.json.decode(text)
+    for name in path.split("."):
+        value = value.get(name, MISSING) if isinstance(value, dict) else MISSING
+    return "nothing" if value is MISSING else shown(value) or '""'
 
 
 def plain(kind: str, fields: dict[str, Any]) -> dict[str, Any] | None:

@@ -44,6 +44,11 @@ def test_a_folder_is_described(capsys):
         ({}, ["--max-model-len", "600"], "--max-model-len 600: this checkpoint holds 512; ask for at most 512"),
         ({}, ["--max-model-len", "500", "--num-gpu-blocks-override", "9"], "the KV cache holds 144 tokens"),
         ({}, ["--dtype", "float32", "--device", "cuda"], "--device cuda: torch"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1},
+            ["--load-format", "dummy", "--enable-prompt-embeds"],
+            "--enable-prompt-embeds: LlamaForCausalLM reads tokens only; leave it out",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_start_s_reason(tmp_path, capsys, change, flags, reason):

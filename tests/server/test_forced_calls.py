@@ -367,8 +367,16 @@ async def test_the_input_of_a_custom_tool_follows_its_expression(calling):
     free = await asked(type="grammar", syntax="lark", definition='start: "x"')
     assert free.reply_headers["x-structured-relaxed"] == "format"
     assert "x-structured-relaxed" not in (await asked(type="text")).reply_headers
-    for form in ({"type": "json"}, {"type": "grammar"}, {"type": "grammar", "syntax": "regex", "definition": ""}):
-        assert (await asked(**form)).error["param"] == "tools[0].format"
+    for form, told in (
+        ({"type": "json"}, "format.type: got 'json'; must be text or grammar"),
+        ({"type": "grammar"}, "format.syntax: got nothing; must be lark or regex"),
+        ({"type": "grammar", "syntax": "gbnf", "definition": "x"}, "format.syntax: got 'gbnf'; must be lark or regex"),
+        ({"type": "grammar", "syntax": "regex", "definition": ""}, "format.definition: got ''; must be the grammar's"),
+        ({"type": "grammar", "syntax": "lark", "definition": 5}, "format.definition: got '5'; must be the grammar's"),
+    ):
+        error = (await asked(**form)).error
+        assert error["param"] == "tools[0].format"
+        assert told in error["message"]
     wrong = await asked("auto", type="grammar", syntax="regex", definition="(?=a)")
     assert (wrong.status, wrong.error["reason"]) == (400, "grammar_invalid")
     assert wrong.error["param"].startswith("tools[0].format")

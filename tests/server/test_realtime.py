@@ -191,6 +191,9 @@ async def test_wrong_events_are_refused_and_end_nothing(client):
         assert param is None or told["param"] == param, (event, told)
         assert told["type"] == "invalid_request_error"
         assert "a value that is not allowed" not in told["message"], told
+        assert ": must be" not in told["message"] or ": got " in told["message"], told
+        if param == "type":
+            assert told["message"].startswith("type: got response.create; must be one of session.update, ")
     socket.append(made_samples(DIGITS))
     socket.say("input_audio_buffer.commit")
     await socket.next("input_audio_buffer.committed")
