@@ -8,6 +8,8 @@ client says: a decoder that a file has taken over may say anything.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import socket
 import subprocess
@@ -33,6 +35,8 @@ from mm.limits import MediaLimits
 from mm.open import Encoded, Opened
 from mm.processors.base import Processor
 from mm.transform.image import Scale
+
+log = logging.getLogger("omniloop.media")
 
 START_S = 60.0
 ENDED = "the media cannot be decoded: its decoder ended without an answer; send the file in another encoding"
@@ -86,7 +90,7 @@ class Helper:
         try:
             self._link.send(wire.Start(self._limits, self.processor.picture_bytes, hears))
             ready = self._told(wire.Ready)[0]
-        except (wire.Ended, MediaError):
+        except (wire.Ended, MediaError, HelperFailed):
             status = self.end()
             memory = self._limits.helper_memory_bytes
             raise HelperFailed(
@@ -125,6 +129,8 @@ class Helper:
         task = _Task(modality, encoded)
         with self._talk():
             header = self._asked(encoded, task, wire.Header)
+            if not all(0 <= size < 1 << 50 for size in (header.cost, header.size, header.faster_cost or 0)):
+                raise wire.Ended
             self.holds = True
         # Decoded bytes lie in the helper once more, and the file in both processes and between them.
         more = header.size + 2 * len(encoded.data)
@@ -173,9 +179,11 @@ class Helper:
         assert self._link is not None, "it was started"
         while True:
             message, files = self._link.receive()
-            if isinstance(message, answer):
+            if isinstance(message, wire.Decoded) and isinstance(message, answer):
                 return message, files
             wire.close_all(files)
+            if isinstance(message, answer):
+                return message, []
             if isinstance(message, wire.Refusal):
                 self.ended = self.ended or message.last
                 raise message.error()
@@ -193,10 +201,16 @@ class Helper:
             if self.ended:
                 raise wire.Ended
             yield
+        except MediaError:  # a whole answer: the helper waits for another file
+            raise
         except wire.Ended:
-            self.end()
+            killed, status = self.ended, self.end()
+            if not killed:
+                log.warning(
+                    "a process that decodes media ended in its work (status %s): one request is refused", status
+                )
             raise invalid(ENDED) from None
-        except HelperFailed:
+        except BaseException:
             self.end()
             raise
         finally:
@@ -218,9 +232,10 @@ class _Task:
         options, limits = self._encoded.options, self._encoded.limits
         try:
             if isinstance(question, wire.PlanImage) and self.modality == "image":
+                check_size(question.width, question.height, limits)
                 self._scale = self._processor.plan_image(question.height, question.width, options)
                 return wire.PlannedImage(self._scale)
-            if isinstance(question, wire.PlanFilm) and self.modality == "video" and self._film is None:
+            if isinstance(question, wire.PlanFilm) and self._may_plan(question):
                 asked = (question.num_frames, question.fps, question.height, question.width)
                 self._film = plan = self._processor.plan_film(*asked, options, limits)
                 seconds = None if plan.seconds is None else plan.seconds.tolist()
@@ -236,6 +251,13 @@ class _Task:
         except MediaError as error:
             return wire.Refusal.of(error)
         raise wire.Ended
+
+    def _may_plan(self, film: wire.PlanFilm) -> bool:
+        """Whether a film may have these sizes, and is asked about for the first time."""
+        limits, new = self._encoded.limits, self.modality == "video" and self._film is None
+        sides = min(film.height, film.width) > 0 and film.height * film.width <= limits.video_max_frame_pixels
+        frames = 0 < film.num_frames <= limits.video_max_decoded_frames
+        return new and sides and frames and 0 < film.fps < math.inf
 
     def item(self, decoded: wire.Decoded, files: list[int], header: wire.Header) -> MediaItem | None:
         """The decoded item; None where it is not what was asked for."""

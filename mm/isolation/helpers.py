@@ -58,7 +58,7 @@ class Helpers:
                 if not helper.alive:
                     await asyncio.get_running_loop().run_in_executor(self._pool, helper.start)
                     self._started += 1
-                    if not helper.filtered:
+                    if not helper.filtered and self._started == 1:
                         log.warning("helpers run without a filter of system calls: this kernel has none for them")
                 yield helper
                 complete = True

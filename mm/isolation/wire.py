@@ -28,7 +28,8 @@ from mm.transform.image import Scale
 
 MESSAGE_BYTES = 1 << 17  # of a datagram: a plan of some hundred frames takes a tenth
 _MOST_FILES = 2  # with a message
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+# Shrink, grow, write; Linux alone has them, and this module is imported everywhere.
+_SEALS = sum(getattr(fcntl, f"F_SEAL_{name}", 0) for name in ("SHRINK", "GROW", "WRITE"))
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

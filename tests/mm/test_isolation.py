@@ -19,7 +19,7 @@ import pytest
 from mm.errors import MediaError
 from mm.isolation import helper as helpers
 from mm.isolation import wire
-from mm.isolation.helper import Helper
+from mm.isolation.helper import Helper, HelperFailed
 from mm.isolation.helpers import HelperCounts
 from mm.isolation.mapped import COPIED_BYTES, array_in
 from mm.item import MediaOptions, MediaRef
@@ -329,6 +329,48 @@ def test_a_message_of_another_kind_ends_the_conversation() -> None:
     for question in (wire.PlanImage(10, 10), wire.PlanFilm(1, 1.0, 10, 10), wire.Ready(True)):
         with pytest.raises(wire.Ended):
             task.planned(question)
+    wrong = [(0, 1.0, 9, 9), (1 << 40, 1.0, 9, 9), (9, 0.0, 9, 9), (9, float("nan"), 9, 9), (9, 1.0, 0, 9)]
+    for numbers in (*wrong, (9, 1.0, 1 << 20, 1 << 20)):
+        task = helpers._Task("video", Encoded(b"", "", MediaLimits(), PROCESSOR, MediaOptions()))
+        with pytest.raises(wire.Ended):
+            task.planned(wire.PlanFilm(*numbers))
+    task = helpers._Task("image", Encoded(b"", "", MediaLimits(), PROCESSOR, MediaOptions()))
+    assert task.planned(wire.PlanImage(1, 1 << 40)).reason == "media_invalid"
+
+
+async def test_an_error_in_the_processor_leaves_no_helper_in_the_middle_of_a_question() -> None:
+    async with isolated(helper_processes=1) as media:
+
+        def fail(pid: int) -> None:
+            raise ValueError("ours")
+
+        Watched(media, fail)
+        with pytest.raises(ValueError, match="ours"):
+            await media.load([MediaRef("image", IMAGE)])
+        assert len(await media.load([MediaRef("image", IMAGE)])) == 1
+        assert media.helpers.counts() == HelperCounts(busy=0, idle=1, started=2, ended=1)
+
+
+async def test_a_helper_that_does_not_start_says_which_flag() -> None:
+    async with isolated(helper_memory_bytes=64 << 20) as media:
+        with pytest.raises(HelperFailed, match="--helper-memory-bytes 67108864"):
+            await media.load([MediaRef("image", IMAGE)])
+        assert media.helpers.counts().idle == 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+async def test_r24_two_hundred_helpers_are_killed_in_their_work() -> None:
+    async with isolated(helper_processes=1) as media:
+        refs = [MediaRef("image", IMAGE), MediaRef("video", FILM)]
+        for count in range(200):
+            Watched(media, kill)
+            assert (await refusal(media, refs[count % 2])).reason == "media_invalid"
+            media.processor = PROCESSOR
+            began = time.monotonic()
+            assert len(await media.load([refs[count % 2]], scope=bytes([count]))) == 1
+            assert time.monotonic() - began < 2
+        assert len(children()) == 1
 
 
 @pytest.mark.parametrize("length", [100, COPIED_BYTES])
