@@ -28,7 +28,8 @@ from mm.load import MediaLoader
 from mm.open import Encoded
 from mm.transform.image import Scale
 from mm.transform.quiet import Cutting
-from tests.mm import made
+from tests.mm import corpus, made
+from tests.mm.test_corpus import EVERY_FRAME, LIMITS
 from tests.mm.test_load import FILM, IMAGE, JPEG, PROCESSOR, SOUND, TURNED, loader, refusal
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="helpers need Linux")
@@ -385,3 +386,20 @@ def test_arrays_outlive_the_file_that_they_came_in(length: int) -> None:
     del array
     assert np.array_equal(part, made_here[1:])
     part[0] ^= 1  # its own memory, as that of an array made here
+
+
+@pytest.mark.full
+async def test_every_odd_file_is_read_or_refused_as_in_the_pool() -> None:
+    async with loader(**LIMITS) as pool, isolated(**LIMITS) as media:
+        for odd in corpus.odd_files():
+            found = []
+            for reader in (pool, media):
+                try:
+                    (item,) = await reader.load([MediaRef(odd.modality, odd.data)], options=EVERY_FRAME)
+                except MediaError as error:
+                    found.append((error.status, error.reason, error.message))
+                else:
+                    arrays = [array.tobytes() for part in item.parts for array in part.features.values()]
+                    found.append((item.replaced, arrays))
+            assert found[0] == found[1], odd.name
+        assert media.helpers.counts().started == 1
