@@ -172,7 +172,7 @@ async def test_s23_a_client_that_leaves_ends_its_helpers_work() -> None:
         assert media.ledger()["media_helpers"] == 0
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.002, 0.01, 0.03])
+@pytest.mark.parametrize("delay", [0.002, 0.03])
 async def test_leaving_at_any_moment_leaves_nothing(delay: float) -> None:
     async with isolated(helper_processes=1) as media:
         task = asyncio.create_task(media.load([MediaRef("video", FILM), MediaRef("image", IMAGE)], options=HEARD))
