@@ -11,6 +11,8 @@ from engine.kernels.activation import Activation, activate_reference, glu
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind
 from engine.kernels.gemm.float8 import float8_product
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
+from engine.kernels.gemm.float8_few import few_tile_of, float8_few_product
+from engine.kernels.gemm.float8_few import takes as takes_few
 from engine.kernels.gemm.float8_row import RowsCut, float8_row_product
 from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.group_weight import pack_groups
@@ -230,7 +232,7 @@ def test_fp8_meets_fp8(width, depth, how, invariant):
     wide = scales.double().T.repeat_interleave(group, 1)[:, :depth]
     want = (q.view(torch.float8_e4m3fn).double() * wide) @ codes.dense().T + weight.bias + residual
     for timed in (False, True):
-        for rows in (1, 16, 17, 64, 65, 300):
+        for rows in (1, 5, 16, 17, 64, 65, 300):
             runs = [weight.linear(x[:rows], None, residual[:rows]) for _ in range(3)]
             assert float((runs[0].double() - want[:rows]).norm() / want[:rows].norm()) < 4e-3
             assert all(torch.equal(runs[0], again) for again in runs[1:])
@@ -285,3 +287,27 @@ def test_one_row_of_fp8_meets_fp8(group, cut):
     wide = x.view(torch.float8_e4m3fn).double() * scales.double().T.repeat_interleave(group, 1)
     want = wide @ weight.dense().T
     assert float((got.double() - want).norm() / want.norm()) < LIMIT
+
+
+@pytest.mark.skipif(target().arch != "sm_90", reason="a kernel for sm_90")
+@pytest.mark.parametrize(("width", "depth"), [(6144, 4096), (4100, 4112), (24576, 4096), (4096, 12288)])
+def test_few_rows_of_fp8_meet_fp8(width, depth):
+    """Captured, and the same again; widths and depths with a rest."""
+    weight = packed(on_device(codes_of(Kind.E4M3, width, depth, depth, False)), words=False)
+    dense, bias = weight.dense().double(), torch.randn(width, device="cuda")
+    arrivals(weight.codes.device)
+    for rows in (2, 16, 17, 32, 48, 64):
+        x, scales = quantise_floats(torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16), FLOATS["token"])
+        assert takes_few(x, weight)
+        residual, tile = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16), few_tile_of(rows, width, depth)
+        want = (x.view(torch.float8_e4m3fn).double() * scales.double().T) @ dense.T + bias + residual
+        got, graph = torch.full_like(residual, float("nan")), torch.cuda.CUDAGraph()
+        float8_few_product(x, scales, weight, bias, residual, got, tile)
+        assert float((got.double() - want).norm() / want.norm()) < 4e-3
+        first = got.clone()
+        with torch.cuda.graph(graph):
+            float8_few_product(x, scales, weight, bias, residual, got, tile)
+        for _ in range(20):
+            got.fill_(float("nan"))
+            graph.replay()
+            assert torch.equal(got, first)

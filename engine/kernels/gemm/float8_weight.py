@@ -1,9 +1,9 @@
 """Float8Weight: FP8 codes of an accelerator that meet FP8 inputs, as the checkpoint quantises them.
 
 Inputs become codes in one kernel, with the norm or the gated activation in front where there is one; then codes meet
-codes, at every number of rows: a prefix that is computed again has the same bits. The library or gemm/float8
-multiplies, as was found at the start (gemm/scaled), and one row gemm/float8_row. Users: quantised layers on devices
-whose units multiply e4m3.
+codes, at every number of rows: a prefix that is computed again has the same bits. The library or a kernel of ours
+multiplies, as was found at the start (gemm/scaled): of one row gemm/float8_row, of few gemm/float8_few, else
+gemm/float8. Users: quantised layers on devices whose units multiply e4m3.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor
 from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.epilogue import Unscaled
-from engine.kernels.gemm.float8 import BLOCK, float8_product, tile_of
+from engine.kernels.gemm.float8 import BLOCK
+from engine.kernels.gemm.float8_few import own_product
 from engine.kernels.gemm.float8_row import float8_row_product
 from engine.kernels.gemm.float8_row import takes as takes_row
 from engine.kernels.gemm.groups import Packed, packed
@@ -25,7 +26,6 @@ from engine.kernels.gemm.quantise_floats import quantise_floats
 from engine.kernels.gemm.scaled import ScaledProducts, blocks_of, library_product, suits
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.target import target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,9 +83,7 @@ class Float8Weight(Weight):
         elif not self.invariant and suits(self.weight) and self.products.is_librarys(rows, width, depth):
             library_product(codes, scales, self.weight, self.narrow, added, y)
         else:
-            stages = 3 if target().loads_past_registers else 2
-            tile = tile_of(None if self.invariant else rows, width, depth, stages)
-            float8_product(codes, scales, self.weight, self.bias, added, y, tile)
+            own_product(codes, scales, self.weight, self.bias, added, y, self.invariant)
 
 
 def takes(codes: Codes) -> bool:

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.algorithms import BYTES, COLD, ENOUGH, FLOPS, LEAST_WEIGHT, TORCHS, Run, quickest, seconds
-from engine.kernels.gemm.float8 import BLOCK, float8_product, tile_of
+from engine.kernels.gemm.float8 import BLOCK
+from engine.kernels.gemm.float8_few import own_product
 from engine.kernels.gemm.groups import Packed
-from engine.kernels.target import target
 
 log = logging.getLogger(__name__)
 
@@ -151,9 +151,8 @@ def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:
     x = torch.randint(0, 0x50, (rows, depth), dtype=torch.uint8, device=device)  # codes up to 32
     scales = torch.rand(1 if first.scales is None else first.scales.shape[1], rows, device=device) + 0.5
     found, wanted = (torch.empty(rows, width, dtype=dtype, device=device) for _ in range(2))
-    tile = tile_of(rows, width, depth, 3 if target().loads_past_registers else 2)
     library_product(x, scales, first, None, None, found)
-    float8_product(x, scales, first, None, None, wanted, tile)
+    own_product(x, scales, first, None, None, wanted)
     error = float((found.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-20))
     if not error < AGREEMENT:
         log.warning(
@@ -169,7 +168,7 @@ def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:
         if way is LIBRARYS:
             library_product(x, scales, weight, None, None, found)
         else:
-            float8_product(x, scales, weight, None, None, found, tile)
+            own_product(x, scales, weight, None, None, found)
 
     runs: dict[bytes, Run] = {way: functools.partial(run, way) for way in (OURS, LIBRARYS)}
     times = math.ceil(ENOUGH / max(2 * rows * width * depth / FLOPS, width * depth / BYTES))

@@ -7,6 +7,7 @@ from engine.kernels.activation import Activation
 from engine.kernels.gemm.code_sums import scales_sums
 from engine.kernels.gemm.float8 import float8_kernel
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
+from engine.kernels.gemm.float8_few import few_tile_of, float8_few_kernel
 from engine.kernels.gemm.float8_row import float8_row_kernel
 from engine.kernels.gemm.groups import KINDS, codes_kernel, tile_of
 from engine.kernels.gemm.one_row import one_row_kernel
@@ -195,5 +196,25 @@ def test_scales_on_values_compile(kind, gated, rows, group, zeros, scales):
     options = {"num_warps": cut.warps, "num_stages": cut.stages}
     made = compiles("sm_90", scaled_values_kernel, signature, constants, options, aligned=True)
     assert f"wgmma.mma_async.sync.aligned.m64n{cut.block_m}k16" in made.asm["ptx"]
+    assert "st.local" not in made.asm["ptx"]
+    assert made.metadata.shared <= TWO_PROGRAMS
+
+
+@pytest.mark.parametrize("rows", [16, pytest.param(32, marks=pytest.mark.full), 64])
+def test_few_rows_of_fp8_compile(rows):
+    """For Hopper alone; two programs share a unit."""
+    tile = few_tile_of(rows, 6144, 4096)
+    signature = {
+        **{name: FLOATS8[name] for name in float8_few_kernel.arg_names if name in FLOATS8},
+        "x": f"tensordesc<fp8e4nv[{tile.block_m},{tile.block_k}]>",
+        "codes": f"tensordesc<fp8e4nv[{tile.block_n},{tile.block_k}]>",
+    }
+    constants = {
+        "PARTS": 2, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
+        "OVERLAP": True,
+    }  # fmt: skip
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    made = compiles("sm_90", float8_few_kernel, signature, constants, options, aligned=True)
+    assert f"wgmma.mma_async.sync.aligned.m64n{tile.block_m}k32.f32.e4m3.e4m3" in made.asm["ptx"]
     assert "st.local" not in made.asm["ptx"]
     assert made.metadata.shared <= TWO_PROGRAMS

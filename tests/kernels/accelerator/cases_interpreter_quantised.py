@@ -11,6 +11,7 @@ from engine.kernels.gemm.code_sums import block_k_of
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, decoded
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import float8_product_reference, launch_float8_product
+from engine.kernels.gemm.float8_few import few_tile_of, launch_float8_few_product
 from engine.kernels.gemm.float8_row import RowsCut, launch_float8_row_product
 from engine.kernels.gemm.groups import KINDS, Tile, groups_product_reference, launch_groups_product, packed
 from engine.kernels.gemm.one_row import Cut, launch_one_row_product, one_row_product_reference
@@ -217,6 +218,19 @@ def test_fp8_meets_fp8(blocked, rows, native):
         launch_float8_product(x, x_scales, weight, bias, residual, got, tile, native)
         float8_product_reference(x, x_scales, weight, bias, residual, want, tile)
         assert float((got.double() - want).norm() / want.norm()) < 1e-6
+
+
+@pytest.mark.parametrize(("rows", "width", "depth"), [(2, 70, 720), (20, 64, 4112), (64, 130, 256)])
+def test_few_rows_of_fp8_meet_fp8(rows, width, depth):
+    """With a rest of each side, and in one part or two."""
+    weight, tile = packed(codes_of(Kind.E4M3, width, depth, depth), words=False), few_tile_of(rows, width, depth)
+    x, scales = quantise_floats_reference(torch.randn(rows, depth), FLOATS["token"], None, 0)
+    for bias, residual in ((None, None), (torch.randn(width), torch.randn(rows, width))):
+        got, want = torch.empty(rows, width), torch.empty(rows, width, dtype=torch.float64)
+        launch_float8_few_product(x, scales, weight, bias, residual, got, tile)
+        float8_product_reference(x, scales, weight, bias, residual, want, tile)
+        assert float((got.double() - want).norm() / want.norm()) < 1e-6
+    assert not arrivals(x.device).any()
 
 
 @pytest.mark.parametrize("how", FLOATS)
