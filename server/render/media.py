@@ -123,13 +123,15 @@ class MediaTokens:
         names = {token_id: modality for modality, token_id in self.ids.items()}
         got = _listed(names[token_id] for token_id in found)
         sent = _listed(ref.modality for ref in media)
-        return RenderError(
-            400,
-            "placeholder_mismatch",
-            f"The prompt has media placeholders for {got}, and the request has {sent}; each item needs exactly one, "
-            "in order, made by the server from a content part.",
-            param,
-        )
+        text = f"The prompt has media placeholders for {got}, and the request has {sent}; "
+        if found:
+            text += "each item needs exactly one, in order, made by the server from a content part."
+        else:
+            text += (
+                "the chat template leaves media out: send recordings to /v1/audio/transcriptions, or start the server "
+                "with a --chat-template that writes media parts."
+            )
+        return RenderError(400, "placeholder_mismatch", text, param)
 
 
 def _listed(modalities: Iterable[str]) -> str:

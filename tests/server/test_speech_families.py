@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from typing import Any
@@ -118,10 +119,14 @@ async def test_voxtral_realtime_refuses_what_it_cannot_be_asked(realtime):
         refused = await send(client, recording(), **fields)
         assert refused.status == 501
         assert words in refused.json()["error"]["message"]
-    body = {"messages": [{"role": "user", "content": "hello"}]}
-    refused = await client.post("/v1/chat/completions", body)
-    assert refused.status == 400
-    assert "send them to /v1/audio/transcriptions" in refused.json()["error"]["message"]
+    sound = {"data": base64.b64encode(recording()).decode(), "format": "wav"}
+    for content, words in (
+        ("hello", "send them to /v1/audio/transcriptions"),
+        ([{"type": "input_audio", "input_audio": sound}], "send recordings to /v1/audio/transcriptions"),
+    ):
+        refused = await client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+        assert refused.status == 400
+        assert words in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
