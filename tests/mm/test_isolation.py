@@ -153,7 +153,7 @@ async def test_s23_a_helper_that_overruns_its_time_is_killed_and_replaced() -> N
         began = time.monotonic()
         error = await refusal(media, MediaRef("video", FILM), scope=b"other")
         assert (error.status, error.reason) == (400, "media_too_complex")
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 10, "a stopped process never answers"
         assert len(await media.load([MediaRef("video", FILM)], scope=b"third")) == 1
         assert media.helpers.counts().started == 2
 
