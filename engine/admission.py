@@ -61,9 +61,10 @@ class Admission:
         ahead: Ahead = "",
         window: int = 0,
         adapters: tuple[str, ...] = (),
+        adds_media: bool = False,
     ) -> None:
         """`ahead`: which tokens of a prompt see later ones; `window`: the shortest of a layer, 0: no layer has one;
-        `adapters`: those of the model."""
+        `adapters`: those of the model; `adds_media`: rows of media are added to tokens."""
         self._scheduler = scheduler
         self._executor = executor
         self._encoder = executor.encoder
@@ -72,6 +73,7 @@ class Admission:
         self._ahead: Ahead = ahead
         self._window = window
         self._adapters = adapters
+        self._adds_media = adds_media
         self.rows: dict[int, LiveRow] = {}  # by slot
         self.fresh: set[int] = set()  # slots of which the loop has heard nothing yet
         self.refused: dict[int, EngineError] = {}  # by the engine's number: until the loop has it
@@ -259,15 +261,18 @@ class Admission:
         """The scheduler's view of the media: runs int32 [m, 4], and keys int64 [2, tokens] that name the content.
 
         A token's key is (its id, 0). A position of a medium has two words made from the 16 bytes of the medium's name
-        and the row that the position takes: the top bit of the first says that the position is no token. Behind the
-        prompt tokens keep their ids: the blocks before them have named the content.
+        and the row that the position takes: the top bit of the first says that the position is no token. Where rows are
+        added to tokens, the first position of a span names the content and its token for all positions behind, which
+        keep their ids: tokens of an answer are found again when they come as part of a longer prompt. A medium that
+        grows keeps its name; the rows of each length are an entry of their own.
         """
-        runs, prompt_len = [], len(request.prompt_token_ids)
-        keys = np.zeros((2, prompt_len), np.int64)
+        runs = []
+        keys = np.zeros((2, len(request.prompt_token_ids)), np.int64)
         keys[0] = request.prompt_token_ids
         for item in request.media:
             digest = hashlib.blake2b(item.hash, key=root, digest_size=16).digest()
-            entry = self._encoder.find(digest)
+            name = digest + item.num_tokens.to_bytes(4, "little")
+            entry = self._encoder.find(name)
             if entry is None:
                 work = self._encoder.work_of(item, self._scheduler.encoder.budget)
                 entry = self._scheduler.add_entry(item.num_tokens, work)
@@ -275,14 +280,16 @@ class Admission:
                 made.append(entry)
                 if adapter:
                     item = replace(item, features={**item.features, ADAPTER: np.array(adapter)})
-                self._encoder.stage(entry, digest, item)
+                self._encoder.stage(entry, name, item)
             halves = np.frombuffer(digest, "<u8")[:, None]
             done = 0
             for start, length in item.spans:
                 runs.append((start, length, entry, done))
-                named = min(length, prompt_len - start)
+                named = 1 if self._adds_media else length
                 words = mix64(halves + np.arange(done, done + named, dtype=np.uint64))  # [2, named]
                 words[0] |= MEDIA_KEY
+                if self._adds_media:
+                    words[1] ^= np.uint64(request.prompt_token_ids[start])
                 keys[:, start : start + named] = words.view(np.int64)
                 done += length
         runs.sort()

@@ -110,7 +110,8 @@ class MediaInput:
 
     `spans` are (start, length) runs of prompt positions, ascending and disjoint; together they take the rows that
     the tower makes for this item, in order (`num_tokens` rows). Sound in film uses several runs. `hash` names the
-    content together with the processor settings (16 bytes); it is computed by us, never taken from a client.
+    content together with the processor settings (16 bytes); it is computed by us, never taken from a client. Where the
+    model adds rows to tokens, a sound that grows keeps its hash: its first rows stay what they are.
     """
 
     modality: RowsOf

@@ -121,8 +121,9 @@ class Runtime:
         self._profile: DeviceProfile | None = None
         window = min((layer.window for layer in model_config.text.layers if layer.window), default=0)
         self.admission = Admission(
-            self.scheduler, executor, caches_prefixes, config.debug_poison, ahead, window, model.adapters
-        )
+            self.scheduler, executor, caches_prefixes, config.debug_poison, ahead, window, model.adapters,
+            model_config.adds_media,
+        )  # fmt: skip
 
     @property
     def next_plan(self) -> StepPlan:

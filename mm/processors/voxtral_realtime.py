@@ -46,7 +46,7 @@ class VoxtralRealtime(Whisper):
         self.behind = delay + 1 + LONG_WORD
         self.samples = int(config.get("audio_length_per_tok", 8)) * self.mel.hop  # of a token
         begin = int(config.get("text_config", {}).get("bos_token_id", 1))
-        self._tokens = np.array([begin, *[self._id] * (self.before + delay)], np.int32)
+        self.tokens = np.array([begin, *[self._id] * (self.before + delay)], np.int32)  # the prompt
 
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:
         return f"{type(self).__name__}{self.before},{self.behind},{self.samples}{self.mel!r}".encode()
@@ -56,11 +56,24 @@ class VoxtralRealtime(Whisper):
         return samples * 4 + samples // self.mel.hop * self.mel.num_mels * 8 * 2
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
-        before, behind = self.before * self.samples, self.behind * self.samples
-        sound = np.pad(item.data, (before, -len(item.data) % self.samples + behind))
-        features = log_mel(sound, replace(self.mel, chunk=len(sound)))
-        rows = len(sound) // self.samples
-        return Processed("audio", (Part("audio", digest, rows, {"input_features": features}),))
+        sound = np.pad(item.data, (0, -len(item.data) % self.samples + self.behind * self.samples))
+        return self._first_rows(sound, digest, self.before + len(sound) // self.samples)
+
+    def process_beginning(self, sound: np.ndarray, digest: bytes) -> Processed:
+        """float32 [samples] of a sound that goes on -> its rows that no later sample changes, which keep the digest."""
+        return self._first_rows(sound, digest, self.settled(len(sound)))
+
+    def settled(self, samples: int) -> int:
+        """Rows of a sound's first samples, and of the silence before, that no later sample changes: a frame reads half
+        of its width behind its centre."""
+        known = self.before * self.samples + samples - self.mel.n_fft // 2 + self.mel.hop
+        return known // self.samples
+
+    def _first_rows(self, sound: np.ndarray, digest: bytes, count: int) -> Processed:
+        """The first rows of a sound and of the silence before it."""
+        sound = np.pad(sound, (self.before * self.samples, 0))
+        features = log_mel(sound, replace(self.mel, chunk=len(sound)))[:, : count * self.samples // self.mel.hop]
+        return Processed("audio", (Part("audio", digest, count, {"input_features": features}),))
 
     def fill(self, processed: Processed) -> Filling:
-        return Filling(self._tokens, (((0, processed.parts[0].num_tokens),),))
+        return Filling(self.tokens, (((0, processed.parts[0].num_tokens),),))

@@ -17,7 +17,7 @@ from engine.errors import ConfigError, RequestError
 from engine.limits import Limits
 from engine.limits import check as check_limits
 from engine.models.registry import load_model_config
-from engine.request import Request, SamplingParams
+from engine.request import MediaInput, Request, SamplingParams
 from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.registry import processor_for
@@ -122,6 +122,44 @@ async def test_choices_and_shorter_answers_hear_the_same():
         expected = await asyncio.to_thread(wanted, 16000)
         assert await answer(engine, request(16000, n=3)) == [expected] * 3
         assert await answer(engine, request(16000, 5)) == [expected[:5]]
+
+
+@pytest.mark.parametrize("settings", [{}, {"enable_prefix_caching": False}], ids=["cached", "anew"])
+async def test_a_sound_that_grows_is_heard_on_behind_its_own_tokens(settings):
+    """Each request brings the sound so far and the tokens so far; a second sound grows beside it."""
+
+    async def grown(engine, count: int, step: int) -> list[int]:
+        heard, made = sound(count), splice([processor().placeholder("audio")], [0], [processed(count)], processor())
+        tokens: list[int] = []
+        for end in [*range(9 * 1280 + step, count, step), None]:
+            whole = processed(count) if end is None else processor().process_beginning(heard[:end], bytes([7] * 16))
+            (part,) = whole.parts
+            rows = MediaInput("audio", count.to_bytes(16, "little"), ((0, part.num_tokens),), part.num_tokens, part.features)
+            ids = np.concatenate([made.prompt_token_ids, np.array(tokens, np.int32)])
+            (new,) = await answer(engine, Request(ids, SamplingParams(1000, temperature=0.0, ignore_eos=True), media=(rows,)))
+            assert len(ids) + len(new) == part.num_tokens
+            tokens += new
+        return tokens
+
+    async with running(folder(), **settings) as engine:
+        found = await asyncio.gather(grown(engine, 70001, 3333), grown(engine, 23041, 5000))
+        assert found == [await asyncio.to_thread(wanted, count) for count in (70001, 23041)]
+        hits = engine.stats.prefix_hits
+        assert hits == 0 if settings else hits > 300
+
+
+async def test_another_token_below_the_same_sound_is_not_found_in_the_cache():
+    base = request(16000, 1, logprobs=1)
+    for changed in (0, 3):  # where the sound is named, and behind
+        ids = base.prompt_token_ids.copy()
+        ids[changed] = 7
+        other = dataclasses.replace(base, prompt_token_ids=ids)
+        async with running(folder(), enable_prefix_caching=False) as engine:
+            fresh = await answer(engine, other)
+        async with running(folder()) as engine:
+            await answer(engine, base)
+            assert await answer(engine, other) == fresh
+            assert engine.stats.prefix_hits == 0
 
 
 def test_a_sound_without_a_row_for_each_frame_of_a_token_is_refused():
