@@ -283,7 +283,7 @@ def _resampled(frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray]:
     for frame in frames:
         if weights is None:
             weights = downmix_weights([channel.name for channel in frame.layout.channels])
-            resampler = _resampler(frame.sample_rate)
+            resampler = resampler_of(frame.sample_rate)
         with np.errstate(invalid="ignore", over="ignore"):  # refused in the next line
             mono = frame.to_ndarray().reshape(-1, len(weights)) @ weights  # [n]
         if not max(mono.max(initial=0), -mono.min(initial=0)) <= _LOUDEST:  # NaN, too
@@ -293,7 +293,8 @@ def _resampled(frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray]:
         yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
-def _resampler(rate: int) -> soxr.ResampleStream | None:
+def resampler_of(rate: int) -> soxr.ResampleStream | None:
+    """From a rate to 16 kHz; None where a sound has it already."""
     if rate == SAMPLE_RATE:
         return None
     import soxr

@@ -45,6 +45,18 @@ def windows(samples: np.ndarray, rate: int, cutting: Cutting) -> list[tuple[int,
     return [(start * frame, min(end * frame, len(samples))) for start, end in cut]
 
 
+def quiet_end(samples: np.ndarray, rate: int, first: int, full: bool) -> int | None:
+    """Where a sound that goes on ends a window: the quietest place from sample `first` on. None where no place is quiet
+    and the window is not full."""
+    frame = int(rate * FRAME_S)
+    loud, start = loudness(samples[: len(samples) // frame * frame], frame), -(-first // frame)
+    if len(loud) - start < SMOOTH:
+        return len(samples) if full else None
+    smooth = np.convolve(loud[start:], np.full(SMOOTH, 1 / SMOOTH), "valid")
+    at = int(smooth.argmin())
+    return (start + at + SMOOTH // 2 + 1) * frame if full or smooth[at] < threshold(loud) else None
+
+
 def loudness(samples: np.ndarray, frame: int) -> np.ndarray:
     """Root mean square of each frame, the ragged last one included; float32 [frames]."""
     count = -(-len(samples) // frame)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from engine.errors import EngineError
@@ -76,26 +76,36 @@ class Listening:
 
     async def run(self, recording: Recording) -> list[Said]:
         """What was said, by window. Raises what ended the listening early."""
-        limits, count = self._state.config.limits, len(recording.windows)
-        loop, said = asyncio.get_running_loop(), [Said() for _ in range(count)]
+        count = len(recording.windows)
+        said = [Said() for _ in range(count)]
         await self._state.running.wait()  # an operator may have paused the server
+        with self.opened(), ExitStack() as held:
+            numbers = iter(range(count))
+            self._workers += [
+                asyncio.ensure_future(self._work(recording, numbers, said)) for _ in range(self._hold(held, count))
+            ]
+            try:
+                await self._settled()
+            finally:
+                note_media(self.exchange, recording.report)
+        return said
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """The exchange's answer, with its deadlines; counted when it ends."""
+        limits, loop = self._state.config.limits, asyncio.get_running_loop()
         self.exchange.answer_open = self
         timers = [loop.call_later(limits.queue_timeout, self._first_is_late)]
         if limits.request_timeout:
             left = limits.request_timeout - (time.monotonic() - self.exchange.arrival)
             timers.append(loop.call_later(max(0.0, left), self._whole_is_late))
         try:
-            with ExitStack() as held:
-                numbers = iter(range(count))
-                for _ in range(self._hold(held, count)):
-                    self._workers.append(loop.create_task(self._work(recording, numbers, said)))
-                await self._settled()
+            yield
         finally:
             for timer in timers:
                 timer.cancel()
             self.exchange.answer_open = None
-            self._describe(recording)
-        return said
+            self._describe()
 
     def fail(self, error: ApiError) -> None:
         """Ends the listening with an error."""
@@ -162,19 +172,36 @@ class Listening:
 
     async def ask(self, job: Job, window: int | None = None, text_below: int = MAX_ID) -> Said:
         """The engine's answer; see `Ask`."""
-        places, count = self._state.places, job.num_tokens
-        self.prompt_tokens += count
+        said = Said(temperature=job.request.sampling.temperature)
+        self._count_prompt(job)
+        await self._answer(job, said, TextStream(self._state.tokenizer, at_start=True), window, text_below)
+        return said
+
+    def _count_prompt(self, job: Job) -> None:
+        self.prompt_tokens += job.num_tokens
         self.audio_tokens += job.media_tokens.get("audio", 0)
-        text = TextStream(self._state.tokenizer, at_start=True)
-        said, num_told = Said(temperature=job.request.sampling.temperature), 0
-        places.take_tokens(count)
+
+    async def _answer(
+        self,
+        job: Job,
+        said: Said,
+        text: TextStream,
+        window: int | None,
+        text_below: int = MAX_ID,
+        goes_on: bool = False,
+    ) -> FinishReason:
+        """The answer to one question, added to what was said; why it ended. Where the text `goes_on`, the next question
+        has more of it, unless a token ended it."""
+        places, reason, num_told = self._state.places, FinishReason.NONE, len(said.token_ids)
+        places.take_tokens(job.num_tokens)
         try:
             stream = self._state.engine.submit(job.request)
             self._streams.add(stream)
             try:
                 async with stream:
                     async for delta in stream:
-                        new = self._take(delta, text, said, text_below)
+                        reason = delta.finish_reason
+                        new = self._take(delta, text, said, text_below, goes_on)
                         said.text += new
                         if new and window is not None:
                             self.told(window, new, said.logprobs[num_told : len(said.token_ids)])
@@ -182,10 +209,10 @@ class Listening:
             finally:
                 self._streams.discard(stream)
         finally:
-            places.give_tokens(count)
-        return said
+            places.give_tokens(job.num_tokens)
+        return reason
 
-    def _take(self, delta: Delta, text: TextStream, said: Said, text_below: int) -> str:
+    def _take(self, delta: Delta, text: TextStream, said: Said, text_below: int, goes_on: bool) -> str:
         """The new text."""
         if delta.error is not None:
             raise from_engine(delta.error)
@@ -202,7 +229,7 @@ class Listening:
             ids = ids[:-1]
         said.token_ids += ids
         new = text.feed([token for token in ids if token < text_below])
-        if delta.finish_reason:
+        if delta.finish_reason and not (goes_on and delta.finish_reason is FinishReason.LENGTH):
             new += text.finish()
             self._state.metrics.finished[delta.finish_reason.wire or "stop"] += 1
         return new
@@ -214,10 +241,9 @@ class Listening:
     def _whole_is_late(self) -> None:
         self.fail(ApiError(504, "deadline", "the request took longer than --request-timeout"))
 
-    def _describe(self, recording: Recording) -> None:
+    def _describe(self) -> None:
         """Counts for metrics and the log line."""
         exchange, metrics = self.exchange, self._state.metrics
-        note_media(exchange, recording.report)
         metrics.observe("e2e_request_latency_seconds", time.monotonic() - exchange.arrival)
         metrics.observe("request_prompt_tokens", self.prompt_tokens)
         metrics.observe("request_generation_tokens", self.generated_tokens)

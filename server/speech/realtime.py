@@ -7,17 +7,17 @@ counts as a body that is being uploaded. A client that leaves ends everything. I
 realtime_events) the turns up to a final commit make one text.
 
     reader      append .. append | edges, commit | ...          waits while a turn is queued behind another
-    worker                         turn 0 [decode, engine ....] turn 1 [...]
+    worker                         turn 0 [decode, engine ....] turn 1 [...]        (realtime_turns)
     writer      created, started, stopped, committed, delta, delta, completed ...
+
+A model that hears a turn while it is spoken gets it where it begins: deltas come before `committed`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,19 +26,14 @@ import numpy as np
 import orjson
 from starlette.types import Receive
 
-from engine.request import TokenLogprob
 from mm.errors import MediaError
-from server.errors import ApiError, from_media, internal, invalid, shown
-from server.http.exchange import Exchange, fault
-from server.job import scope_of
+from server.errors import ApiError, from_media, invalid, shown
+from server.http.exchange import Exchange
 from server.schema.audio import TranscriptionForm
 from server.schema.realtime import Append, Clear, Commit, Event, Input, Update
-from server.speech.choose import hearer_of
-from server.speech.hearer import Task
-from server.speech.languages import separator
-from server.speech.listening import Listening, Tell, all_logprobs, logprobs_of
-from server.speech.realtime_events import PLAIN_RATE, SAMPLE_BYTES, described, new_id, opened, plain, vad_of, wave
-from server.speech.stream import InOrder
+from server.speech.growing import GrowingSound
+from server.speech.realtime_events import PLAIN_RATE, SAMPLE_BYTES, described, new_id, opened, plain, vad_of
+from server.speech.realtime_turns import TaskOf, Turn, TurnWorker
 from server.speech.turns import TurnFinder, Vad
 
 RATES = (8000, 48000)
@@ -47,7 +42,6 @@ MIN_TURN_S = 0.1  # of a turn that a client commits
 UNREAD_EVENTS = 256  # behind which a client that does not read is not heard either
 GOING_AWAY = 1001
 LOGPROBS = "item.input_audio_transcription.logprobs"  # of a session's `include`
-TaskOf = Callable[[TranscriptionForm], Task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +51,6 @@ class Settings:
     form: TranscriptionForm
     rate: int = 24000
     vad: Vad | None = field(default_factory=Vad)  # None: the client commits
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Committed sound."""
-
-    item_id: str
-    pcm: bytes
-    settings: Settings
-
-
-@dataclass(slots=True)
-class Whole:
-    """The turns of one text, in vLLM's form."""
-
-    order: InOrder
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-
-    def usage(self) -> dict[str, int]:
-        used = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.generated_tokens}
-        return {**used, "total_tokens": self.prompt_tokens + self.generated_tokens}
 
 
 class RealtimeSession:
@@ -99,16 +71,16 @@ class RealtimeSession:
         self._item_id = new_id("item")
         self._last_item_id: str | None = None
         self._plain = False  # vLLM's form
-        self._whole: Whole | None = None  # the text that grows, in that form
-        self._turns: asyncio.Queue[Turn | None] = asyncio.Queue(maxsize=1)  # None: the text has ended
+        self._live: GrowingSound | None = None  # of the open turn, where the model hears it already
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._worker = TurnWorker(exchange, self.tell, self._events.join, task_of)
 
     async def run(self) -> None:
         """Until the client has left, or the session cannot go on."""
         arrival = self._exchange.arrival
         created = {"id": f"sess_{self._exchange.request_id}", "created": int(time.time())}
         self.tell("session.created", **created, session=self._described())
-        tasks = [asyncio.ensure_future(part()) for part in (self._read, self._work, self._write)]
+        tasks = [asyncio.ensure_future(part()) for part in (self._read, self._worker.run, self._write)]
         try:
             await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
         finally:
@@ -166,7 +138,7 @@ class RealtimeSession:
             self._begin_plain(event.model)
         elif isinstance(event, Clear):
             self._drop(len(self._pcm))
-            self._turn_start, self._finder = None, self._new_finder()
+            self._forget_turn()
             self.tell("input_audio_buffer.cleared")
         else:
             given = event.session.input if hasattr(event.session, "input") else event.session.audio.input
@@ -210,7 +182,7 @@ class RealtimeSession:
         found_anew = (settings.rate, settings.vad) != (self._settings.rate, self._settings.vad)
         self._settings = settings
         if found_anew:
-            self._finder, self._turn_start = self._new_finder(), None
+            self._forget_turn()
         self.tell("session.updated", session=self._described())
 
     def _new_finder(self) -> TurnFinder:
@@ -220,9 +192,9 @@ class RealtimeSession:
 
     async def _append(self, pcm: bytes) -> None:
         most = min(self._state.config.media.audio_max_bytes, self._longest())
-        if len(self._pcm) + len(pcm) > most and self._settings.vad is None:
+        if self._size() + len(pcm) > most and self._settings.vad is None:
             raise invalid("audio", f"audio: the buffer holds {most} bytes at most; commit what is there, or clear it")
-        self._count(len(self._pcm) + len(pcm))
+        self._count(self._size() + len(pcm))
         self._pcm += pcm
         if self._settings.vad is None:
             return
@@ -232,16 +204,41 @@ class RealtimeSession:
         for edge in self._finder.feed(fresh):
             milliseconds = edge.at * 1000 // self._settings.rate
             if edge.begins:
-                self._turn_start = max(edge.at, self._origin)
-                self.tell("input_audio_buffer.speech_started", audio_start_ms=milliseconds, item_id=self._item_id)
+                await self._begin_turn(max(edge.at, self._origin), milliseconds)
             else:
                 self.tell("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=self._item_id)
                 await self._commit(edge.at)
+        now = self._origin + self._heard // SAMPLE_BYTES
         if self._turn_start is None:  # before a turn nothing is needed but its padding
             kept = (self._finder.padding + self._settings.rate // 10) * SAMPLE_BYTES
             self._drop(max(0, self._heard - kept))
-        elif len(self._pcm) > most:
-            await self._commit(self._origin + self._heard // SAMPLE_BYTES)
+        elif self._live is not None:
+            self._feed(self._live, now)
+        if self._turn_start is not None and self._size() > most:  # the turn goes on as another
+            await self._commit(now)
+            await self._begin_turn(now, now * 1000 // self._settings.rate)
+
+    async def _begin_turn(self, start: int, told_ms: int) -> None:
+        """At a sample. A model that hears what is spoken gets the turn at once."""
+        self._turn_start = start
+        self.tell("input_audio_buffer.speech_started", audio_start_ms=told_ms, item_id=self._item_id)
+        form, rate = self._settings.form, self._settings.rate
+        if self._worker.hears_live(form):
+            self._live = GrowingSound(rate)
+            await self._worker.turns.put(Turn(self._item_id, self._live, form, rate, self._plain))
+
+    def _feed(self, live: GrowingSound, end: int) -> None:
+        """The open turn's samples up to one, which the buffer forgets."""
+        assert self._turn_start is not None, "a turn is open"
+        first, last = ((at - self._origin) * SAMPLE_BYTES for at in (self._turn_start, end))
+        live.feed(bytes(self._pcm[first:last]))
+        self._turn_start = end
+        self._drop(last)
+
+    def _forget_turn(self) -> None:
+        if self._live is not None:
+            self._live.drop()
+        self._live, self._turn_start, self._finder = None, None, self._new_finder()
 
     def _longest(self) -> int:
         """Bytes of the longest turn."""
@@ -256,7 +253,7 @@ class RealtimeSession:
                 await self._commit(self._origin + len(self._pcm) // SAMPLE_BYTES)
             self._drop(len(self._pcm))
             self._finder = self._new_finder()
-            await self._turns.put(None)
+            await self._worker.turns.put(None)
 
     async def _commit_now(self) -> None:
         if len(self._pcm) < MIN_TURN_S * self._settings.rate * SAMPLE_BYTES:
@@ -271,12 +268,21 @@ class RealtimeSession:
     async def _commit(self, end: int) -> None:
         """The open turn ends at a sample; it waits until the turn before has its place in the worker."""
         assert self._turn_start is not None, "a turn is open"
+        live, self._live = self._live, None
         first, last = ((at - self._origin) * SAMPLE_BYTES for at in (self._turn_start, end))
-        turn = Turn(self._item_id, bytes(self._pcm[first:last]), self._settings)
-        self.tell("input_audio_buffer.committed", item_id=turn.item_id, previous_item_id=self._last_item_id)
-        self._last_item_id, self._item_id, self._turn_start = turn.item_id, new_id("item"), None
+        pcm, item_id, settings = bytes(self._pcm[first:last]), self._item_id, self._settings
+        self.tell("input_audio_buffer.committed", item_id=item_id, previous_item_id=self._last_item_id)
+        self._last_item_id, self._item_id, self._turn_start = item_id, new_id("item"), None
         self._drop(last)
-        await self._turns.put(turn)
+        if live is None:
+            await self._worker.turns.put(Turn(item_id, pcm, settings.form, settings.rate, self._plain))
+        else:
+            live.feed(pcm)
+            live.end()
+
+    def _size(self) -> int:
+        """Bytes that the session holds."""
+        return len(self._pcm) + (self._live.nbytes if self._live is not None else 0)
 
     def _drop(self, size: int) -> None:
         """Forgets the beginning of the buffer: whole samples."""
@@ -284,7 +290,7 @@ class RealtimeSession:
         del self._pcm[:size]
         self._origin += size // SAMPLE_BYTES
         self._heard = max(0, self._heard - size)
-        self._count(len(self._pcm))
+        self._count(self._size())
 
     def _count(self, size: int) -> None:
         """The buffer has so many bytes now. Raises where the server holds too many."""
@@ -293,67 +299,6 @@ class RealtimeSession:
         else:
             self._state.body_budget.give(self._held - size)
         self._held = size
-
-    # -- worker
-
-    async def _work(self) -> None:
-        while True:
-            turn = await self._turns.get()
-            if turn is None:
-                whole, self._whole = self._whole or Whole(InOrder(str)), None
-                self.tell("transcription.done", text=whole.order.text, usage=whole.usage())
-                continue
-            try:
-                await self._hear(turn)
-            except (ApiError, MediaError) as error:
-                told = from_media(error) if isinstance(error, MediaError) else error
-                self._failed(turn, told)
-                if self._state.phase == "draining":
-                    await self._events.join()
-                    return
-            except Exception as error:
-                fault.error("a turn failed: id=%s", self._exchange.request_id, exc_info=error)
-                self._failed(turn, internal(self._exchange.request_id))
-            await self._events.join()  # a reader that is away holds its own session only
-
-    def _failed(self, turn: Turn, error: ApiError) -> None:
-        kind = "conversation.item.input_audio_transcription.failed"
-        self.tell(kind, item_id=turn.item_id, content_index=0, error=described(error))
-
-    async def _hear(self, turn: Turn) -> None:
-        """One turn, as a recording."""
-        exchange, state, settings = self._exchange, self._state, turn.settings
-        exchange.first_token, exchange.arrival = 0.0, time.monotonic()  # each turn has its own deadlines
-        task = self._task_of(settings.form)
-        hearer = hearer_of(exchange, task)
-        listening = Listening(exchange, task, hearer)
-        order, first = InOrder(lambda: separator(hearer.language)), 0
-        if self._plain:
-            self._whole = self._whole or Whole(order)
-            order, first = self._whole.order, self._whole.order.front
-        listening.told = self._teller(turn, order, first, task.with_logprobs)
-        assert state.media is not None, "the route has looked for a model that hears"
-        with state.places.hold(1, exchange.key_name):
-            wav = wave(turn.pcm, settings.rate)
-            async with state.media.recording(wav, hearer.cutting(), scope_of(exchange, task.salt)) as recording:
-                said = await listening.run(recording)
-                usage = {"type": "duration", "seconds": math.ceil(recording.seconds)}
-        if self._whole is not None:
-            self._whole.prompt_tokens += listening.prompt_tokens
-            self._whole.generated_tokens += listening.generated_tokens
-        kind = "conversation.item.input_audio_transcription.completed"
-        more = {"logprobs": all_logprobs(state.tokenizer, said)} if task.with_logprobs else {}
-        self.tell(kind, item_id=turn.item_id, content_index=0, transcript=order.text, usage=usage, **more)
-
-    def _teller(self, turn: Turn, order: InOrder, first: int, with_logprobs: bool) -> Tell:
-        kind, tokenizer = "conversation.item.input_audio_transcription.delta", self._exchange.state.tokenizer
-
-        def told(window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
-            if new := order.add(first + window, text, tokens):
-                more = {"logprobs": logprobs_of(tokenizer, order.take_tokens())} if with_logprobs else {}
-                self.tell(kind, item_id=turn.item_id, content_index=0, delta=new, **more)
-
-        return told
 
     # -- writer
 

@@ -1,16 +1,22 @@
 """VoxtralRealtimeHearer: how Voxtral Realtime is asked: with the sound alone.
 
-Owner: loop. In: windows of a recording. Out: Said. The model's processor makes the whole prompt of a window (mm/
-processors/voxtral_realtime.py), and the answer ends with the window's sound. The model finds out the language itself,
-and there is no place in its prompt for a client's words.
+Owner: loop. In: windows of a recording, or of a sound that grows (server/speech/live). Out: Said. The model's processor
+makes the whole prompt of a window (mm/processors/voxtral_realtime.py), and the answer ends with the window's sound. The
+model finds out the language itself, and there is no place in its prompt for a client's words.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
+from mm.item import Processed
+from mm.processors.voxtral_realtime import VoxtralRealtime
 from server.errors import not_here
 from server.http.exchange import Exchange
+from server.job import Job
 from server.render.prompt import Prompt
 from server.speech.hearer import ChatHearer, Task
 
@@ -26,8 +32,21 @@ class VoxtralRealtimeHearer(ChatHearer):
             raise not_here("prompt", "prompt: Voxtral Realtime hears the sound and reads no text; leave the field out")
         super().__init__(exchange, task)
 
-    async def _rendered(self) -> Prompt:
+    @property
+    def processor(self) -> VoxtralRealtime:
         media = self._state.media
-        processor = None if media is None else media.processor
-        assert processor is not None, "the model hears"
-        return Prompt(np.array([processor.placeholder("audio")], np.int32), slots=(0,))
+        assert media is not None, "the model hears"
+        assert isinstance(media.processor, VoxtralRealtime), "its own"
+        return media.processor
+
+    def question(self, processed: Processed, token_ids: Sequence[int]) -> Job:
+        """What a window's sound says behind the tokens that are known."""
+        job = self._job(processed, self._asked(), self._task.asked)
+        ids = np.concatenate([job.request.prompt_token_ids, np.array(token_ids, np.int32)])
+        return replace(job, request=replace(job.request, prompt_token_ids=ids))
+
+    async def _rendered(self) -> Prompt:
+        return self._asked()
+
+    def _asked(self) -> Prompt:
+        return Prompt(np.array([self.processor.placeholder("audio")], np.int32), slots=(0,))

@@ -134,10 +134,12 @@ async def test_a_sound_that_grows_is_heard_on_behind_its_own_tokens(settings):
         for end in [*range(9 * 1280 + step, count, step), None]:
             whole = processed(count) if end is None else processor().process_beginning(heard[:end], bytes([7] * 16))
             (part,) = whole.parts
-            rows = MediaInput("audio", count.to_bytes(16, "little"), ((0, part.num_tokens),), part.num_tokens, part.features)
+            rows = part.num_tokens
+            media = MediaInput("audio", count.to_bytes(16, "little"), ((0, rows),), rows, part.features)
             ids = np.concatenate([made.prompt_token_ids, np.array(tokens, np.int32)])
-            (new,) = await answer(engine, Request(ids, SamplingParams(1000, temperature=0.0, ignore_eos=True), media=(rows,)))
-            assert len(ids) + len(new) == part.num_tokens
+            sampling = SamplingParams(1000, temperature=0.0, ignore_eos=True)
+            (new,) = await answer(engine, Request(ids, sampling, media=(media,)))
+            assert len(ids) + len(new) == rows
             tokens += new
         return tokens
 

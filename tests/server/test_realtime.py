@@ -331,6 +331,24 @@ async def test_a_buffer_is_bounded_and_counted(serve):
     assert client.state.body_budget.used == 0
 
 
+async def test_a_turn_that_is_too_long_goes_on_as_another(serve):
+    client = serve(media={"audio_max_seconds": 0.8})
+    socket = Socket(client)
+    await socket.opened()
+    sound, _ = spoken(4, 0.1)
+    socket.append(np.concatenate([sound, np.zeros(12000, np.float32)]))
+    kinds: list[str] = []
+    names: dict[str, set[str]] = {}
+    while kinds.count("completed") < 2 or kinds.count("completed") < kinds.count("speech_started"):
+        event = await asyncio.wait_for(socket.events.get(), 60)
+        kinds.append(event["type"].rpartition(".")[2])
+        names.setdefault(kinds[-1], set()).add(event["item_id"])
+    assert kinds.count("speech_stopped") < kinds.count("speech_started")
+    assert names["speech_started"] == names["committed"] == names["completed"]
+    await socket.leave()
+    assert client.state.body_budget.used == 0
+
+
 async def test_keys_origins_models_and_paths_are_checked_before_the_socket_opens(serve, tiny_client):
     guarded = serve(server={"api_key": ("secret",)})
     bearer = ((b"authorization", b"Bearer secret"),)

@@ -1,0 +1,85 @@
+"""Growing: the sound of a turn that is still spoken, for a model that hears it meanwhile.
+
+Owner: loop, the session's tasks; resampling runs in the pool. In: 16-bit samples as they come. Out: float32 samples at
+16 kHz, as a decoded recording has them.
+
+    feed  ..|...|.|....|..  end          reader's side
+    until ------>|  grow  samples        hearer's side; `forget` drops what no question needs any more
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+
+import numpy as np
+
+from mm.decode.audio import SAMPLE_RATE, resampler_of
+from server.speech.realtime_events import SAMPLE_BYTES
+
+
+class GrowingSound:
+    """One turn's."""
+
+    def __init__(self, rate: int) -> None:
+        self.samples = np.zeros(0, np.float32)
+        self.ended = False  # no more will come
+        self.dropped = False  # nobody wants it any more
+        self.seconds = 0.0  # of all that came
+        self._rate = rate
+        self._fresh = bytearray()
+        self._resampler = resampler_of(rate)
+        self._news = asyncio.Event()
+
+    @property
+    def nbytes(self) -> int:
+        return self.samples.nbytes + len(self._fresh)
+
+    def feed(self, pcm: bytes) -> None:
+        """Whole samples."""
+        if self.dropped:
+            return
+        self._fresh += pcm
+        self.seconds += len(pcm) / SAMPLE_BYTES / self._rate
+        self._news.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self._news.set()
+
+    def drop(self) -> None:
+        self.dropped = True
+        self._fresh.clear()
+        self.samples = self.samples[:0].copy()
+        self.end()
+
+    async def until(self, count: int, idle: float) -> None:
+        """Until there are about `count` samples, or the sound has ended. Raises TimeoutError where nothing comes for
+        `idle` seconds."""
+        while not self.ended and len(self.samples) + self._coming() < count:
+            self._news.clear()
+            async with asyncio.timeout(idle):
+                await self._news.wait()
+
+    async def grow(self, pool: concurrent.futures.Executor) -> None:
+        """`samples` have all that came."""
+        fresh, last = bytes(self._fresh), self.ended
+        self._fresh.clear()
+        made = await asyncio.get_running_loop().run_in_executor(pool, self._resampled, fresh, last)
+        self.samples = np.concatenate([self.samples, made])
+
+    def forget(self, count: int) -> None:
+        """Drops the first samples."""
+        self.samples = self.samples[count:].copy()
+
+    def _coming(self) -> int:
+        return len(self._fresh) // SAMPLE_BYTES * SAMPLE_RATE // self._rate
+
+    def _resampled(self, pcm: bytes, last: bool) -> np.ndarray:
+        sound = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
+        if self._resampler is None:
+            return sound
+        made = self._resampler.resample_chunk(sound, last=last)
+        if last:
+            self._resampler = None  # it has said all
+        return made

@@ -1,0 +1,120 @@
+"""Live: a turn is heard while it is spoken, by a model whose rows no later sound changes (Voxtral Realtime).
+
+Owner: loop, the session's worker; features are made in the pool. In: a GrowingSound. Out: what was said, by window, and
+the text while it grows (`told`). Each question to the engine brings the window's sound so far and its tokens so far:
+the prefix cache holds all but the last of these, and the tower runs over the window again (30 s of sound are 1,500 of
+its rows). Questions follow each other: a busy engine gets fewer and longer ones.
+
+    sound       ....|......|......|......| end
+    questions   [prompt][prompt, tokens][prompt, tokens ..][.., silence]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+
+from mm.decode.audio import SAMPLE_RATE
+from mm.item import MediaItem, MediaOptions, Processed
+from mm.job import DIGEST_BYTES
+from mm.transform.quiet import quiet_end
+from server.errors import ApiError
+from server.http.exchange import Exchange
+from server.output.text import TextStream
+from server.speech.growing import GrowingSound
+from server.speech.hearer import Said, Task
+from server.speech.listening import ENDED_BY_TOKEN, Listening
+from server.speech.voxtral_realtime import VoxtralRealtimeHearer
+
+FRESH_ROWS = 3  # of 80 ms, that a question has more than the one before
+SHARE = 64  # and at least this part of the window, whose rows the tower makes again
+
+
+class LiveListening(Listening):
+    """Owner: loop."""
+
+    def __init__(self, exchange: Exchange, task: Task, hearer: VoxtralRealtimeHearer) -> None:
+        super().__init__(exchange, task, hearer)
+        self._live = hearer
+        self._processor = hearer.processor
+        limits = self._state.engine.limits
+        rows = min(limits.encoder_capacity, limits.max_model_len) - self._processor.before - self._processor.behind - 1
+        longest = int(self._state.config.speech.transcription_window * SAMPLE_RATE)
+        self._longest = max(self._processor.samples, min(longest, rows * self._processor.samples))
+
+    async def follow(self, sound: GrowingSound) -> list[Said]:
+        """What was said, by window. Raises what ended the listening early."""
+        said: list[Said] = []
+        await self._state.running.wait()  # an operator may have paused the server
+        await self._come(sound, 1)
+        self.exchange.arrival = time.monotonic()  # deadlines count from when there is something to hear
+        with self.opened():
+            self._workers.append(asyncio.ensure_future(self._windows(sound, said)))
+            await self._settled()
+        return said
+
+    async def _windows(self, sound: GrowingSound, said: list[Said]) -> None:
+        while not self._aborted and not sound.dropped:
+            if len(sound.samples):
+                said.append(Said(temperature=self.task.asked.params.temperature))
+                await self._window(sound, len(said) - 1, said[-1])
+                self.told(len(said) - 1, "", ())
+            elif sound.ended:
+                return
+            else:
+                await self._come(sound, 1)
+
+    async def _window(self, sound: GrowingSound, number: int, said: Said) -> None:
+        """From the sound's first sample to a quiet place, the sound's end or a token that ends the text; what was heard
+        is forgotten."""
+        processor, digest = self._processor, secrets.token_bytes(DIGEST_BYTES)
+        text = TextStream(self._state.tokenizer, at_start=True)
+        heard, tokens = 0, len(processor.tokens)
+        while not self._aborted and not sound.dropped:
+            end = await self._end(sound, heard, tokens + max(FRESH_ROWS, tokens // SHARE))
+            heard = len(sound.samples) if end is None else end
+            job = self._live.question(await self._prepared(sound, end, digest), said.token_ids)
+            if not said.token_ids:
+                self._count_prompt(job)
+            reason = await self._answer(job, said, text, number, goes_on=end is None)
+            tokens = len(processor.tokens) + len(said.token_ids)
+            if end is None and reason in ENDED_BY_TOKEN:
+                end = min(heard, (tokens + 1 - processor.before) * processor.samples)
+            if end is not None:
+                sound.forget(end)
+                return
+
+    async def _end(self, sound: GrowingSound, heard: int, rows: int) -> int | None:
+        """Waits for sound. Where the window ends, in samples; None: it goes on, and so many of its rows are settled."""
+        longest, wanted = self._longest, (rows - self._processor.before) * self._processor.samples
+        while True:
+            await self._come(sound, min(wanted, longest))
+            count, first = len(sound.samples), max(heard, longest // 2)
+            if count <= longest and sound.ended:
+                return count
+            if count > first:
+                end = quiet_end(sound.samples[:longest], SAMPLE_RATE, first, count >= longest)
+                if end is not None:
+                    return end
+            if self._processor.settled(count) >= rows:
+                return None
+            wanted = count + self._processor.samples
+
+    async def _come(self, sound: GrowingSound, count: int) -> None:
+        """Waits for about so many samples, or the sound's end."""
+        idle = self._state.config.limits.body_idle_timeout
+        try:
+            await sound.until(count, idle)
+        except TimeoutError:
+            text = f"no sound came for {idle:g} s within a turn; send silence too, or commit what has ended"
+            raise ApiError(408, "upload_timeout", text) from None
+        await sound.grow(self._state.pool)
+
+    async def _prepared(self, sound: GrowingSound, end: int | None, digest: bytes) -> Processed:
+        """The window so far, or the whole of it, as the model takes it."""
+        loop, samples = asyncio.get_running_loop(), sound.samples[:end]
+        if end is None:
+            return await loop.run_in_executor(self._state.pool, self._processor.process_beginning, samples, digest)
+        item = MediaItem("audio", samples)
+        return await loop.run_in_executor(self._state.pool, self._processor.process, item, digest, MediaOptions())

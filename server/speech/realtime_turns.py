@@ -1,0 +1,153 @@
+"""Turns of a realtime session, heard one after the other.
+
+Owner: loop, the session's worker. In: turns as they are committed, or as they begin where the model hears a turn while
+it is spoken. Out: deltas and ends of their texts as events (`tell`). A turn is a recording, heard as
+/v1/audio/transcriptions hears it, or a GrowingSound. In vLLM's form the turns up to a final commit make one text.
+
+    turns    turn 0 [decode, engine ....] turn 1 [...] | None: the text has ended
+    events   delta, delta, completed ...               | transcription.done
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.request import TokenLogprob
+from mm.errors import MediaError
+from server.errors import ApiError, from_media, internal
+from server.http.exchange import Exchange, fault
+from server.job import scope_of
+from server.schema.audio import TranscriptionForm
+from server.speech.choose import hearer_of
+from server.speech.growing import GrowingSound
+from server.speech.hearer import Task
+from server.speech.languages import separator
+from server.speech.listening import Listening, Tell, all_logprobs, logprobs_of
+from server.speech.live import LiveListening
+from server.speech.realtime_events import described, wave
+from server.speech.stream import InOrder
+from server.speech.voxtral_realtime import VoxtralRealtimeHearer
+
+TaskOf = Callable[[TranscriptionForm], Task]
+
+
+class TellEvent(Protocol):
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """One event of the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Committed samples, or those of a turn that is still spoken."""
+
+    item_id: str
+    sound: bytes | GrowingSound
+    form: TranscriptionForm
+    rate: int
+    plain: bool  # of a session in vLLM's form
+
+
+@dataclass(slots=True)
+class Whole:
+    """The turns of one text, in vLLM's form."""
+
+    order: InOrder
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+    def usage(self) -> dict[str, int]:
+        used = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.generated_tokens}
+        return {**used, "total_tokens": self.prompt_tokens + self.generated_tokens}
+
+
+class TurnWorker:
+    """One session's."""
+
+    def __init__(self, exchange: Exchange, tell: TellEvent, told: Callable[[], Any], task_of: TaskOf) -> None:
+        """`told` waits until all events have been sent; `task_of` checks what a client asks, and raises ApiError."""
+        self.turns: asyncio.Queue[Turn | None] = asyncio.Queue(maxsize=1)  # None: the text has ended
+        self._exchange, self._state = exchange, exchange.state
+        self._tell, self._told, self._task_of = tell, told, task_of
+        self._whole: Whole | None = None  # the text that grows, in vLLM's form
+
+    def hears_live(self, form: TranscriptionForm) -> bool:
+        """Whether the served model hears a turn while it is spoken."""
+        return isinstance(hearer_of(self._exchange, self._task_of(form)), VoxtralRealtimeHearer)
+
+    async def run(self) -> None:
+        """Until the session ends, or the server that drains has failed a turn."""
+        while True:
+            turn = await self.turns.get()
+            if turn is None:
+                whole, self._whole = self._whole or Whole(InOrder(str)), None
+                self._tell("transcription.done", text=whole.order.text, usage=whole.usage())
+                continue
+            try:
+                await self._hear(turn)
+            except (ApiError, MediaError) as error:
+                told = from_media(error) if isinstance(error, MediaError) else error
+                self._failed(turn, told)
+                if self._state.phase == "draining":
+                    await self._told()
+                    return
+            except Exception as error:
+                fault.error("a turn failed: id=%s", self._exchange.request_id, exc_info=error)
+                self._failed(turn, internal(self._exchange.request_id))
+            finally:
+                if isinstance(turn.sound, GrowingSound):
+                    turn.sound.drop()  # what comes yet is heard by nobody
+            await self._told()  # a reader that is away holds its own session only
+
+    def _failed(self, turn: Turn, error: ApiError) -> None:
+        kind = "conversation.item.input_audio_transcription.failed"
+        self._tell(kind, item_id=turn.item_id, content_index=0, error=described(error))
+
+    async def _hear(self, turn: Turn) -> None:
+        exchange, state = self._exchange, self._state
+        exchange.first_token, exchange.arrival = 0.0, time.monotonic()  # each turn has its own deadlines
+        task = self._task_of(turn.form)
+        hearer = hearer_of(exchange, task)
+        order, first = InOrder(lambda: separator(hearer.language)), 0
+        if turn.plain:
+            self._whole = self._whole or Whole(order)
+            order, first = self._whole.order, self._whole.order.front
+        told = self._teller(turn, order, first, task.with_logprobs)
+        listening: Listening
+        with state.places.hold(1, exchange.key_name):
+            if isinstance(turn.sound, GrowingSound):
+                assert isinstance(hearer, VoxtralRealtimeHearer), "others hear what is committed"
+                listening = live = LiveListening(exchange, task, hearer)
+                live.told = told
+                said, seconds = await live.follow(turn.sound), turn.sound.seconds
+            else:
+                listening = Listening(exchange, task, hearer)
+                listening.told = told
+                assert state.media is not None, "the route has looked for a model that hears"
+                wav, scope = wave(turn.sound, turn.rate), scope_of(exchange, task.salt)
+                async with state.media.recording(wav, hearer.cutting(), scope) as recording:
+                    said, seconds = await listening.run(recording), recording.seconds
+        if self._whole is not None:
+            self._whole.prompt_tokens += listening.prompt_tokens
+            self._whole.generated_tokens += listening.generated_tokens
+        if isinstance(turn.sound, GrowingSound) and turn.sound.dropped:
+            return  # its client has cleared it
+        kind = "conversation.item.input_audio_transcription.completed"
+        usage = {"type": "duration", "seconds": math.ceil(seconds)}
+        more = {"logprobs": all_logprobs(state.tokenizer, said)} if task.with_logprobs else {}
+        self._tell(kind, item_id=turn.item_id, content_index=0, transcript=order.text, usage=usage, **more)
+
+    def _teller(self, turn: Turn, order: InOrder, first: int, with_logprobs: bool) -> Tell:
+        kind, tokenizer = "conversation.item.input_audio_transcription.delta", self._state.tokenizer
+
+        def told(window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
+            dropped = isinstance(turn.sound, GrowingSound) and turn.sound.dropped
+            if (new := order.add(first + window, text, tokens)) and not dropped:
+                more = {"logprobs": logprobs_of(tokenizer, order.take_tokens())} if with_logprobs else {}
+                self._tell(kind, item_id=turn.item_id, content_index=0, delta=new, **more)
+
+        return told
