@@ -104,6 +104,8 @@ class Lifespan:
         if state.phase in ("ready", "leaving"):
             state.phase = "draining"
         log.info("draining: %d requests are open", len(state.open_exchanges))
+        for exchange in list(state.open_exchanges):
+            exchange.drain()
         await self.hurry_or(self.quiet(server.shutdown_timeout))
         for exchange in list(state.open_exchanges):
             exchange.cancel()

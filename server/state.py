@@ -54,6 +54,9 @@ class OpenExchange(Protocol):
 
     answer_open: OpenAnswer | None
 
+    def drain(self) -> None:
+        """Ends it where it only waits for its client to ask for more."""
+
     def cancel(self) -> None:
         """Ends the exchange because the server shuts down."""
 

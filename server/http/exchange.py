@@ -40,8 +40,8 @@ class ClientGone(Exception):
     """The client closed the connection; nobody is left to answer."""
 
 
-def _nothing() -> None:
-    """A server without our extension closes the connection by itself, later."""
+def nothing() -> None:
+    """A hook that nobody has set; a server without our extension closes a connection by itself, later."""
 
 
 def _not_now(piece: bytes) -> bool:
@@ -73,6 +73,7 @@ class Exchange:
         "key_name",
         "line",
         "method",
+        "on_drain",
         "path",
         "queued_s",
         "raw_send",
@@ -95,7 +96,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.raw_send = send
         extensions = scope.get("extensions", {})
-        self.abort: Callable[[], None] = extensions.get("omniloop.abort", _nothing)
+        self.abort: Callable[[], None] = extensions.get("omniloop.abort", nothing)
         self.chunk: Callable[[bytes], bool] = extensions.get("omniloop.chunk", _not_now)
         self.line: Callable[[], Line | None] = extensions.get("omniloop.line", _no_line)
         self.watch: Callable[[Callable[[], None], bool], None] = extensions.get("omniloop.leaving", _untold)
@@ -118,6 +119,11 @@ class Exchange:
         self.replaced_frames: list[tuple[int, tuple[tuple[int, int], ...]]] = []
         self.answer_open: OpenAnswer | None = None  # set while the engine works for it
         self.task = asyncio.current_task()
+        self.on_drain: Callable[[], None] = nothing  # set by what may wait for its client without end
+
+    def drain(self) -> None:
+        """The server takes no more work: what runs goes on, and nobody waits for a client to ask for more."""
+        self.on_drain()
 
     def cancel(self) -> None:
         """The server is going: an open answer ends with an error, a request still in preparation is cancelled."""

@@ -28,7 +28,7 @@ from starlette.types import Receive
 
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, invalid, shown
-from server.http.exchange import Exchange
+from server.http.exchange import Exchange, nothing
 from server.schema.audio import TranscriptionForm
 from server.schema.realtime import Append, Clear, Commit, Event, Input, Update
 from server.speech.growing import GrowingSound
@@ -81,9 +81,15 @@ class RealtimeSession:
         created = {"id": f"sess_{self._exchange.request_id}", "created": int(time.time())}
         self.tell("session.created", **created, session=self._described())
         tasks = [asyncio.ensure_future(part()) for part in (self._read, self._worker.run, self._write)]
+        self._exchange.on_drain = self._worker.leave
         try:
             await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
+        except asyncio.CancelledError:
+            if self._state.phase != "draining":
+                raise
         finally:
+            self._exchange.on_drain = nothing
+            del self._worker  # it holds the session
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)

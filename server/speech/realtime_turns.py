@@ -74,34 +74,40 @@ class TurnWorker:
         self._exchange, self._state = exchange, exchange.state
         self._tell, self._told, self._task_of = tell, told, task_of
         self._whole: Whole | None = None  # the text that grows, in vLLM's form
+        self._leaving: asyncio.Future[None] | None = None
+
+    def leave(self) -> None:
+        """The session ends behind the turns that have come."""
+        self._leaving = asyncio.ensure_future(self.turns.put(None))
 
     def hears_live(self, form: TranscriptionForm) -> bool:
         """Whether the served model hears a turn while it is spoken."""
         return isinstance(hearer_of(self._exchange, self._task_of(form)), VoxtralRealtimeHearer)
 
     async def run(self) -> None:
-        """Until the session ends, or the server that drains has failed a turn."""
-        while True:
+        """Until the session ends, or the server drains."""
+        turn: Turn | None = None
+        while turn is not None or self._leaving is None:
             turn = await self.turns.get()
-            if turn is None:
+            if turn is not None:
+                await self._try(turn)
+            elif self._whole is not None or self._leaving is None:
                 whole, self._whole = self._whole or Whole(InOrder(str)), None
                 self._tell("transcription.done", text=whole.order.text, usage=whole.usage())
-                continue
-            try:
-                await self._hear(turn)
-            except (ApiError, MediaError) as error:
-                told = from_media(error) if isinstance(error, MediaError) else error
-                self._failed(turn, told)
-                if self._state.phase == "draining":
-                    await self._told()
-                    return
-            except Exception as error:
-                fault.error("a turn failed: id=%s", self._exchange.request_id, exc_info=error)
-                self._failed(turn, internal(self._exchange.request_id))
-            finally:
-                if isinstance(turn.sound, GrowingSound):
-                    turn.sound.drop()  # what comes yet is heard by nobody
             await self._told()  # a reader that is away holds its own session only
+
+    async def _try(self, turn: Turn) -> None:
+        """Hears a turn; what goes wrong is told and ends that turn."""
+        try:
+            await self._hear(turn)
+        except (ApiError, MediaError) as error:
+            self._failed(turn, from_media(error) if isinstance(error, MediaError) else error)
+        except Exception as error:
+            fault.error("a turn failed: id=%s", self._exchange.request_id, exc_info=error)
+            self._failed(turn, internal(self._exchange.request_id))
+        finally:
+            if isinstance(turn.sound, GrowingSound):
+                turn.sound.drop()  # what comes yet is heard by nobody
 
     def _failed(self, turn: Turn, error: ApiError) -> None:
         kind = "conversation.item.input_audio_transcription.failed"

@@ -315,6 +315,25 @@ async def test_a_draining_server_ends_a_session(serve):
     assert not client.state.open_exchanges
 
 
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_a_session_ends_behind_its_turns_when_the_server_drains(serve, turns):
+    client = serve()
+    socket = Socket(client)
+    await socket.opened(turn_detection=None)
+    for _ in range(turns):
+        socket.append(made_samples(DIGITS), 16000)
+        socket.say("input_audio_buffer.commit")
+        await socket.next("input_audio_buffer.committed")
+    client.state.phase = "draining"
+    for exchange in list(client.state.open_exchanges):
+        exchange.drain()
+    for _ in range(turns):
+        assert (await socket.next(f"{TRANSCRIPTION}completed"))["transcript"] == "118"
+    assert (await socket.next("websocket.close"))["code"] == 1001
+    await asyncio.wait_for(socket.task, 60)
+    assert not client.state.open_exchanges
+
+
 async def test_a_buffer_is_bounded_and_counted(serve):
     client = serve(media={"audio_max_bytes": 20000}, limits={"body_budget_bytes": 30000})
     socket = Socket(client)
