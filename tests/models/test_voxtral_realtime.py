@@ -140,8 +140,10 @@ def test_media_reach_behind_the_prompt_only_where_the_model_adds_them_and_within
 
 
 def test_text_behind_a_sound_that_goes_on_is_refused():
-    with pytest.raises(MediaError, match="contradicts itself"):
+    """As a template may write it; a second sound, too."""
+    with pytest.raises(MediaError, match="nothing may follow the audio in the prompt") as caught:
         splice([processor().placeholder("audio"), 50], [0], [processed(16000)], processor())
+    assert (caught.value.status, caught.value.reason) == (400, "placeholder_mismatch")
 
 
 @pytest.mark.parametrize(
