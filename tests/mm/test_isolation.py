@@ -35,6 +35,7 @@ from tests.mm.test_load import FILM, IMAGE, JPEG, PROCESSOR, SOUND, TURNED, load
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="helpers need Linux")
 
 ROOT = Path(__file__).parents[2]
+WAV = made.sound(made.tone(1.0))
 HEARD = MediaOptions(use_audio_in_video=True)
 
 
@@ -225,6 +226,8 @@ def test_s23_a_helper_sees_nothing_of_the_server(monkeypatch: pytest.MonkeyPatch
         limits = {line.split("  ")[0]: line.split() for line in (seen / "limits").read_text().splitlines()}
         assert limits["Max address space"][3] == str(4 << 30)
         assert limits["Max core file size"][4] == "0"
+        os.kill(helper.pid, signal.SIGTERM)  # as a service manager sends it to every process of the service
+        assert helper.promised_seconds(Encoded(WAV, "wav", MediaLimits(), PROCESSOR, MediaOptions())) is not None
         loaded = (seen / "maps").read_text()
         assert "av.libs" in loaded or "libavcodec" in loaded
         assert not any(name in loaded for name in ("libtorch", "_fast", "libcuda"))
@@ -234,7 +237,7 @@ def test_s23_a_helper_sees_nothing_of_the_server(monkeypatch: pytest.MonkeyPatch
 
 def test_s23_what_helpers_are_refused() -> None:
     code = """
-import os, socket, subprocess, sys, threading
+import ctypes, os, platform, resource, signal, socket, subprocess, sys, threading
 from mm.isolation import fence
 waiting = threading.Event()
 tried = []
@@ -243,18 +246,26 @@ def refused(call, *args):
     try: call(*args)
     except PermissionError: return True
     return False
+def tgkill(process):
+    number = {"x86_64": 234, "aarch64": 131}[platform.machine()]
+    if ctypes.CDLL(None, use_errno=True).syscall(number, process, process, 0):
+        raise OSError(ctypes.get_errno(), "tgkill")
 other.start()
 if not fence.refuse_calls():
     print("none"); sys.exit()
 waiting.set(); other.join()
 calls = [(socket.socket,), (socket.socketpair,), (subprocess.run, ["true"]), (os.kill, os.getppid(), 0),
-         (open, "/tmp/written", "w"), (os.unlink, "/tmp/written"), (os.mkdir, "/tmp/made"), (os.truncate, "/tmp/x", 0)]
-print([refused(*call) for call in calls] + tried == [True] * 9, len(open("/proc/self/stat").read()) > 0)
+         (open, "/tmp/written", "w"), (os.unlink, "/tmp/written"), (os.mkdir, "/tmp/made"), (os.truncate, "/tmp/x", 0),
+         (os.fork,), (os.mknod, "/tmp/made"), (tgkill, os.getppid()),
+         (resource.prlimit, os.getppid(), resource.RLIMIT_CPU)]
+print([refused(*call) for call in calls] + tried == [True] * 13, len(open("/proc/self/stat").read()) > 0)
+tgkill(os.getpid()); resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+later = threading.Thread(target=print, args=("threads",)); later.start(); later.join()
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
     )
-    assert done.stdout.strip() in ("True True", "none")
+    assert done.stdout.split() in (["True", "True", "threads"], ["none"])
 
 
 @pytest.mark.slow
