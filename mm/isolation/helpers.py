@@ -98,9 +98,11 @@ class Helpers:
             self._end(helper)
 
     def _end(self, helper: Helper) -> None:
-        """Its end is awaited in the pool."""
+        """Its end is awaited in the pool, by the thread that talks where there is such a thread."""
         helper.kill()
         self._ended += 1
+        if helper.talks:  # and reads from a descriptor, whose number is another file's once it is closed
+            return
         try:
             self._pool.submit(helper.end)
         except RuntimeError:  # the pool is closed: the process ends

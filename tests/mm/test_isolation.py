@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -159,11 +160,20 @@ async def test_s23_a_helper_that_overruns_its_time_is_killed_and_replaced() -> N
         assert media.helpers.counts().started == 2
 
 
-async def test_s23_a_client_that_leaves_ends_its_helpers_work() -> None:
+async def test_s23_a_client_that_leaves_ends_its_helpers_work(monkeypatch) -> None:
+    """The thread that reads from the helper closes the descriptor: before, the number may be another file's."""
+    talking, closing, close = [], [], wire.Link.close
+    monkeypatch.setattr(wire.Link, "close", lambda link: (closing.append(threading.get_ident()), close(link)))
     async with isolated(helper_processes=1) as media:
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
-        Watched(media, lambda pid: (stop(pid), loop.call_soon_threadsafe(stopped.set)))
+
+        def act(pid: int) -> None:
+            talking.append(threading.get_ident())
+            stop(pid)
+            loop.call_soon_threadsafe(stopped.set)
+
+        Watched(media, act)
         task = asyncio.create_task(media.load([MediaRef("video", FILM)]))
         await stopped.wait()
         assert media.ledger()["media_helpers"] == 1
@@ -171,6 +181,17 @@ async def test_s23_a_client_that_leaves_ends_its_helpers_work() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert media.ledger()["media_helpers"] == 0
+    assert set(closing) == set(talking)
+
+
+async def test_a_helper_that_no_process_is_made_for_leaves_no_descriptor(monkeypatch) -> None:
+    def refused(*args: object, **kwargs: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    async with isolated(helper_processes=1) as media:
+        with pytest.raises(BlockingIOError):
+            await media.load([MediaRef("image", IMAGE)])
 
 
 @pytest.mark.parametrize("delay", [0.002, 0.03])
