@@ -388,7 +388,7 @@ async def test_a_helper_that_does_not_start_says_which_flag() -> None:
     async with isolated(helper_memory_bytes=64 << 20) as media:
         with pytest.raises(HelperFailed, match="--helper-memory-bytes 67108864"):
             await media.load([MediaRef("image", IMAGE)])
-        assert media.helpers.counts().idle == 0
+        assert media.helpers.counts() == HelperCounts(busy=0, idle=0, started=1, ended=1)
 
 
 @pytest.mark.full
