@@ -273,6 +273,7 @@ def tgkill(process):
     if ctypes.CDLL(None, use_errno=True).syscall(number, process, process, 0):
         raise OSError(ctypes.get_errno(), "tgkill")
 other.start()
+apart = fence.stand_apart()
 if not fence.refuse_calls():
     print("none"); sys.exit()
 waiting.set(); other.join()
@@ -280,7 +281,9 @@ calls = [(socket.socket,), (socket.socketpair,), (subprocess.run, ["true"]), (os
          (open, "/tmp/written", "w"), (os.unlink, "/tmp/written"), (os.mkdir, "/tmp/made"), (os.truncate, "/tmp/x", 0),
          (os.fork,), (os.mknod, "/tmp/made"), (tgkill, os.getppid()),
          (resource.prlimit, os.getppid(), resource.RLIMIT_CPU)]
-print([refused(*call) for call in calls] + tried == [True] * 13, len(open("/proc/self/stat").read()) > 0)
+if apart:
+    calls += [(open, f"/proc/{os.getppid()}/mem", "rb")]
+print(all([refused(*call) for call in calls] + tried), len(open("/proc/self/stat").read()) > 0)
 tgkill(os.getpid()); resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 later = threading.Thread(target=print, args=("threads",)); later.start(); later.join()
 """
