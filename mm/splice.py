@@ -101,21 +101,24 @@ def _inputs(place: Placed, prompt_len: int) -> list[MediaInput]:
         if (
             sum(length for _, length in runs) != part.num_tokens
             or part.num_tokens < 1
-            or not _ascending(place.filling, runs, ends_prompt)
+            or not _ascending(place.filling, runs)
         ):
             raise MediaError(500, "internal_error", "the media processor contradicts itself")
+        if sum(runs[-1]) > len(place.filling.token_ids) and not ends_prompt:
+            raise _mismatch(f"this model hears while it answers: nothing may follow the {part.modality} in the prompt")
         spans = tuple((place.start + start, length) for start, length in runs)
         inputs.append(MediaInput(part.modality, part.hash, spans, part.num_tokens, part.features))
     return inputs
 
 
-def _ascending(filling: Filling, runs: tuple[tuple[int, int], ...], ends_prompt: bool) -> bool:
-    end, tokens = 0, len(filling.token_ids)
+def _ascending(filling: Filling, runs: tuple[tuple[int, int], ...]) -> bool:
+    """Each run begins behind the one before, and in the filling."""
+    end = 0
     for start, length in runs:
-        if start < end or start >= tokens or length < 1:
+        if start < end or start >= len(filling.token_ids) or length < 1:
             return False
         end = start + length
-    return end <= tokens or ends_prompt
+    return True
 
 
 def _mismatch(message: str) -> MediaError:

@@ -191,10 +191,9 @@ def complete(state: AppState) -> None:
     state.defaults = defaults_from(generation, config.model.override_generation_config)
     tell_defaults(state.defaults)
     tell_vocabularies(state.tokenizer.vocab_size, engine.model.text.vocab_size)
-    tokenizer = state.tokenizer
-    state.vocabulary = Vocabulary(
-        engine.model.text.vocab_size, engine.model.eos_token_ids, tokenizer.encode, tokenizer.require_texts
-    )
+    tokenizer, width = state.tokenizer, engine.model.text.vocab_size
+    ends = (*engine.model.eos_token_ids, *(token for token in tokenizer.ends if token < width))
+    state.vocabulary = Vocabulary(width, tuple(dict.fromkeys(ends)), tokenizer.encode, tokenizer.require_texts)
     if tokenizer.vocab_size > engine.model.text.vocab_size + MORE_IDS:
         log.warning("structured output is off: the tokenizer has many more ids than the model has logits")
         state.grammars = None

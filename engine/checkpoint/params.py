@@ -3,7 +3,8 @@
 In: the file's object. Out: what transformers' configuration of the same model holds. A consolidated checkpoint has
 params.json, consolidated*.safetensors (engine/weights/consolidated.py) and a tokenizer of Mistral's own; its special
 ids 1 and 2 are the same in every release. A `moe` section makes it a Mixtral, whose files name neither a theta nor a
-length: Mistral's code takes the one (mistral_inference/transformer.py), llama.cpp's convert.py has both. Thread: any.
+length: Mistral's code takes the one (mistral_inference/transformer.py), a config.json of the same models has both.
+Thread: any.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 
 MAX_POSITION = 128_000  # what files that name no length are made for
-MIXTRAL_POSITION, MIXTRAL_THETA = 32_768, 1e6
+MIXTRAL_POSITIONS, MIXTRAL_THETA = {4096: 32_768, 6144: 65_536}, 1e6  # by width: 8x7B, 8x22B
 MOE = ("num_experts", "num_experts_per_tok")  # what a Mixtral's section holds; later models have more
 # What these models have and this version does not compute.
 UNSUPPORTED = {
@@ -46,7 +47,9 @@ def as_config(params: Section, text_only: bool) -> dict[str, Any]:
             )
     experts = _experts(params) if params.values.get("moe") is not None else {}
     heads = params.size("n_heads")
-    length, theta = (MIXTRAL_POSITION, MIXTRAL_THETA) if experts else (MAX_POSITION, 10_000.0)
+    length, theta = MAX_POSITION, 10_000.0
+    if experts:
+        length, theta = MIXTRAL_POSITIONS.get(params.size("dim"), 32_768), MIXTRAL_THETA
     limit = params.size("max_position_embeddings", params.size("max_seq_len", length))
     config: dict[str, Any] = {
         "architectures": ["MistralForCausalLM"],

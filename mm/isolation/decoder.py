@@ -126,8 +126,7 @@ def main(end: socket.socket) -> None:
         assert isinstance(start, wire.Start), "the first message"
         fence.set_limits(start.limits.helper_memory_bytes)
         import_codecs()
-        with open(os.devnull, "rb+", buffering=0) as nothing:  # decoders' own words would quote the media
-            os.dup2(nothing.fileno(), 2)
+        os.dup2(1, 2)  # to nowhere: decoders' own words would quote the media
         filtered = fence.refuse_calls()
         link.send(wire.Ready(filtered))
         Decoder(link, start).serve()
@@ -147,4 +146,5 @@ def place_of(error: BaseException) -> str:
 
 if __name__ == "__main__":
     fence.die_with(int(sys.argv[2]))
+    fence.stand_apart()
     main(socket.socket(fileno=int(sys.argv[1])))

@@ -75,6 +75,13 @@ class Helper:
 
     def start(self) -> None:
         """Returns when it waits for files; a third of a second (pool)."""
+        self.talks = True
+        try:
+            self._start()
+        finally:
+            self._hush()
+
+    def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._process = subprocess.Popen(
@@ -82,6 +89,9 @@ class Helper:
                 env=environment(), cwd="/", pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         ours.settimeout(START_S)
@@ -99,7 +109,11 @@ class Helper:
             ) from None
         self.filtered = ready.filtered
         ours.settimeout(None)
-        if self.ended:  # nobody wants it any more
+
+    def _hush(self) -> None:
+        """This thread waits for nothing any more; where nobody wants the helper meanwhile, this thread ends it."""
+        self.talks = False
+        if self.ended:
             self.end()
 
     def kill(self) -> None:
@@ -109,7 +123,7 @@ class Helper:
             self._process.kill()
 
     def end(self) -> int | None:
-        """Ends it, and leaves no trace of it (pool). Its exit status."""
+        """Ends it, and leaves no trace of it (pool). Its exit status. Not while another thread talks: that ends it."""
         self.kill()
         if self._link is not None:
             self._link.close()
@@ -214,7 +228,7 @@ class Helper:
             self.end()
             raise
         finally:
-            self.talks = False
+            self._hush()
 
 
 class _Task:

@@ -42,6 +42,7 @@ class Helpers:
         self._pool = pool
         self._places = asyncio.Semaphore(limits.helper_processes)
         self._closed = False
+        self._told = False  # that there is no filter of system calls
 
     def counts(self) -> HelperCounts:
         idle = sum(helper.alive for helper in self._idle)  # which also lets go of dead ones
@@ -56,9 +57,10 @@ class Helpers:
             complete = False
             try:
                 if not helper.alive:
-                    await asyncio.get_running_loop().run_in_executor(self._pool, helper.start)
                     self._started += 1
-                    if not helper.filtered and self._started == 1:
+                    await asyncio.get_running_loop().run_in_executor(self._pool, helper.start)
+                    if not (helper.filtered or self._told):
+                        self._told = True
                         log.warning("helpers run without a filter of system calls: this kernel has none for them")
                 yield helper
                 complete = True
@@ -98,9 +100,11 @@ class Helpers:
             self._end(helper)
 
     def _end(self, helper: Helper) -> None:
-        """Its end is awaited in the pool."""
+        """Its end is awaited in the pool, by the thread that talks where there is such a thread."""
         helper.kill()
         self._ended += 1
+        if helper.talks:  # and reads from a descriptor, whose number is another file's once it is closed
+            return
         try:
             self._pool.submit(helper.end)
         except RuntimeError:  # the pool is closed: the process ends

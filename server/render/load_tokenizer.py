@@ -36,10 +36,13 @@ def load_tokenizer(path: str | Path, mode: str = "auto") -> Tokenizer:
     mistrals = mode == "mistral" or (mode == "auto" and (source.parent / "params.json").is_file())
     if source.name == PIECES and not mistrals:
         from server.render.hf_tokenizer import HfTokenizer
-        from server.render.pieces import read_pieces
+        from server.render.pieces import CHATGLM_ENDS, is_chatglm, read_pieces
 
         core, config = read_pieces(source)
-        return HfTokenizer(core, config, read_templates(source.parent, config))
+        tokenizer = HfTokenizer(core, config, read_templates(source.parent, config))
+        if is_chatglm(config):
+            tokenizer.ends = tuple(map(tokenizer.added_tokens.__getitem__, CHATGLM_ENDS))
+        return tokenizer
     from server.render.mistral_tokenizer import MistralTokenizer
 
     return MistralTokenizer.read(source)

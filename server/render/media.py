@@ -44,6 +44,7 @@ class MediaTokens:
     ids: Mapping[Modality, int]  # placeholder token of each modality the model takes
     spelled: Mapping[Modality, str]  # that token as text
     placeholders: Mapping[Modality, str]  # what a string template gets: the token and what stands around it
+    has_templates: bool = True  # the tokenizer has no chat format of its own
 
     @classmethod
     def of(
@@ -56,7 +57,7 @@ class MediaTokens:
         texts.update(
             {modality: placeholders[modality] for modality in known if placeholders and modality in placeholders}
         )
-        return cls(known, spelled, texts)
+        return cls(known, spelled, texts, tokenizer.chat_format is None)
 
     def require(self, modality: Modality, param: str) -> None:
         """Refuses an item of a kind the model does not take."""
@@ -127,10 +128,11 @@ class MediaTokens:
         if found:
             text += "each item needs exactly one, in order, made by the server from a content part."
         else:
-            text += (
-                "the chat template leaves media out: send recordings to /v1/audio/transcriptions, or start the server "
-                "with a --chat-template that writes media parts."
-            )
+            heard = any(ref.modality == "audio" for ref in media)
+            ways = ["send recordings to /v1/audio/transcriptions"] * heard
+            ways += ["start the server with a --chat-template that writes media parts"] * self.has_templates
+            text += f"the chat {'template' if self.has_templates else 'format'} leaves media out"
+            text += f": {', or '.join(ways)}." if ways else "."
         return RenderError(400, "placeholder_mismatch", text, param)
 
 

@@ -3,7 +3,8 @@
 Owner: none, pure functions; called while a tokenizer is loaded. In: the file, a protobuf whose numbers of fields are
 those of sentencepiece_model.proto, and tokenizer_config.json or added_tokens.json beside it, which name the tokens that
 training left free or that were added behind. Out: a Rust tokenizer, and the configuration that goes with it. Pieces are
-joined as in transformers' conversion: of two neighbours those first whose whole has the highest score.
+joined as in transformers' conversion: of two neighbours those first whose whole has the highest score. ChatGLM2 and 3
+keep the names of their added tokens in code, and begin a text with two of these.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import processors
 
 from engine.errors import ConfigError
 from server.render.gguf_tokenizer import CONTROL, DEFINED, SPACE, tokenizer_files
@@ -25,6 +27,9 @@ TEXT, SCORE, KIND = 1, 2, 3  # of a piece
 MODEL_TYPE, BYTES, UNKNOWN_ID, BOS_ID, EOS_ID = 3, 35, 40, 41, 42  # of the trainer's section
 RULES, PREFIX, TRIMS = 2, 3, 4  # of the normaliser's
 BPE = 2
+# Behind the pieces, in this order: SPTokenizer of tokenization_chatglm.py in https://huggingface.co/THUDM/chatglm3-6b.
+CHATGLM = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+CHATGLM_BEGINS, CHATGLM_ENDS = ("[gMASK]", "sop"), ("<|user|>", "<|observation|>")  # a text; an answer
 
 
 def read_pieces(source: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
@@ -36,6 +41,8 @@ def read_pieces(source: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     _check(source, facts)
     config = read_config(source.parent)
     added = _added(source.parent, config)
+    if is_chatglm(config):
+        added |= _chatglm(len(pieces))  # files list some, as tokens that a client may write
     for number, entry in added.items():
         if number < len(pieces):
             pieces[number] = (entry["content"], 0.0, CONTROL if entry.get("special") else DEFINED)
@@ -55,9 +62,15 @@ def read_pieces(source: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         first = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
         whole |= {"normalizer": None, "pre_tokenizer": first}
     core = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    frame: dict[str, Any] = {"add_bos_token": True}
+    if is_chatglm(config):
+        begins = [(text, len(pieces) + CHATGLM.index(text)) for text in CHATGLM_BEGINS]
+        core.post_processor = processors.TemplateProcessing(single=[*CHATGLM_BEGINS, "$A"], special_tokens=begins)
+        frame = {}
+        config = {key: value for key, value in config.items() if key not in ("add_bos_token", "add_eos_token")}
     listed = {str(number): entry for number, entry in added.items()}
     marks = {f"{name}_token": tokens[number] for name, number in facts["marks"].items() if number < len(tokens)}
-    config = {"add_bos_token": True, **marks, **config, "added_tokens_decoder": listed}
+    config = {**frame, **marks, **config, "added_tokens_decoder": listed}
     behind = [number for number in sorted(added) if number >= len(pieces)]
     if behind != list(range(len(pieces), len(pieces) + len(behind))):
         raise ConfigError(f"{source}: has {len(pieces)} pieces; tokens added at {behind[:5]} ... do not follow them")
@@ -116,6 +129,19 @@ def _added(folder: Path, config: dict[str, Any]) -> dict[int, dict[str, Any]]:
         return {int(number): entry for number, entry in listed.items()}
     older = read_json(folder / "added_tokens.json")
     return {number: {"content": text, "special": False, "normalized": False} for text, number in older.items()}
+
+
+def is_chatglm(config: dict[str, Any]) -> bool:
+    """Whether tokenizer_config.json is that of ChatGLM2 or 3."""
+    return config.get("tokenizer_class") == "ChatGLMTokenizer"
+
+
+def _chatglm(first: int) -> dict[int, dict[str, Any]]:
+    """ChatGLM's added tokens by id; `sop` inside of a word is no token."""
+    return {
+        first + k: {"content": text, "special": True, "normalized": False, "single_word": text.isalpha()}
+        for k, text in enumerate(CHATGLM)
+    }
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

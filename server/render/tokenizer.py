@@ -27,6 +27,7 @@ class Tokenizer(ABC):
 
     strip = 0  # spaces dropped at the start of a text
     decodes_first_apart = False  # whether a token at the start of a text has other bytes than elsewhere
+    ends: tuple[int, ...] = ()  # tokens that end an answer, of which the makers' code knows and no file
     chat_format: MistralChat | None = None  # renders conversations in place of templates
 
     def __init__(

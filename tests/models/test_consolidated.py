@@ -162,15 +162,16 @@ def test_experts_are_mixtrals(tmp_path, block):
     assert torch.equal(logits(folder), logits(source))
 
 
-def test_what_a_mixtrals_file_leaves_out(tmp_path):
-    """As https://github.com/vllm-project/vllm/issues/1991 shows Mixtral 8x7B's."""
+@pytest.mark.parametrize(("dim", "length"), [(4096, 32_768), (6144, 65_536)])
+def test_what_a_mixtrals_file_leaves_out(tmp_path, dim, length):
+    """As https://github.com/vllm-project/vllm/issues/1991 shows Mixtral 8x7B's; 8x22B is wider and reads further."""
     params = {
-        "dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8,
+        "dim": dim, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": dim // 128, "n_kv_heads": 8,
         "norm_eps": 1e-05, "vocab_size": 32000, "moe": {"num_experts_per_tok": 2, "num_experts": 8},
     }  # fmt: skip
     config = load_model_config(write(tmp_path, params))
     layer = config.text.layers[-1]
-    assert (config.architecture, config.max_position, layer.rope.theta) == ("MixtralForCausalLM", 32_768, 1e6)
+    assert (config.architecture, config.max_position, layer.rope.theta) == ("MixtralForCausalLM", length, 1e6)
     assert layer.experts is not None
     assert (layer.experts.routing.num_experts, layer.experts.routing.top_k, layer.experts.width) == (8, 2, 14336)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -22,6 +23,8 @@ from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.registry import processor_for
 from mm.splice import splice
+from server.errors import ApiError
+from server.job import job_of
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running
 from tests.models.harness import load
@@ -180,8 +183,19 @@ def test_media_reach_behind_the_prompt_only_where_the_model_adds_them_and_within
 
 
 def test_text_behind_a_sound_that_goes_on_is_refused():
-    with pytest.raises(MediaError, match="contradicts itself"):
+    """As a template may write it; a second sound, too."""
+    with pytest.raises(MediaError, match="nothing may follow the audio in the prompt") as caught:
         splice([processor().placeholder("audio"), 50], [0], [processed(16000)], processor())
+    assert (caught.value.status, caught.value.reason) == (400, "placeholder_mismatch")
+
+
+def test_beams_are_refused():
+    """Their tokens would take the places of rows, whose names in the prefix cache say nothing of tokens."""
+    spliced = splice([processor().placeholder("audio")], [0], [processed(16000)], processor())
+    model = SimpleNamespace(lead=0, adds_media=True)
+    exchange = SimpleNamespace(state=SimpleNamespace(engine=SimpleNamespace(model=model)))
+    with pytest.raises(ApiError, match="use_beam_search: not with a model that hears while it answers"):
+        job_of(exchange, None, spliced, SimpleNamespace(beam=True), salt="", priority=0, param="messages")
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,8 @@ async def test_placeholders_made_of_pieces_are_found_after_tokenizing(renderer, 
 
 async def test_an_item_the_template_drops_is_an_error(make):
     template = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
-    await refused(make(chat_template=template).chat(user("a", IMAGE)), "has 1", "placeholder_mismatch")
+    told = r"has 1 \(image\); the chat template leaves media out: start the server with a --chat-template that writes"
+    await refused(make(chat_template=template).chat(user("a", IMAGE)), told, "placeholder_mismatch")
 
 
 async def test_a_model_without_the_modality_says_so(make, media_ids):

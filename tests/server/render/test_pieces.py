@@ -12,8 +12,10 @@ import pytest
 import sentencepiece
 
 from engine.errors import ConfigError
+from server.render import pieces
 from server.render.load_tokenizer import load_tokenizer
 from server.render.pieces import fields
+from tests.models import chatglm as glm
 from tests.models import internlm2
 from tests.server.conftest import config_of, maker, ready
 from tests.server.render import vocab
@@ -116,6 +118,27 @@ def test_tokens_in_free_places_and_behind_the_pieces(tmp_path):
         load_tokenizer(tmp_path)
 
 
+def chatglm(folder: Path) -> Path:
+    """As ChatGLM2 and 3 have it: a prefix in front of each piece of text, added tokens that the makers' code names."""
+    return write(trained(folder, add_dummy_prefix=True), tokenizer_class="ChatGLMTokenizer")
+
+
+@pytest.mark.parametrize("listed", [(), (301, 303, 306, 307)])
+def test_chatglms_added_tokens_are_those_of_its_makers_code(tmp_path, listed):
+    """Files list none of them (ChatGLM2), or some (ChatGLM3)."""
+    folder, names = chatglm(tmp_path), dict(enumerate(pieces.CHATGLM, 300))
+    entries = {str(number): {"content": names[number], "special": False, "normalized": False} for number in listed}
+    write(folder, tokenizer_class="ChatGLMTokenizer", **({"added_tokens_decoder": entries} if listed else {}))
+    tokenizer, theirs = load_tokenizer(folder), library(folder)
+    assert [tokenizer.id_of(name) for name in pieces.CHATGLM] == list(range(300, 309))
+    assert tokenizer.encode("the cat", True) == [301, 303, *theirs.encode("the cat")]
+    asked = "[gMASK]sop<|user|>\n the cat<|assistant|>"
+    assert tokenizer.encode(asked) == [301, 303, 306, *theirs.encode("\n the cat"), 307]
+    assert tokenizer.encode_segments([("the sop", True)], True) == [301, 303, *theirs.encode("the sop")]
+    assert tokenizer.encode("philosophy") == theirs.encode("philosophy")
+    assert tokenizer.ends == (306, 308)
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -168,3 +191,12 @@ async def test_a_chat_is_served_with_it(tmp_path):
         answer = (await maker(state)().post("/v1/chat/completions", json=body)).json()
     expected = [free, *library(folder).encode("user\nthe cat"), 300, *library(folder).encode("\n")]
     assert answer["usage"] == {**answer["usage"], "prompt_tokens": len(expected), "completion_tokens": 4}
+
+
+async def test_chatglm3_ends_where_another_role_begins(tmp_path):
+    """Its files name the end of texts alone."""
+    config = {**glm.TEXT, "padded_vocab_size": 320, "eos_token_id": 2, "pad_token_id": 0}
+    folder = glm.checkpoint(tmp_path / "chatglm", config)
+    (folder / "tokenizer.json").unlink()
+    async with ready(config_of(model={"model": str(chatglm(folder)), "num_threads": 1})) as state:
+        assert state.vocabulary.eos == (2, 306, 308)
