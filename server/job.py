@@ -86,7 +86,7 @@ def job_of(
     if (state.engine.model.lead or state.engine.model.adds_media) and not spliced.media:
         text = "this model writes down recordings and does nothing else; send them to /v1/audio/transcriptions"
         raise ApiError(400, "sound_required", text, param)
-    if state.engine.model.adds_media and asked.beam:  # a beam's tokens would be part of the next beam's prompt
+    if state.engine.model.adds_media and asked.beam:  # beams would go on behind the sound's end
         raise not_here("use_beam_search", "use_beam_search: not with a model that hears while it answers")
     length, room = len(ids), state.engine.max_model_len - len(ids)
     if length == 0:
