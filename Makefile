@@ -104,7 +104,7 @@ gpu-summary:
 # What such a machine lacks beside torch, Triton, transformers and their needs, for one that cannot fetch: carry .whl/ there
 # and install it into a folder on PYTHONPATH; for sounds and films also .whl-media/, which is unpacked into that folder
 # (`python3 -m tarfile -e .whl-media/av.tar.xz FOLDER`; packed again, since the wheel has 33 MiB and this 24).
-GPU_WHEELS := cython starlette uvicorn httptools websockets msgspec orjson python-multipart soxr llguidance \
+GPU_WHEELS := cython greenlet starlette uvicorn httptools websockets msgspec orjson python-multipart soxr llguidance \
     pytest pytest-asyncio pytest-timeout pytest-xdist execnet pluggy iniconfig
 GPU_DOWNLOAD := -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
     $(foreach glibc,31 28 27 17 12,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64

@@ -210,7 +210,7 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
     for name in named if implementation != "transformers" else ():
         if (found := _own(name)) is not None:
             return *found, "native"
-    through = implementation != "native" and importlib.util.find_spec("transformers") is not None
+    through = implementation != "native" and all(map(importlib.util.find_spec, ("transformers", "greenlet")))
     if implementation == "transformers" and not through:
         raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
     inside = _decoder_inside(root, implementation, through)

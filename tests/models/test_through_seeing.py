@@ -8,6 +8,7 @@ import json
 import shutil
 import threading
 
+import greenlet
 import pytest
 import torch
 from PIL import Image
@@ -17,7 +18,9 @@ from engine import Request, SamplingParams
 from engine.cache.layout import CacheLayout
 from engine.errors import ConfigError
 from engine.models.registry import MODALITIES, build_model, load_model_config
+from engine.models.transformers_backend.pausing import Run
 from engine.quant.online import requested
+from engine.step.pieces import TowerRun
 from engine.weights.load import load_weights, weight_bytes
 from mm.item import MediaItem, MediaOptions
 from mm.processors.registry import processor_for
@@ -29,6 +32,7 @@ from tests.engine_kit import answer, quiet
 from tests.invariance.devices import Device
 from tests.mm.made import noise
 from tests.models.harness import Harness, generated
+from tests.models.test_towers_shared import in_pieces
 from tests.tiny_seeing import SQUARE
 from tests.tiny_through import CHECKPOINTS
 
@@ -187,7 +191,7 @@ def test_pictures_that_look_alike_share_a_run(name, monkeypatch):
     runs, run = [], fresh._run
     monkeypatch.setattr(fresh, "_run", lambda **given: runs.append(len(given["pixel_values"])) or run(**given))
     alone = [tower.encode(features) for features in items]
-    assert [tower.weight(features) for features in items] == [len(rows) for rows in alone]
+    assert all(tower.weight(features) >= len(rows) for features, rows in zip(items, alone, strict=True))
     for turn in range(2):
         del runs[:]
         for rows, want in zip(fresh.encode_together(items), alone, strict=True):
@@ -196,6 +200,30 @@ def test_pictures_that_look_alike_share_a_run(name, monkeypatch):
             4 if name == "lighton_ocr" else 1 if turn else 6
         )  # each alone, all together, all in earnest
     assert fresh.keeps_apart is (None if name == "lighton_ocr" else True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_a_run_pauses_behind_each_layer_and_another_comes_between(name):
+    tower, _, items = tower_of(name)
+    in_pieces(tower, items, [tower.encode(features) for features in items])
+    dropped = tower.pieces(items[:1])
+    assert 0 < next(dropped) < tower.weight(items[0])
+    dropped.close()
+    pieces = TowerRun(tower, {**items[0], "pixel_values": items[0]["pixel_values"][..., :0]})
+    with pytest.raises(Exception, match=r".+"):
+        pieces.finish()
+    assert not isinstance(greenlet.getcurrent(), Run)
+
+
+async def test_rows_decode_between_the_pieces_of_a_tower():
+    name, prompt = "aya_vision", "three pictures"
+    steps = []
+    async with Device("cpu").running(tiny.checkpoint(name), encoder_budget=8) as engine:
+        engine.on_step = lambda stats: steps.append((stats.num_encodes, stats.num_rows))
+        got = await asyncio.gather(*(answer(engine, request(name, each)) for each in ("text", prompt)))
+    assert got == [[wanted(name, "text")], [wanted(name, prompt)]]
+    assert sum(encodes > 0 and rows > 0 for encodes, rows in steps) > 3
 
 
 @torch.inference_mode()

@@ -129,7 +129,7 @@ def test_logits_equal_transformers(name, prompt):
     for item in made.media:
         features = {key: torch.tensor(value) for key, value in item.features.items()}
         rows, done = model.towers[item.modality].encode(features), 0
-        assert len(rows) == item.num_tokens == model.towers[item.modality].weight(features)
+        assert len(rows) == item.num_tokens <= model.towers[item.modality].weight(features)
         for start, length in item.spans:
             media.append((start, rows[done : done + length]))
             done += length

@@ -1,14 +1,16 @@
 """ClassTower: a class's own tower and projector, as the engine asks for rows of an item.
 
 Thread: device. In: the arrays that the checkpoint's own processor made of an item (mm/processors/through).
-Out: rows. Items whose arrays differ in nothing but their number of lines may share a run. Whether a class keeps the
-items of a run apart is tried, with noise, before the first run that is shared: on accelerators that is at the start.
+Out: rows, of a run that may pause between layers. Items whose arrays differ in nothing but their number of lines may
+share a run. Whether a class keeps the items of a run apart is tried, with noise, before the first run that is shared:
+on accelerators that is at the start.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -17,14 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.encoders.tower import Features, Record, Shapes
+from engine.encoders.tower import TOGETHER, Features, Pieces, Record, Shapes
 from engine.errors import RequestError, is_out_of_memory, scope_of
 from engine.model_config import ModelConfig
+from engine.models.transformers_backend.pausing import in_pieces, let_pause, stacks_of
 from engine.models.transformers_backend.showing import ITEMS, arguments, encoders
 from engine.request import Modality
 
 log = logging.getLogger("omniloop.engine")
 
+PATCH = 3 * 14 * 14  # numbers
 TOKENS = "token_ids"  # the feature that holds an item's tokens
 RATE = 16_000  # samples a second
 SIDES = (2048, 1024, 512, 256, 128, 64)  # of blank pictures, in pixels
@@ -36,9 +40,12 @@ NEAR = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of th
 class ClassTower:
     """One kind of item."""
 
-    together = 2048  # rows
+    together = TOGETHER
 
-    def __init__(self, kind: Modality, base: Any, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, kind: Modality, base: Any, num_layers: int, config: ModelConfig, dtype: torch.dtype, device: str
+    ) -> None:
+        """`num_layers`: of the towers, each of which lets a run pause (pausing.let_pause)."""
         self._config, self._dtype, self._device = config, dtype, device
         self.modalities: tuple[Modality, ...] = (kind,)
         self.row_width = config.text.hidden_size
@@ -46,14 +53,20 @@ class ClassTower:
         self._takes = sorted(arguments(self._run))
         self._needs = next(iter(inspect.signature(self._run).parameters))
         self._token = config.media_token_ids[kind]
+        self._num_layers = num_layers
         self.keeps_apart: bool | None = None  # None: not tried yet
 
     def encode(self, features: Features) -> Tensor:
         return self._rows(self._given(features))
 
     def weight(self, features: Shapes) -> int:
-        """Rows."""
-        return int((features[TOKENS] == self._token).sum())
+        """Patches, about: of how many numbers a patch is, no class says."""
+        numbers = max(math.prod(features[name].shape) for name in self._takes if name in features)
+        return max(self._count(features), numbers // PATCH)
+
+    def pieces(self, items: Sequence[Features]) -> Pieces:
+        weight = sum(self.weight(features) for features in items)
+        return in_pieces(lambda: self.encode_together(items), weight, self._num_layers)
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
         """Those that look alike in one run, the others alone."""
@@ -63,7 +76,7 @@ class ClassTower:
             alike.setdefault(tuple((name, part.shape[1:]) for name, part in each.items()), []).append(number)
         found: dict[int, Tensor] = {}
         for group in alike.values():
-            some, counts = [given[number] for number in group], [self.weight(items[number]) for number in group]
+            some, counts = [given[number] for number in group], [self._count(items[number]) for number in group]
             rows = self._shared(some, counts) if len(group) > 1 else None
             found.update(zip(group, rows or [self._rows(each) for each in some]))
         return [found[number] for number in range(len(items))]
@@ -77,6 +90,10 @@ class ClassTower:
 
     def record(self, record: Record) -> None:
         """No graph."""
+
+    def _count(self, features: Shapes) -> int:
+        """Rows of an item."""
+        return int((features[TOKENS] == self._token).sum())
 
     def _given(self, features: Features) -> Features:
         given = {name: self._placed(features[name]) for name in self._takes if name in features}
@@ -125,6 +142,14 @@ class ClassTower:
             return False
         limit = NEAR[self._dtype] * max(float(rows.abs().max()) for rows in alone)
         return all(float((rows - want).abs().max()) <= limit for rows, want in zip(joint, alone))
+
+
+def class_towers(
+    kinds: Sequence[Modality], base: Any, decoder: Any, config: ModelConfig, dtype: torch.dtype, device: str
+) -> list[ClassTower]:
+    """One for each kind of item that a class encodes beside its decoder."""
+    num_layers = let_pause(stacks_of(base, decoder))
+    return [ClassTower(kind, base, num_layers, config, dtype, device) for kind in kinds]
 
 
 @cache

@@ -24,7 +24,7 @@ from engine.models.decoders import DECODERS
 from engine.models.family import Family
 from engine.models.seeing import decoder_family
 from engine.models.transformers_backend import seeing, skeleton
-from engine.models.transformers_backend.class_tower import ClassTower
+from engine.models.transformers_backend.class_tower import class_towers
 from engine.models.transformers_backend.weights import await_all, parts_and_table
 
 
@@ -78,7 +78,7 @@ def mixed(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
         prefixes=("model.", "language_model.", *inner, "model."),
         ignore=(*model.table.ignore, *table.ignore),
     )
-    model.towers = by_modality(*(ClassTower(kind, base, config, dtype, device) for kind in kinds))
+    model.towers = by_modality(*class_towers(kinds, base, decoder, config, dtype, device))
     return model
 
 

@@ -25,7 +25,7 @@ from engine.model_config import ModelConfig, TextConfig
 from engine.models.decoders import DECODERS
 from engine.models.family import Family
 from engine.models.transformers_backend import skeleton
-from engine.models.transformers_backend.class_tower import ClassTower
+from engine.models.transformers_backend.class_tower import class_towers
 from engine.models.transformers_backend.model import FAMILY as DECODER
 from engine.models.transformers_backend.model import TransformersModel, built, text_of
 from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, served_kinds, unused_children
@@ -62,7 +62,7 @@ class SeeingModel(TransformersModel):
         self._last_token = self._embed.num_embeddings - 1 if outside else None
         base = getattr(self.module, self.module.base_model_prefix)
         kinds = [kind for tower in config.towers.values() for kind in tower.modalities]
-        self.towers = by_modality(*(ClassTower(kind, base, config, dtype, device) for kind in kinds))
+        self.towers = by_modality(*class_towers(kinds, base, self._decoder, config, dtype, device))
 
     def built(self) -> Any:
         return with_towers(self.config)
