@@ -23,7 +23,7 @@ GROUPS = [
     ("interpreter", "interpreter_image", "interpreter_mixers", "interpreter_whisper"),
     ("interpreter_sampling", "interpreter_step"),
     ("interpreter_quantised", "interpreter_gemm"),
-    ("interpreter_moe", "interpreter_codes"),
+    ("interpreter_moe", "interpreter_moe_codes", "interpreter_codes"),
 ]
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None

@@ -69,7 +69,7 @@ KERNELS = {
 }  # fmt: skip
 UNITS, BYTES = "by the units", "by bytes"
 CUDA = {"sm_80", "sm_90", "sm_100"}
-# In `make test` each kernel for two kinds of target (for all of them in other files); the other pairs are marked `full`.
+# In `make test` each kernel for two kinds of target, since other files have all of them; other pairs are marked `full`.
 SHORT = {
     ("decode e4m3 made", "sm_80"), ("decode e5m2", "gfx942"), ("prefill e4m3 given", "gfx942"),
     ("prefill e4m3 by the units", "sm_90"), ("decode e5m2 by bytes", "sm_80"), ("store e4m3 made", "gfx1100"),

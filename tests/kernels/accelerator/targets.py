@@ -26,8 +26,8 @@ TARGETS = {
 }
 
 
-# In this order forms go to targets: two or three forms of a kernel meet CUDA and HIP each. LLVM takes longest for gfx1100,
-# and the first forms are the simplest.
+# In this order forms go to targets, so that each of two or three meets CUDA and HIP. LLVM takes longest for gfx1100,
+# and a kernel's first form is its simplest.
 TURNS = ("gfx1100", "sm_90", "sm_80", "gfx942", "gfx950", "sm_100")
 # Where kernels may begin before the one before them has ended; elsewhere constants that are for CUDA alone are off.
 OVERLAPPING = {"sm_90", "sm_100"}
