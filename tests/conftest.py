@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what is left to `make test-full`; long single cases first, files with tests that run alone last."""
     tests = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("covering"):
+        if item.get_closest_marker("covering") and not item.get_closest_marker("full"):
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
         strength = cases[0].get_closest_marker("covering").args[0]

@@ -4,6 +4,7 @@ Read from the sources: a kernel's launchers are the functions that launch it, an
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ def launchers_of(kernel: Function) -> set[Function]:
     return found
 
 
+@cache
 def used_by(folder: Path, pattern: str) -> set[str]:
     """Names that such files make use of."""
     found = [ast.walk(ast.parse(path.read_text())) for path in folder.glob(pattern)]

@@ -1,4 +1,8 @@
-"""Runs the Triton cases in processes of their own: the interpreter is chosen before any kernel file is imported."""
+"""Runs the Triton cases in processes of their own: the interpreter is chosen before any kernel file is imported.
+
+A process takes 5 s to import and collect, so several files share one; a failure names its file. The groups take about
+as long as each other, the longest first.
+"""
 
 import importlib.util
 import os
@@ -9,7 +13,19 @@ from pathlib import Path
 import pytest
 
 CASES = Path(__file__).parent / "accelerator"
-NAMES = sorted(path.name for path in CASES.glob("cases_*.py"))
+NAMES = sorted(path.stem.removeprefix("cases_") for path in CASES.glob("cases_*.py"))
+GROUPS = [
+    ("compile_moe", "compile_image"),
+    ("compile_attention", "compile_codes"),
+    ("compile_quantised", "compile_step"),
+    ("compile_gemm",),
+    ("compile",),
+    ("compile_start",),  # alone: its device stays in the process
+    ("compile_sampling", "compile_ahead"),
+    ("interpreter_quantised", "interpreter_gemm", "interpreter_moe", "interpreter_moe_codes", "interpreter_codes"),
+    ("interpreter", "interpreter_image", "interpreter_mixers", "interpreter_whisper", "interpreter_sampling",
+     "interpreter_step"),
+]  # fmt: skip
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 pytestmark = [
@@ -18,22 +34,29 @@ pytestmark = [
 ]
 
 
-def run(name: str, folder: Path, which: str) -> subprocess.CompletedProcess[str]:
-    interpret = "1" if name.startswith("cases_interpreter") else "0"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--durations=5"]
+def run(names: tuple[str, ...], folder: Path, which: str) -> subprocess.CompletedProcess[str]:
+    interpret = "1" if names[0].startswith("interpreter") else "0"
+    command = [sys.executable, "-m", "pytest", "-q", "--maxfail=5", "--durations=5", "-p", "no:cacheprovider"]
+    command += ["-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-m", which]
     settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     settings["TRITON_DEFAULT_FP_FUSION"] = "1"  # as it was before the default moved: saves a warning
+    settings["TRITON_DISABLE_LINE_INFO"] = "1"  # a sixth of the compiler's time, and no instruction depends on it
+    settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Hypothesis alone takes a second
     environment = {**os.environ, **settings}
-    command += ["-m", which, str(CASES / name)]
+    command += [str(CASES / f"cases_{name}.py") for name in names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     print(done.stdout[-2000:])
     return done
 
 
+def test_every_file_is_in_one_group():
+    assert sorted(name for names in GROUPS for name in names) == NAMES
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", NAMES)
-def test_triton_cases(name, tmp_path):
-    done = run(name, tmp_path, "not full")
+@pytest.mark.parametrize("names", GROUPS, ids=" ".join)
+def test_triton_cases(names, tmp_path):
+    done = run(names, tmp_path, "not full")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 
@@ -42,5 +65,5 @@ def test_triton_cases(name, tmp_path):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_other_triton_cases(name, tmp_path):
-    done = run(name, tmp_path, "full")
+    done = run((name,), tmp_path, "full")
     assert done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout[-4000:] + done.stderr[-2000:]

@@ -116,11 +116,12 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS, (decode_kernel, prefill_kernel, dense_kernel)))
 def test_compiles(name, target):
     compiles(target, *KERNELS[name])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("ahead", "lead"), [(0, 5), (AHEAD, 0), (AHEAD, 3)])
 @pytest.mark.parametrize("name", ["decode 96", "decode 128 in a window, capped, wide"])
 def test_keys_are_read_before_the_wait_and_further_ones_asked_for_where_the_launcher_says_so(name, ahead, lead):

@@ -100,7 +100,6 @@ def pairs_float8(gated, turns, **absent):
     return pairs_float8_kernel, OF_PAIRS_FLOAT8, {**constants, "TOP_K": 8, "TURNS": turns}, options
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in sorted(TARGETS.keys() - {"sm_90", "gfx942"})]
 KERNELS = {
     "codes e2m1 gated": coded(E2M1, 16, 0),
     "mxfp4 many": mxfp4(64),
@@ -170,7 +169,7 @@ def test_compiles(name, target):
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("target", ["sm_90", "gfx942", *OTHERS])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("each", [0, 16, 32, 64, 128])  # pairs of an expert; 0: not sorted
 @pytest.mark.parametrize("gated", [False, True])
 def test_grouped_products_compile(target, each, gated):
@@ -188,13 +187,17 @@ def test_grouped_products_compile(target, each, gated):
         assert ("wgmma" in made.asm["ptx"]) == (tile.block_n >= 64)
 
 
+ACTIVATIONS = [
+    pytest.param(each, marks=() if each in (Activation.SILU, Activation.CLAMPED_SWIGLU) else pytest.mark.full)
+    for each in Activation
+]
 PERSISTENT_TILES = sorted(
     {(shape.gated, tile) for shape, line in LINES["sm_90"]["bfloat16"].items() for tile in line if tile.persistent}
 )
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("gated", "tile"), PERSISTENT_TILES)
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("whole", [False, True])  # depth is a multiple of a block; without a bias and weights

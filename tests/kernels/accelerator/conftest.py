@@ -1,8 +1,78 @@
-"""Products of the interpreter whose order of sums is ours, for cases that compare bits."""
+"""The interpreter as the cases need it: without needless work, and with an order of sums that is ours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+
+
+def by_name(search: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The search done once for each type: types of blocks have no hash, but their names tell them apart."""
+    known: dict[str, Any] = {}
+
+    def found(kind: Any) -> Any:
+        if kind.name not in known:
+            known[kind.name] = search(kind)
+        return known[kind.name]
+
+    return found
+
+
+def once_a_block(make: Callable[..., None]) -> Callable[..., None]:
+    """block_type's constructor, once for each element and shape."""
+    known: dict[Any, dict[str, Any]] = {}
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, tuple([getattr(side, "value", side) for side in shape])
+        if key not in known:
+            make(self, element_ty, shape)
+            known[key] = dict(self.__dict__)
+        self.__dict__.update(known[key])
+
+    return init
+
+
+def once_a_type(make: Callable[..., None]) -> Callable[..., None]:
+    """tensor's constructor, once for each type but for the values."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in known:
+            make(self, handle, type)
+            known[type.name] = dict(self.__dict__)
+        self.__dict__.update(known[type.name])
+        self.handle = handle
+
+    return init
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_interpreter() -> Iterator[None]:
+    """Leaves out three quarters of what the interpreter does for small tensors, none of which decides a result.
+
+    At each launch and at each call of a jitted function, `tl.sum` among them, it searches all of `tl` for functions to
+    replace. Of each sum of integers it computes whether it overflowed, for an assertion that only debug mode makes. At
+    each load it builds its table of types, and with each tensor the type and the shape anew.
+    """
+    import triton.language as tl
+    from triton import knobs
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    with pytest.MonkeyPatch.context() as patch:
+        if knobs.runtime.interpret:
+            replaced = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+            patch.setattr(interpreter, "_patch_lang", lambda _function: type(replaced)())
+            assert not builder.options.debug
+            patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
+            patch.setattr(interpreter, "_get_np_dtype", by_name(interpreter._get_np_dtype))
+            patch.setattr(tl.block_type, "__init__", once_a_block(tl.block_type.__init__))
+            patch.setattr(tl.tensor, "__init__", once_a_type(tl.tensor.__init__))
+        yield
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ parameters and hand each to `compiles`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -25,6 +26,9 @@ TARGETS = {
 }
 
 
+# In this order forms go to targets, so that each of two or three meets CUDA and HIP. LLVM takes longest for gfx1100,
+# and a kernel's first form is its simplest.
+TURNS = ("gfx1100", "sm_90", "sm_80", "gfx942", "gfx950", "sm_100")
 # Where kernels may begin before the one before them has ended; elsewhere constants that are for CUDA alone are off.
 OVERLAPPING = {"sm_90", "sm_100"}
 FLOAT8 = {"sm_90", "sm_100", "gfx950"}  # whose matrix units take e4m3
@@ -56,10 +60,29 @@ def compiles(
     ]
     attributes = {(number,): [["tt.divisibility", 16]] for number in even}
     source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
-    made = triton.compile(source, target=device, options=options)
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.add_stages_inspection_hook = assembled_where_needed
+        made = triton.compile(source, target=device, options=options)
     assert made.asm["cubin" if device.backend == "cuda" else "hsaco"]
     assert made.metadata.shared <= shared, f"{made.metadata.shared} bytes of shared memory on {target}, not {shared}"
     return made
+
+
+def assembled_where_needed(backend: Any = None, stages: Any = None, *_rest: Any) -> tuple[str, str]:
+    """Triton's hook: elsewhere than for sm_90, ptxas reads only kernels that have assembly of their own.
+
+    The others' text is Triton's and LLVM's alone; ptxas takes as long as LLVM.
+    """
+    if stages is not None and "cubin" in stages and backend.target.arch != 90:
+        lower, assemble, own = stages["llir"], stages["cubin"], []
+
+        def lowered(module: Any, metadata: Any) -> Any:
+            own.append("tt.elementwise_inline_asm" in str(module))
+            return lower(module, metadata)
+
+        stages["llir"] = lowered
+        stages["cubin"] = lambda text, metadata: assemble(text, metadata) if own[-1] else text.encode()
+    return "", ""  # parts of the key in Triton's cache
 
 
 def in_float16(kernels: dict[str, tuple], *names: str) -> dict[str, tuple]:
@@ -71,20 +94,24 @@ def in_float16(kernels: dict[str, tuple], *names: str) -> dict[str, tuple]:
     return found
 
 
-def cases(kernels: dict[str, tuple]) -> list[Any]:
-    """(name, target): in `make test` each variant for a target in turn, and each kernel for one of CUDA and of HIP.
+def cases(kernels: dict[str, tuple], elsewhere: Collection[Any] = ()) -> list[Any]:
+    """(name, target): in `make test` each kernel for every target, its forms by turns; other pairs are marked `full`.
 
-    Of a kernel with more than three variants every second one is taken. The other pairs are marked `full`. `kernels`
-    that follow one another begin with different targets.
+    Kernels of `elsewhere` meet every target in another file: here their forms are for Hopper and CDNA by turns, and of
+    more than three forms every second one is taken.
     """
-    order, found, met = ("sm_90", "gfx942", "sm_80", "gfx1100", "sm_100", "gfx950"), [], Counter[Any]()
-    variants = Counter(kernel for kernel, *_ in kernels.values())
-    first = {kernel: 2 * number for number, kernel in enumerate(variants)}
+    forms, short = defaultdict(list), set()
     for name, (kernel, *_) in kernels.items():
-        number = met[kernel]
-        turns = (0, 1) if variants[kernel] == 1 else (number // 2,) if variants[kernel] > 3 else (number,)
-        left = variants[kernel] > 3 and number % 2
-        short = set() if left else {order[(first[kernel] + turn) % len(order)] for turn in turns}
-        found += [pytest.param(name, target, marks=() if target in short else pytest.mark.full) for target in TARGETS]
-        met[kernel] += 1
-    return found
+        forms[kernel].append(name)
+    for kernel, names in forms.items():
+        if kernel in elsewhere:
+            taken = names[:: 2 if len(names) > 3 else 1]
+            short |= {(name, ("sm_90", "gfx942")[turn % 2]) for turn, name in enumerate(taken)}
+        else:
+            spread = [names[turn * len(names) // 6] for turn in range(6)] if len(names) > 6 else names
+            short |= {(spread[turn % len(spread)], target) for turn, target in enumerate(TURNS)}
+    return [
+        pytest.param(name, target, marks=() if (name, target) in short else pytest.mark.full)
+        for name in kernels
+        for target in TARGETS
+    ]
