@@ -20,7 +20,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
-from engine.quant.names import is_left_out
+from engine.quant.names import left_out
 from engine.quant.stored import check_whole, extras, scale_of
 from engine.quant.table_floats import AGAIN, FLOAT32, STATE, TABLES, TableFloats4
 from engine.weights.table import Wanted
@@ -58,11 +58,11 @@ class BitsAndBytes:
         self._table = settings.values.get("bnb_4bit_quant_type") or "fp4"
         if self._four and self._table not in ("nf4", "fp4"):
             raise ConfigError(f"{settings.path}: bnb_4bit_quant_type={self._table!r}; nf4 and fp4 are read: {AGAIN}")
-        self._left_out = tuple(map(str, settings.items("llm_int8_skip_modules", ())))
+        self._left_out = left_out(settings.items("llm_int8_skip_modules", ()), settings.path)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> TableFloats4 | Integers8 | None:
         if headers is None:
-            if is_left_out(module, self._left_out):
+            if module in self._left_out:
                 return None
             return TableFloats4(self._table, columns) if self._four else Integers8()
         if "SCB" in headers:

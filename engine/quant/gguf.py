@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Headers
-from engine.quant.names import is_left_out
+from engine.quant.names import USUAL
 from engine.weights.ggml_blocks import BLOCKS, codes_of, line_bytes
 from engine.weights.table import Wanted
 
@@ -43,5 +43,5 @@ class Gguf:
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Blocks | None:
         if headers is None:
-            return None if is_left_out(module, ()) or columns % BLOCKS[DRAWN][0] else Blocks(DRAWN)
+            return None if module in USUAL or columns % BLOCKS[DRAWN][0] else Blocks(DRAWN)
         return next((Blocks(kind) for kind in BLOCKS if kind in headers), None)

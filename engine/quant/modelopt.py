@@ -16,7 +16,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.floats8 import INPUT_SCALES, Floats8, floats8
-from engine.quant.names import entry_of, is_left_out
+from engine.quant.names import entry_of, left_out
 from engine.quant.stored import SCALES, Floats4, check_whole, extras
 
 FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
@@ -36,12 +36,12 @@ class ModelOpt:
                 f"{settings.path}: quant_algo={self._algorithm!r}; read are {', '.join((*FP8, *FP4))}, MIXED_PRECISION"
             )
         names = settings.items("ignore", settings.items("exclude_modules", ()))
-        self._left_out = tuple(map(str, names))
+        self._left_out = left_out(names, settings.path)
         self._layers = settings.section("quantized_layers").values if settings.values.get("quantized_layers") else {}
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
         if headers is None:
-            return None if is_left_out(module, self._left_out) else self._random(module)
+            return None if module in self._left_out else self._random(module)
         if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "U8"):
             return None
         check_whole(headers, f"codes of {headers['weight'].dtype}", "weight_scale")

@@ -53,6 +53,8 @@ SETTINGS = [
     ("ct w4 32", {"config_groups": {"g": {"input_activations": [1]}}}, "config_groups.g.input_activations=\\[1\\] must be an object"),
     ("ct w4 32", {"config_groups": {"g": {"targets": 1}}}, "config_groups.g.targets=1 must be a list of names"),
     ("ct w4 32", {"config_groups": {"g": {"targets": ["Linear", None]}}}, "targets=.* must be a list of names"),
+    ("ct w4 32", {"config_groups": {"g": {"targets": ["re:("]}}}, "'re:\\(' is no regular expression"),
+    ("fp8 blocks", {"modules_to_not_convert": ["re:*.mlp"]}, "'re:\\*.mlp' is no regular expression"),
     ("ct w4 32", {"config_groups": {"g": {"weights": {"group_size": "32"}}}}, "weights.group_size='32' must be a number"),
     ("ct float channel", {"config_groups": {"g": {"weights": {"block_structure": [128, 0]}}}}, "block_structure=\\[128, 0\\] must be two sizes"),
     ("ct float channel", {"config_groups": {"g": {"weights": {"block_structure": "128"}}}}, "block_structure='128' must be two sizes"),
