@@ -78,8 +78,9 @@ class Compressed:
 
     def _group_of(self, module: str) -> Settings:
         """What counts for this module, which is a Linear."""
-        found = zip(self._groups, self._targets)
-        return next((group for group, names in found if "Linear" in group.get("targets", ()) or module in names), {})
+        of_all = (group for group in self._groups if "Linear" in (group.get("targets") or ()))
+        named = (group for group, names in zip(self._groups, self._targets) if module in names)
+        return next(named, next(of_all, {}))
 
     @staticmethod
     def _random(named: str, weights: Settings, block: tuple[int, int], inputs: Settings) -> Stored | None:

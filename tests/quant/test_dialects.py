@@ -97,6 +97,15 @@ def test_hundreds_of_names_cost_a_module_little():
     assert dialect.stored("layers.93.mlp.gate_proj", 4096, None) is not None
 
 
+def test_a_group_that_names_a_module_goes_before_one_for_all_linear_layers():
+    """As compressed-tensors matches: names, expressions, then classes."""
+    settings = json.loads(json.dumps(VARIANTS["ct mixed"].settings))
+    settings["config_groups"]["group_0"]["targets"] = ["Linear"]
+    dialect = DIALECTS["compressed-tensors"](Section(settings, "config.json"))
+    forms = [dialect.stored(f"layers.0.{name}", 64, None).form for name in ("self_attn.k_proj", "mlp.up_proj")]
+    assert forms == ["FP8 by rows", "INT4 by 32"]
+
+
 def test_dynamic_says_which_modules_have_zero_points(folder_of, tmp_path):
     """GPTQ's `sym` of the other modules does not hold for them."""
     folder = write(tmp_path, VARIANTS["gptq asymmetric"])
