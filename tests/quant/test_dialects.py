@@ -6,13 +6,16 @@ import functools
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.config import with_quantisation
 from engine.checkpoint.section import Section
+from engine.models.registry import load_model_config
 from engine.quant.base import Quantised
 from engine.quant.dialects import DIALECTS
 from engine.weights.table import parts_of
@@ -104,6 +107,25 @@ def test_a_group_that_names_a_module_goes_before_one_for_all_linear_layers():
     dialect = DIALECTS["compressed-tensors"](Section(settings, "config.json"))
     forms = [dialect.stored(f"layers.0.{name}", 64, None).form for name in ("self_attn.k_proj", "mlp.up_proj")]
     assert forms == ["FP8 by rows", "INT4 by 32"]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("auto-round awq", "intel/auto-round"), ("modelopt nvfp4", "modelopt_fp4"), ("modelopt fp8", "modelopt_fp8")],
+)
+def test_a_method_may_be_spelled_as_its_makers_and_kernels_are(tmp_path, name, method):
+    folder = write(tmp_path, replace(VARIANTS[name], settings={**VARIANTS[name].settings, "quant_method": method}))
+    assert load_model_config(folder).raw["quantization_config"] == VARIANTS[name].settings
+
+
+@pytest.mark.parametrize("path", [("text_config",), ("llm_config",), ("thinker_config", "text_config")])
+def test_the_decoder_may_say_how_it_is_quantised(tmp_path, path):
+    """As InternVL2-8B-AWQ does: the root of config.json says nothing."""
+    below = {"quantization_config": VARIANTS["awq 64"].settings}
+    for key in reversed(path):
+        below = {key: below}
+    found = with_quantisation(Section({"quantization_config": {}, **below}, "config.json"), tmp_path)
+    assert found.values["quantization_config"] == VARIANTS["awq 64"].settings
 
 
 def test_dynamic_says_which_modules_have_zero_points(folder_of, tmp_path):
