@@ -25,6 +25,8 @@ from engine.quant.stored import check_whole, extras, scale_of
 from engine.quant.table_floats import AGAIN, FLOAT32, STATE, TABLES, TableFloats4
 from engine.weights.table import Wanted
 
+SIZES = (64, 32, 128, 256, 512, 1024, 2048, 4096)  # of blocks
+
 
 @dataclass(frozen=True, slots=True)
 class Integers8:
@@ -48,6 +50,15 @@ class Integers8:
             raise ConfigError("weight_format is not 0; rows as they are are read: save the checkpoint again")
         scale = scale_of("SCB", tensors["SCB"]) / 127
         return Codes(Kind.INT8, tensors["weight"], scale[:, None], tensors["weight"].shape[1])
+
+
+def _block(codes: int, scales: int) -> int:
+    """How many codes share a scale; the last block may be shorter."""
+    found = next((size for size in SIZES if -(-codes // size) == scales), 0)
+    if not found:
+        sizes = ", ".join(map(str, SIZES))
+        raise ConfigError(f"{scales} scales for {codes} codes; blocks of {sizes} codes are read: fetch the files again")
+    return found
 
 
 class BitsAndBytes:
@@ -87,6 +98,6 @@ class BitsAndBytes:
             )
         scales = headers["weight.absmax"]
         codes = 2 * torch.Size(headers["weight"].shape).numel()
-        block = codes // max(1, torch.Size(scales.shape).numel())
+        block = _block(codes, torch.Size(scales.shape).numel())
         extra = ((f"{STATE}{table}", Wanted(headers[f"{STATE}{table}"].shape, (torch.uint8,))),)
         return TableFloats4(table, columns, block, scales.dtype == "U8", extra)

@@ -45,7 +45,7 @@ def form_line(model: Model, float8_units: bool) -> str | None:
         rows = part.pieces * part.num_experts if "#" in row.names[0] else part.out_features
         wanted = part.expects()
         for number, stored in enumerate(scheme.pieces):
-            if stored is None:
+            if stored is None or getattr(stored, "widens", False):
                 kept += 1
                 continue
             forms[stored.form] += 1

@@ -139,7 +139,8 @@ def table_floats(tensors: dict[str, torch.Tensor]) -> np.ndarray:
         scales = (wide + np.float32(state["nested_offset"])).astype(np.float32)
     both = tensors["weight"].numpy().flatten().astype(np.int64)
     codes = np.stack([both // 16, both % 16], 1).flatten()
-    return (table[codes] * np.repeat(scales.astype(np.float64), state["blocksize"])).reshape(state["shape"])
+    each = np.repeat(scales.astype(np.float64), state["blocksize"])[: len(codes)]
+    return (table[codes] * each).reshape(state["shape"])
 
 
 def packed(tensors: dict[str, torch.Tensor]) -> np.ndarray:

@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.config import with_quantisation
 from engine.checkpoint.section import Section
+from engine.kernels.gemm.parts import PartsWeight
 from engine.models.registry import load_model_config
 from engine.quant.base import Quantised
 from engine.quant.dialects import DIALECTS
+from engine.quant.forms import form_line
 from engine.weights.table import parts_of
 from tests import tiny
 from tests.models.harness import Harness, load
@@ -98,6 +100,12 @@ def test_hundreds_of_names_cost_a_module_little():
     assert time.process_time() - begin < 1.5
     assert dialect.stored("layers.93.mlp.gate", 4096, None) is dialect.stored("layers.93.xyz", 4096, None) is None
     assert dialect.stored("layers.93.mlp.gate_proj", 4096, None) is not None
+
+
+def test_blocks_across_rows_become_floats_and_are_counted_as_floats(folder_of):
+    model = load(folder_of("bnb nf4 across rows"), "float32")
+    assert not isinstance(model.layers[0].mlp.down.weight, PartsWeight)
+    assert "12 matrices are codes in memory, 3 are floats; 12 NF4 by 64; " in form_line(model, float8_units=False)
 
 
 def test_a_group_that_names_a_module_goes_before_one_for_all_linear_layers():
