@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,25 +38,37 @@ from engine.weights.table import Wanted
 
 
 class Router:
-    """The router's matrix [E, hidden]."""
+    """The router's matrix [E, hidden]: floats, also where the files have codes."""
 
-    __slots__ = ("biased", "hidden_size", "num_experts", "weight")
+    __slots__ = ("biased", "hidden_size", "num_experts", "scheme", "weight")
 
+    kept: ClassVar[bool] = True
+    scheme: Scheme
     weight: Weight
 
     def __init__(self, hidden_size: int, num_experts: int, biased: bool) -> None:
         self.hidden_size = hidden_size
         self.num_experts = num_experts
         self.biased = biased
+        self.scheme = UNQUANTISED
+
+    @property
+    def in_features(self) -> int:
+        return self.hidden_size
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        weight = {"weight": (Wanted((self.num_experts, self.hidden_size)),)}
-        return {**weight, "bias": (Wanted((self.num_experts,)),)} if self.biased else {**weight}
+        weight = self.scheme.expects((self.num_experts,), (self.hidden_size,))
+        return {**weight, "bias": (Wanted((self.num_experts,)),)} if self.biased else weight
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        (weight,) = pieces["weight"]
-        assert weight is not None
-        self.weight = pack_router(weight, pieces["bias"][0] if self.biased else None, placement)
+        bias = pieces["bias"][0] if self.biased else None
+        if isinstance(self.scheme, Quantised):
+            given = {kind: piece for kind, piece in pieces.items() if kind != "bias" or not self.biased}
+            (found,) = self.scheme.matrices(given, placement)
+            weight = found.dense().float() if isinstance(found, Codes) else found
+        else:
+            weight = _whole(pieces, "weight")
+        self.weight = pack_router(weight, bias, placement)
 
 
 class RouterNorm(RMSNorm):

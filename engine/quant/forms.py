@@ -37,7 +37,7 @@ def form_line(model: Model, float8_units: bool) -> str | None:
             coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
             continue
         scheme = getattr(part, "scheme", None)
-        if scheme is None:
+        if scheme is None or getattr(part, "kept", False):  # routers are floats in memory
             continue
         if not isinstance(scheme, Quantised):
             kept += len(names)

@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.layers.moe import SparseMLP
 from engine.models.registry import build_model, load_model_config
+from engine.quant.forms import form_line
 from engine.quant.online import requested
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights
@@ -250,3 +251,25 @@ def test_a_broken_scale_is_refused(gpt_oss):
     drawn["down_proj_scales"][0][1, 2, 0] = 255
     with pytest.raises(ConfigError, match="1 of 192 values of scales are negative, NaN or infinite"):
         layer.fill(drawn, Placement(torch.float32, "cpu"))
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "ct int8 weights", "gptq 32", "bnb nf4 nested"])
+def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, name, tmp_path):
+    """bitsandbytes and others take it for one more linear layer; with random weights it stays in floats."""
+    draw, tensors = torch.Generator().manual_seed(2), dict(load_file(sparse / "model.safetensors"))
+    rows, columns = tensors.pop("model.layers.1.mlp.gate.weight").shape
+    made = VARIANTS[name].write(draw, 8, columns)
+    tensors |= {f"model.layers.1.mlp.gate.{kind}": each for kind, each in made.items()}
+    more = {"num_experts": 8, "quantization_config": VARIANTS[name].settings}
+    for expert in range(rows, 8):
+        for piece in ("gate_proj", "up_proj", "down_proj"):
+            module = "model.layers.1.mlp.experts."
+            tensors[f"{module}{expert}.{piece}.weight"] = tensors[f"{module}0.{piece}.weight"].clone()
+    folder = rewritten(sparse, tmp_path / "codes", tensors, **more)
+    model = load(folder, "float32")
+    router = model.layers[1].experts.router
+    want = torch.from_numpy(oracle.dequantised(folder)["model.layers.1.mlp.gate.weight"])
+    torch.testing.assert_close(router.weight.dense().double(), want, rtol=1e-6, atol=0)
+    assert form_line(model, float8_units=False).startswith("quantised weights")
+    drawn = build_model(load_model_config(folder), torch.float32)
+    assert list(drawn.layers[1].experts.router.expects()) == ["weight"]

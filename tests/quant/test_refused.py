@@ -127,7 +127,7 @@ FILES = [
     ("ct w4 32", lambda t: without(t, "weight_shape"), "down_proj: weight_packed without weight_shape; the checkpoint is not whole"),
     ("bnb nf4", lambda t: without(t, f"{STATE}nf4"), "without weight.quant_state.bitsandbytes__nf4; the checkpoint is not whole"),
     ("bnb int8", lambda t: without(t, "weight_format"), "SCB without weight_format; the checkpoint is not whole"),
-    ("modelopt fp8", lambda t: {**t, "model.embed_tokens.weight_scale": torch.tensor(1.0)}, "embed_tokens: .*in linear layers and experts alone"),
+    ("modelopt fp8", lambda t: {**t, "model.embed_tokens.weight_scale": torch.tensor(1.0)}, "embed_tokens: .*in linear layers, experts and routers alone"),
 ]  # fmt: skip
 
 
