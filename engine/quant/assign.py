@@ -17,6 +17,7 @@ from engine.quant.base import Dialect, Expected, Headers, Quantised, Stored, nam
 from engine.quant.dialects import DIALECTS
 from engine.quant.names import USUAL
 from engine.quant.online import ONLINE
+from engine.quant.stacked import stacked
 from engine.weights.files import Shard
 from engine.weights.names import compact
 from engine.weights.table import Table, Wanted, parts_of
@@ -49,6 +50,9 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
     part: Any  # with a scheme: a layer of engine/layers/linear.py, or Experts
     any_quantised, listed = False, []
     for row, names, part in parts_of(table, model):
+        if found is not None and hasattr(part, "stacked"):
+            part.stacked = stacked(part, dialect, names[0], found.get(names[0], {}))
+            any_quantised |= part.stacked is not None
         if not hasattr(part, "scheme"):
             if "weight" in part.expects():  # else the codes are another part's, to which this one belongs
                 _refuse_codes(names, found)

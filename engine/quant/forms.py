@@ -32,7 +32,7 @@ def form_line(model: Model, float8_units: bool) -> str | None:
     part: Any
     for row, names, part in parts_of(model.weight_table(), model):
         if stacked := getattr(part, "stacked_codes", 0):
-            forms["MXFP4"] += stacked
+            forms["MXFP4" if part.stacked is None else part.stacked.stored.form] += stacked
             floats += FLOAT_BYTES * part.num_experts * sum(part.pieces) * part.in_features
             coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
             continue

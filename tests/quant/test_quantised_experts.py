@@ -273,3 +273,48 @@ def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, nam
     assert form_line(model, float8_units=False).startswith("quantised weights")
     drawn = build_model(load_model_config(folder), torch.float32)
     assert list(drawn.layers[1].experts.router.expects()) == ["weight"]
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", "FP8"])
+@pytest.mark.parametrize("name", ["llama4", "gpt_oss"])
+def test_codes_of_all_experts_may_lie_as_the_floats_do(name, algorithm, tmp_path, request):
+    """As ModelOpt writes these families: transposed, and a scale for the matrix that all experts share."""
+    if name == "gpt_oss":
+        source = request.getfixturevalue("gpt_oss")[1]
+    else:
+        sizes = {"hidden_size": 96, "intermediate_size": 64, "intermediate_size_mlp": 100, "num_local_experts": 5}
+        sizes |= {"num_hidden_layers": 2, "interleave_moe_layer_step": 1, "attention_chunk_size": 11}
+        made = tiny.causal("Llama4ForCausalLM", "Llama4TextConfig", head_dim=20, **sizes)()
+        source = tiny.save(made, tmp_path / "source")
+    variant, draw = (
+        VARIANTS["modelopt nvfp4" if algorithm == "NVFP4" else "modelopt fp8"],
+        torch.Generator().manual_seed(3),
+    )
+    tensors, wanted = {}, {}
+    for key, tensor in load_file(source / "model.safetensors").items():
+        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[key] = wanted[key] = tensor
+            continue
+        count, columns, rows = tensor.shape
+        made = [variant.write(draw, rows, columns) for _ in range(count)]
+        shared = {kind: each for kind, each in made[0].items() if each.numel() == 1}
+        made = [{**each, **shared} for each in made]
+        tensors |= {f"{key}_{kind}": each for kind, each in shared.items()}
+        for kind in made[0].keys() - shared:
+            whole = torch.stack([each[kind].T.contiguous() for each in made])
+            tensors[key if kind == "weight" else f"{key}_{kind}"] = whole
+        each = [oracle.matrix(variant.settings, expert) for expert in made]
+        wanted[key] = torch.from_numpy(np.stack(each)).float().transpose(1, 2)
+    settings = {"quant_method": "modelopt", "quant_algo": algorithm}
+    coded = rewritten(source, tmp_path / "codes", tensors, quantization_config=settings)
+    floats = rewritten(source, tmp_path / "floats", wanted)
+    got, want = load(coded, "float32"), load(floats, "float32")
+    pairs = [(layer.experts, other.experts) for layer, other in zip(got.layers, want.layers) if layer.experts]
+    assert len(pairs) == 2
+    for layer, other in pairs:
+        for ours, theirs in ((layer.gate_up, other.gate_up), (layer.down, other.down)):
+            assert ours.weight.num_bytes < theirs.weight.num_bytes
+            torch.testing.assert_close(ours.weight.dense(1), theirs.weight.dense(1), rtol=1e-6, atol=0)
+    check_logits(coded, floats)
+    form = "NVFP4" if algorithm == "NVFP4" else "FP8 by matrices"
+    assert f"{sum(3 * layer.gate_up.num_experts for layer, _ in pairs)} {form}" in form_line(got, float8_units=False)
