@@ -217,6 +217,21 @@ def test_check_refuses_from_headers_alone(tmp_path, name, change, words):
         list(lines(Config(model=ModelFlags(model=str(folder), device="cpu"))))
 
 
+def test_check_says_of_mlx_what_the_start_says(tmp_path):
+    """Its files hold words without a sign, which the configuration refuses before a header does."""
+    folder = write(tmp_path, VARIANTS["ct w4 32"])
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"quantization": {"bits": 4, "group_size": 64}, "quantization_config": {"bits": 4, "group_size": 64}}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"model.embed_tokens.weight": torch.ones(8, 2).to(torch.uint32)}, folder / "model.safetensors")
+    for refused in (
+        lambda: list(lines(Config(model=ModelFlags(model=str(folder), device="cpu")))),
+        lambda: load(folder),
+    ):
+        with pytest.raises(ConfigError, match="quantized by MLX"):
+            refused()
+
+
 ODD_SHAPES = ((), (0,), (1,), (3,), (1, 1), (5, 7), (1, 2, 3), (192, 320), (320, 192))
 
 
