@@ -67,11 +67,14 @@ class Table:
     # Each is stripped at most once, in this order; of decoders with towers around them there are two orders.
     prefixes: tuple[str, ...] = ("model.", "language_model.", "model.")
     ignore: tuple[str, ...] = ()  # canonical names (shell patterns) that files hold and forward never reads
+    spelled: tuple[tuple[str, str], ...] = ()  # parts of names that some releases spell otherwise -> as rows have them
 
     def canonical(self, name: str) -> str:
         """A checkpoint's name without the prefixes that differ between releases."""
         for prefix in self.prefixes:
             name = name.removeprefix(prefix)
+        for found, ours in self.spelled:
+            name = name.replace(found, ours)
         return name
 
     def ignored(self, name: str) -> bool:

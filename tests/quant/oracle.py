@@ -82,6 +82,8 @@ def matrix(settings: dict, tensors: dict[str, torch.Tensor]) -> np.ndarray | Non
         return table_floats(tensors)
     if "weight_packed" in tensors and tensors["weight_packed"].dtype == torch.int32:
         return packed(tensors)
+    if not {"weight", "weight_packed"} & tensors.keys():
+        return None
     if "weight_packed" in tensors or tensors["weight"].dtype == torch.uint8:
         return floats4(tensors)
     if tensors["weight"].dtype == torch.float8_e4m3fn:

@@ -172,21 +172,33 @@ def test_experts_become_fp8_while_they_are_read(sparse):
     assert torch.equal(floats.router.weight.dense(), coded.router.weight.dense())
 
 
-@pytest.mark.parametrize("name", ["llama4", "qwen3_vl_moe"])
-def test_quantisers_take_a_layers_experts_apart(name, tmp_path):
-    """Releases of these families hold them in one tensor, transposed."""
+# Where releases of a family hold the experts of a layer in one tensor -> where quantisers put each of them.
+IN_ONE = {"block_sparse_moe.input_linear.weight": ("block_sparse_moe.experts", ("gate_proj", "up_proj")),
+          "block_sparse_moe.output_linear.weight": ("block_sparse_moe.experts", ("down_proj",)),
+          "experts.gate_up_proj": ("experts", ("gate_proj", "up_proj")),
+          "experts.down_proj": ("experts", ("down_proj",))}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [("llama4", ""), ("qwen3_vl_moe", ""), ("gemma4-moe", ""), ("gemma4-moe", "moe."), ("granite_moe", "")],
+)
+def test_quantisers_take_a_layers_experts_apart(name, below, tmp_path):
+    """Releases of these families hold them in one tensor; of some it is transposed."""
     source, draw, tensors = tiny.checkpoint(name), torch.Generator().manual_seed(2), {}
-    stacked = {}  # name of a tensor of all experts -> its pieces, and how many experts there are
+    stacked = {}  # name of a tensor of all experts -> the module, its pieces, and how many experts there are
     for key, tensor in load_file(source / "model.safetensors").items():
-        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        ending = next((ending for ending in IN_ONE if key.endswith(ending)), None)
+        if ending is None:
             tensors[key] = tensor
             continue
-        module, _, kind = key.rpartition(".")
-        pieces = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+        upright = tensor if name in ("gemma4-moe", "granite_moe") else tensor.transpose(1, 2)
+        module = key.removesuffix(ending) + below + IN_ONE[ending][0]
+        pieces = IN_ONE[ending][1]
         stacked[key] = module, pieces, len(tensor)
         for expert in range(len(tensor)):
             for piece in pieces:
-                made = VARIANTS["fp8 tensor"].write(draw, tensor.shape[2] // len(pieces), tensor.shape[1])
+                made = VARIANTS["fp8 tensor"].write(draw, upright.shape[1] // len(pieces), upright.shape[2])
                 tensors |= {f"{module}.{expert}.{piece}.{kind}": each for kind, each in made.items()}
     coded = rewritten(source, tmp_path / "codes", tensors, quantization_config=VARIANTS["fp8 tensor"].settings)
     wide = oracle.dequantised(coded)
@@ -195,10 +207,11 @@ def test_quantisers_take_a_layers_experts_apart(name, tmp_path):
         each = [
             np.concatenate([wide[f"{module}.{expert}.{piece}.weight"] for piece in pieces]) for expert in range(count)
         ]
-        floats[key] = torch.from_numpy(np.stack(each)).float().transpose(1, 2)
+        whole = torch.from_numpy(np.stack(each)).float()
+        floats[key] = whole if whole.shape == floats[key].shape else whole.transpose(1, 2)
     got, want = load(coded, "float32"), load(rewritten(source, tmp_path / "floats", floats), "float32")
     sparse = [(layer.experts, other.experts) for layer, other in zip(got.layers, want.layers) if layer.experts]
-    assert len(sparse) == 2
+    assert len(sparse) == len(stacked) // 2 > 0
     for layer, other in sparse:
         torch.testing.assert_close(layer.gate_up.weight.dense(3), other.gate_up.weight.dense(3), rtol=1e-6, atol=0)
         torch.testing.assert_close(layer.down.weight.dense(3), other.down.weight.dense(3), rtol=1e-6, atol=0)
