@@ -111,7 +111,7 @@ class Experts:
     __slots__ = ("in_features", "layout", "num_experts", "pieces", "scheme", "stacked", "weight")
 
     scheme: Scheme  # of experts that lie apart; the other layouts have none
-    stacked: Stacked | None  # of codes that lie as a family's transposed floats do
+    stacked: Stacked | None  # of codes that lie as the family's floats do
     weight: ExpertsWeight
 
     def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int) -> None:
@@ -130,16 +130,14 @@ class Experts:
             return self.scheme.expects(self.pieces * count, (columns,))
         if self.layout == "joined":
             return {"weight": (Wanted((count, rows, columns)),)}
-        if self.layout == "upright":
-            return {kind: (Wanted((count, rows, columns)),)}
-        if self.layout == "turned":
-            return self._turned(rows, columns)
+        if self.layout in ("upright", "turned"):
+            return self._in_one(rows, columns)
         if self.layout == "one below the other":
             sizes = (count * rows // 2, columns) if len(self.pieces) > 1 else (count * columns, rows)
             return {name: (Wanted(sizes),) for name in self._below}
         bias = {f"{kind}_bias": (Wanted((count, rows)),)}
         if self.layout == "by turns":
-            return {**self._turned(rows, columns), **bias}
+            return {**self._in_one(rows, columns), **bias}
         groups = columns // checked_group(columns, GROUP)
         blocks = Wanted((count, rows, groups, GROUP // 2), (torch.uint8,))
         return {f"{kind}_blocks": (blocks,), f"{kind}_scales": (Wanted((count, rows, groups), (torch.uint8,)),), **bias}
@@ -148,7 +146,7 @@ class Experts:
         matrices: Sequence[Codes | Tensor]
         biases, kind = None, self._kind
         if self.stacked is not None:
-            matrices = self._codes(self.stacked.matrices(kind, pieces, placement))
+            matrices = self._codes(self.stacked.matrices(pieces, placement))
         elif self.layout == "joined":
             matrices = list(_whole(pieces, "weight"))
         elif self.layout == "upright":
@@ -181,7 +179,12 @@ class Experts:
     @property
     def product(self) -> str:
         """How the tensors of all experts begin, in layouts whose codes may lie as the floats do; else ""."""
-        return self._kind if self.layout in ("turned", "by turns") else ""
+        return self._kind if self.layout in ("upright", "turned", "by turns") else ""
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether files have each of these matrices transposed."""
+        return self.layout != "upright"
 
     @property
     def _kind(self) -> str:
@@ -193,11 +196,12 @@ class Experts:
         """The matrices in which experts lie one below the other."""
         return ("w1", "v1") if len(self.pieces) > 1 else ("w2",)
 
-    def _turned(self, rows: int, columns: int) -> dict[str, tuple[Wanted | None, ...]]:
-        """Each expert's matrix transposed."""
+    def _in_one(self, rows: int, columns: int) -> dict[str, tuple[Wanted | None, ...]]:
+        """One tensor of all experts' matrices, or of their codes."""
         if self.stacked is not None:
-            return self.stacked.expects(self._kind, rows, columns)
-        return {self._kind: (Wanted((self.num_experts, columns, rows)),)}
+            return self.stacked.expects(rows, columns)
+        sizes = (columns, rows) if self.is_turned else (rows, columns)
+        return {self._kind: (Wanted((self.num_experts, *sizes)),)}
 
     def _codes(self, matrices: Sequence[Codes]) -> Sequence[Codes]:
         """Rows of gate before those of up."""

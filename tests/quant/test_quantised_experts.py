@@ -288,38 +288,41 @@ def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, nam
     assert list(drawn.layers[1].experts.router.expects()) == ["weight"]
 
 
-@pytest.mark.parametrize("algorithm", ["NVFP4", "FP8"])
-@pytest.mark.parametrize("name", ["llama4", "gpt_oss"])
-def test_codes_of_all_experts_may_lie_as_the_floats_do(name, algorithm, tmp_path, request):
-    """As ModelOpt writes these families: transposed, and a scale for the matrix that all experts share."""
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("llama4", "modelopt nvfp4"),
+        ("llama4", "modelopt fp8"),
+        ("gpt_oss", "modelopt nvfp4"),
+        ("gpt_oss", "modelopt fp8"),
+        ("gemma4", "ct w4 32"),
+    ],
+)
+def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, request):
+    """As ModelOpt writes Llama 4 and gpt-oss, with scales that experts share, and compressed-tensors Gemma 4."""
     if name == "gpt_oss":
         source = request.getfixturevalue("gpt_oss")[1]
     else:
-        sizes = {"hidden_size": 96, "intermediate_size": 64, "intermediate_size_mlp": 100, "num_local_experts": 5}
-        sizes |= {"num_hidden_layers": 2, "interleave_moe_layer_step": 1, "attention_chunk_size": 11}
-        made = tiny.causal("Llama4ForCausalLM", "Llama4TextConfig", head_dim=20, **sizes)()
-        source = tiny.save(made, tmp_path / "source")
-    variant, draw = (
-        VARIANTS["modelopt nvfp4" if algorithm == "NVFP4" else "modelopt fp8"],
-        torch.Generator().manual_seed(3),
-    )
-    tensors, wanted = {}, {}
+        source = tiny.save(LYING[name](), tmp_path / "source")
+    variant, draw = VARIANTS[form], torch.Generator().manual_seed(3)
+    tensors, wanted, upright = {}, {}, name == "gemma4"
     for key, tensor in load_file(source / "model.safetensors").items():
         if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
             tensors[key] = wanted[key] = tensor
             continue
-        count, columns, rows = tensor.shape
+        count, rows, columns = tensor.shape if upright else tensor.transpose(1, 2).shape
         made = [variant.write(draw, rows, columns) for _ in range(count)]
-        shared = {kind: each for kind, each in made[0].items() if each.numel() == 1}
-        made = [{**each, **shared} for each in made]
-        tensors |= {f"{key}_{kind}": each for kind, each in shared.items()}
-        for kind in made[0].keys() - shared:
-            whole = torch.stack([each[kind].T.contiguous() for each in made])
-            tensors[key if kind == "weight" else f"{key}_{kind}"] = whole
-        each = [oracle.matrix(variant.settings, expert) for expert in made]
-        wanted[key] = torch.from_numpy(np.stack(each)).float().transpose(1, 2)
-    settings = {"quant_method": "modelopt", "quant_algo": algorithm}
-    coded = rewritten(source, tmp_path / "codes", tensors, quantization_config=settings)
+        each = made if upright else [{**expert, **numbers_of(made[0])} for expert in made]
+        wide = torch.from_numpy(np.stack([oracle.matrix(variant.settings, expert) for expert in each])).float()
+        wanted[key] = wide if upright else wide.transpose(1, 2)
+        for kind in each[0].keys() - {"weight_shape"}:
+            short = kind.removeprefix("weight_") if upright else kind
+            called = key if kind == "weight" else f"{key}_{short}"
+            if each[0][kind].numel() == 1:
+                tensors[called] = each[0][kind]
+            else:
+                tensors[called] = torch.stack([expert[kind] if upright else expert[kind].T for expert in each])
+    coded = rewritten(source, tmp_path / "codes", tensors, quantization_config=variant.settings)
     floats = rewritten(source, tmp_path / "floats", wanted)
     got, want = load(coded, "float32"), load(floats, "float32")
     pairs = [(layer.experts, other.experts) for layer, other in zip(got.layers, want.layers) if layer.experts]
@@ -329,5 +332,24 @@ def test_codes_of_all_experts_may_lie_as_the_floats_do(name, algorithm, tmp_path
             assert ours.weight.num_bytes < theirs.weight.num_bytes
             torch.testing.assert_close(ours.weight.dense(1), theirs.weight.dense(1), rtol=1e-6, atol=0)
     check_logits(coded, floats)
-    form = "NVFP4" if algorithm == "NVFP4" else "FP8 by matrices"
-    assert f"{sum(3 * layer.gate_up.num_experts for layer, _ in pairs)} {form}" in form_line(got, float8_units=False)
+    said = {"modelopt nvfp4": "NVFP4", "modelopt fp8": "FP8 by matrices", "ct w4 32": "INT4 by 32"}[form]
+    assert f"{sum(3 * layer.gate_up.num_experts for layer, _ in pairs)} {said}" in form_line(got, float8_units=False)
+
+
+def numbers_of(expert):
+    return {kind: tensor for kind, tensor in expert.items() if tensor.numel() == 1}
+
+
+LYING = {
+    "llama4": tiny.causal(
+        "Llama4ForCausalLM", "Llama4TextConfig", head_dim=20, hidden_size=96, intermediate_size=64,
+        intermediate_size_mlp=100, num_local_experts=5, num_hidden_layers=2, interleave_moe_layer_step=1,
+        attention_chunk_size=11,
+    ),
+    "gemma4": tiny.causal(
+        "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=2, hidden_size=96,
+        attention_k_eq_v=True, num_key_value_heads=3, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+        sliding_window=8, tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"],
+        enable_moe_block=True, num_experts=5, top_k_experts=3, moe_intermediate_size=64,
+    ),
+}  # fmt: skip
