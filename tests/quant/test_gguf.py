@@ -35,6 +35,9 @@ FILES = {
     "qwen2": ("qwen2", "q8_0", False, "qwen2"),
     "qwen3": ("qwen3", "q4_k", True, "qwen2"),
     "q6_k": ("qwen3", "q6_k", False, "gpt-2"),
+    "q5_k": ("llama", "q5_k", False, "gpt-2"),
+    "q5_1": ("llama", "q5_1", True, "qwen2"),
+    "iq4_xs": ("qwen2", "iq4_xs", False, "qwen2"),
 }
 
 
@@ -152,7 +155,7 @@ def other_architecture(data: bytes) -> bytes:
 def other_type(data: bytes) -> bytes:
     """The type of the first tensor: behind its name, its dimensions' number and its two dimensions."""
     at = data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16
-    return data[:at] + struct.pack("<I", 13) + data[at + 4 :]
+    return data[:at] + struct.pack("<I", 11) + data[at + 4 :]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,10 @@ def other_type(data: bytes) -> bytes:
         (endless_text, "claims a text of"),
         (many_tensors, "claims 1099511627776 tensors"),
         (other_architecture, "general.architecture='mamba'; of GGUF files llama, qwen2, qwen3 are served"),
-        (other_type, "token_embd.weight is Q5_K; read are matrices in F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K"),
+        (
+            other_type,
+            "token_embd.weight is Q3_K; read are matrices in F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K",
+        ),
     ],
 )
 def test_other_files_are_refused(file_of, tmp_path, damage, said):
