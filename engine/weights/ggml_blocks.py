@@ -34,16 +34,21 @@ PLACES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 1
 
 def codes_of(kind: str, lines: Tensor) -> Codes:
     """A matrix: its rows' bytes, uint8 [N, blocks * size]."""
-    size, read = BLOCKS[kind][1:]
+    size, _, read = BLOCKS[kind][1:]
     return read(lines.unflatten(1, (-1, size)))
 
 
 def line_bytes(kind: str, columns: int) -> int:
     """Bytes of a row of so many columns."""
-    block, size, _ = BLOCKS[kind]
+    block, size, _, _ = BLOCKS[kind]
     if columns % block:
         raise ConfigError(f"a matrix of {columns} columns in {kind}, whose blocks have {block}: the file is damaged")
     return columns // block * size
+
+
+def kept_bytes(kind: str, columns: int) -> int:
+    """Bytes of a row in memory: codes of four bits or eight, float32 scales and zeros."""
+    return columns // BLOCKS[kind][0] * BLOCKS[kind][2]
 
 
 def _half(raw: Tensor) -> Tensor:
@@ -146,16 +151,16 @@ def _iq4_xs(blocks: Tensor) -> Codes:
     return Codes(Kind.INT8, _at_places(blocks[:, :, 8:].unflatten(2, (8, 16))), scale.flatten(1), 32)
 
 
-# Kind -> columns of a block, its bytes, its reader.
-BLOCKS: dict[str, tuple[int, int, Callable[[Tensor], Codes]]] = {
-    "q4_0": (32, 18, _q4_0),
-    "q4_1": (32, 20, _q4_1),
-    "q5_0": (32, 22, _q5_0),
-    "q5_1": (32, 24, _q5_1),
-    "q8_0": (32, 34, _q8_0),
-    "q4_k": (256, 144, _q4_k),
-    "q5_k": (256, 176, _q5_k),
-    "q6_k": (256, 210, _q6_k),
-    "iq4_nl": (32, 18, _iq4_nl),
-    "iq4_xs": (256, 136, _iq4_xs),
+# Kind -> columns of a block, its bytes in the file and in memory, its reader.
+BLOCKS: dict[str, tuple[int, int, int, Callable[[Tensor], Codes]]] = {
+    "q4_0": (32, 18, 20, _q4_0),
+    "q4_1": (32, 20, 24, _q4_1),
+    "q5_0": (32, 22, 36, _q5_0),
+    "q5_1": (32, 24, 40, _q5_1),
+    "q8_0": (32, 34, 36, _q8_0),
+    "q4_k": (256, 144, 192, _q4_k),
+    "q5_k": (256, 176, 320, _q5_k),
+    "q6_k": (256, 210, 320, _q6_k),
+    "iq4_nl": (32, 18, 36, _iq4_nl),
+    "iq4_xs": (256, 136, 288, _iq4_xs),
 }

@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.pack import pack_pieces as pack
 from engine.models.registry import build_model, load_model_config
+from engine.quant.gguf import Blocks
 from engine.weights.files import open_checkpoint
 from engine.weights.ggml_blocks import codes_of
 from engine.weights.gguf import read_gguf
@@ -53,6 +54,8 @@ def test_blocks_stand_for_what_llama_cpp_reads(kind):
     raw = ggufs.blocks(kind, 6, 512, np.random.default_rng(1))
     want = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind.upper()])).double()
     codes = codes_of(kind, torch.from_numpy(raw))
+    form = pack([codes], None, Placement(torch.float32, "cpu:0"), gated=False)
+    assert form.num_bytes == Blocks(kind).wants(6, 512)[kind].num_bytes(torch.bfloat16)
     torch.testing.assert_close(codes.dense(), want, rtol=1e-6, atol=1e-6 * float(want.abs().max()))
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(0))
     for device in ("cpu", "cpu:0"):  # panels, and the form of accelerators by its reference
