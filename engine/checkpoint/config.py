@@ -100,6 +100,8 @@ def with_quantisation(root: Section, folder: Path) -> Section:
     if settings is None:
         return Section({key: value for key, value in root.values.items() if key != SETTINGS[0]}, root.path)
     if isinstance(settings, dict):
+        if isinstance(inner := settings.get("quantization"), dict):  # as in hf_quant_config.json
+            settings = {**settings, **inner}
         known = {"quant_algo": "modelopt", "config_groups": "compressed-tensors"}
         named = next((method for key, method in known.items() if key in settings), UNKNOWN)
         method = settings.get("quant_method") or named

@@ -149,7 +149,8 @@ def test_dynamic_says_which_modules_have_zero_points(folder_of, tmp_path):
 
 
 RANDOM = ("gptq 32", "awq 32", "ct w4 32", "ct nvfp4", "modelopt fp8", "bnb nf4", "bnb fp4 nested", "bnb int8",
-          "ct mxfp8", "ct int8 weights", "ct w4 asymmetric", "ct mixed", "modelopt mixed", "gptq dynamic")  # fmt: skip
+          "ct mxfp8", "ct int8 weights", "ct w4 asymmetric", "ct mixed", "modelopt mixed", "modelopt mxfp8",
+          "gptq dynamic")  # fmt: skip
 
 
 def forms(model):

@@ -312,6 +312,10 @@ VARIANTS: dict[str, Variant] = {
     "modelopt fp8 blocks": Variant(
         {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, floats8("weight_scale", "four")
     ),
+    "modelopt mxfp8": Variant(
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "MXFP8", "exclude_modules": ["lm_head"]}},
+        floats8("weight_scale", "group", dtype=U8),
+    ),
     "modelopt nvfp4": Variant({"quant_method": "modelopt", "quant_algo": "NVFP4"}, floats4("modelopt")),
     "modelopt beside": Variant(
         {"quantization": {"quant_algo": "W4A16_NVFP4", "exclude_modules": ["lm_head"]}},
