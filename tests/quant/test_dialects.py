@@ -17,9 +17,11 @@ from engine.checkpoint.config import with_quantisation
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.parts import PartsWeight
 from engine.models.registry import load_model_config
+from engine.quant.awq import PackedAwq
 from engine.quant.base import Quantised
 from engine.quant.dialects import DIALECTS
 from engine.quant.forms import form_line
+from engine.quant.gptq import PackedGptq
 from engine.weights.table import parts_of
 from tests import tiny
 from tests.models.harness import Harness, load
@@ -124,6 +126,22 @@ def test_a_group_that_names_a_module_goes_before_one_for_all_linear_layers():
 def test_a_method_may_be_spelled_as_its_makers_and_kernels_are(tmp_path, name, method):
     folder = write(tmp_path, replace(VARIANTS[name], settings={**VARIANTS[name].settings, "quant_method": method}))
     assert load_model_config(folder).raw["quantization_config"] == VARIANTS[name].settings
+
+
+@pytest.mark.parametrize(
+    ("more", "form"),
+    [
+        ({"backend": "auto_round:exllamav2"}, PackedGptq),
+        ({"backend": "auto_round:gptq:exllamav2", "sym": False}, PackedGptq),
+        ({"backend": "auto_round:awq"}, PackedAwq),
+        ({"backend": "auto", "packing_format": "auto_round:auto_awq"}, PackedAwq),
+        ({"backend": "auto"}, PackedGptq),
+    ],
+)
+def test_older_files_of_auto_round_name_a_backend(more, form):
+    settings = {"quant_method": "auto-round", "bits": 4, "group_size": 128, **more}
+    found = DIALECTS["auto-round"](Section(settings, "config.json")).stored("layers.0.mlp.up_proj", 256, None)
+    assert isinstance(found, form)
 
 
 @pytest.mark.parametrize("path", [("text_config",), ("llm_config",), ("thinker_config", "text_config")])
