@@ -76,6 +76,7 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     names = {} if shards is None else match(model, shards, config.model)
     online = (model_config.raw.get("quantization_config") or {}).get("quant_method") == ONLINE
     kept = shards and device == "cpu" and model_config.implementation == "native" and not online
+    kept = kept and not any(shard.gguf for shard in shards or ())  # whose codes are widened while they are read
     weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
     layout = layout_of(config, model, sizes, shards, read=False)

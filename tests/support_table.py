@@ -23,7 +23,10 @@ BEGIN, END = "<!-- support table: python -m tests.support_table -->\n", "<!-- en
 MODALITIES = {"image": "pictures", "video": "films", "audio": "sound"}
 REFUSED_FORMATS = "HQQ, AQLM, Quark; pickles (`.bin`, `.pt`)"
 
-READ_CODES = "FP8, INT8 (W8A8 and W8A16), INT4, NF4, FP4, NVFP4, MXFP4, MXFP8; GGUF: Q4_0, Q8_0, Q4_K, Q6_K"
+READ_CODES = (
+    "FP8, INT8 (W8A8 and W8A16), INT4, NF4, FP4, NVFP4, MXFP4, MXFP8; GGUF: "
+    "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS"
+)
 REFUSED_CODES = "2 and 3 bits, 2:4 sparsity, inputs with zero points, quantised embeddings"
 
 

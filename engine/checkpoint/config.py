@@ -20,6 +20,24 @@ from engine.model_config import ModelConfig
 from engine.quant.dialects import DIALECTS
 
 READ = tuple(name for name in DIALECTS if " " not in name)  # methods that checkpoints name
+UNKNOWN = "unknown"  # where settings name no method
+SETTINGS = ("quantization_config", "compression_config")
+# quant_method as some files spell it -> as DIALECTS does.
+SPELLED = {
+    "intel/auto-round": "auto-round",
+    "compressed_tensors": "compressed-tensors",
+    "modelopt_fp8": "modelopt",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
+}
+# Where models with towers may say how their decoder is quantised (InternVL's AWQ releases do), when the root does not.
+DECODERS = (
+    ("text_config",),
+    ("llm_config",),
+    ("language_config",),
+    ("thinker_config",),
+    ("thinker_config", "text_config"),
+)
 log = logging.getLogger(__name__)
 
 GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
@@ -56,14 +74,15 @@ def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dty
 
 def refuse_quantized(root: Section) -> None:
     """ConfigError where the weights are quantised in a way that no dialect of engine/quant reads."""
-    if root.values.get("quantization") is not None and root.values.get("quantization_config") is None:
+    given = root.values.get("quantization_config") is not None
+    settings = root.section("quantization_config") if given else Section({}, root.path)
+    method = settings.values.get("quant_method", UNKNOWN)
+    if root.values.get("quantization") is not None and method == UNKNOWN:  # of newer files also quantization_config
         raise ConfigError(
             "config.json: the weights are quantized by MLX; this version does not read its format, so use the "
             "checkpoint that it was made from"
         )
-    if root.values.get("quantization_config") is not None:
-        settings = root.section("quantization_config")
-        method = settings.values.get("quant_method", "unknown")
+    if given:
         if not isinstance(method, str) or method not in DIALECTS:
             raise ConfigError(
                 f"config.json: the weights are quantized ({method}); this version reads {', '.join(READ)} and "
@@ -74,16 +93,29 @@ def refuse_quantized(root: Section) -> None:
 
 def with_quantisation(root: Section, folder: Path) -> Section:
     """The configuration with `quantization_config`, wherever the checkpoint says how its weights are quantised."""
-    settings = root.values.get("quantization_config") or root.values.get("compression_config")
+    places = [_below(root.values, path) for path in ((), *DECODERS)]
+    settings = next((found for place in places for key in SETTINGS if (found := place.get(key))), None)
     if settings is None:
         settings = next((found for file, read in BESIDE.items() if (found := read(folder / file))), None)
     if settings is None:
-        return root
-    if isinstance(settings, dict) and settings.get("quant_method") is None:
+        return Section({key: value for key, value in root.values.items() if key != SETTINGS[0]}, root.path)
+    if isinstance(settings, dict):
+        if isinstance(inner := settings.get("quantization"), dict):  # as in hf_quant_config.json
+            settings = {**settings, **inner}
         known = {"quant_algo": "modelopt", "config_groups": "compressed-tensors"}
-        named = next((method for key, method in known.items() if key in settings), "unknown")
-        settings = {**settings, "quant_method": named}
+        named = next((method for key, method in known.items() if key in settings), UNKNOWN)
+        method = settings.get("quant_method") or named
+        settings = {**settings, "quant_method": SPELLED.get(method, method) if isinstance(method, str) else method}
     return Section({**root.values, "quantization_config": settings}, root.path)
+
+
+def _below(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """The object at this path, or none."""
+    for key in path:
+        values = values.get(key) or {}
+        if not isinstance(values, dict):
+            return {}
+    return values
 
 
 def _modelopt(path: Path) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,30 +33,43 @@ from engine.layers.norm import Normed, RMSNorm
 from engine.model_config import ExpertsConfig, TextConfig
 from engine.quant.base import UNQUANTISED, Quantised, Scheme
 from engine.quant.blocks import GROUP, block_codes
+from engine.quant.stacked import Stacked
 from engine.quant.stored import checked_group
 from engine.weights.table import Wanted
 
 
 class Router:
-    """The router's matrix [E, hidden]."""
+    """The router's matrix [E, hidden]: floats, also where the files have codes."""
 
-    __slots__ = ("biased", "hidden_size", "num_experts", "weight")
+    __slots__ = ("biased", "hidden_size", "num_experts", "scheme", "weight")
 
+    kept: ClassVar[bool] = True
+    scheme: Scheme
     weight: Weight
 
     def __init__(self, hidden_size: int, num_experts: int, biased: bool) -> None:
         self.hidden_size = hidden_size
         self.num_experts = num_experts
         self.biased = biased
+        self.scheme = UNQUANTISED
+
+    @property
+    def in_features(self) -> int:
+        return self.hidden_size
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        weight = {"weight": (Wanted((self.num_experts, self.hidden_size)),)}
-        return {**weight, "bias": (Wanted((self.num_experts,)),)} if self.biased else {**weight}
+        weight = self.scheme.expects((self.num_experts,), (self.hidden_size,))
+        return {**weight, "bias": (Wanted((self.num_experts,)),)} if self.biased else weight
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        (weight,) = pieces["weight"]
-        assert weight is not None
-        self.weight = pack_router(weight, pieces["bias"][0] if self.biased else None, placement)
+        bias = pieces["bias"][0] if self.biased else None
+        if isinstance(self.scheme, Quantised):
+            given = {kind: piece for kind, piece in pieces.items() if kind != "bias" or not self.biased}
+            (found,) = self.scheme.matrices(given, placement)
+            weight = found.dense().float() if isinstance(found, Codes) else found
+        else:
+            weight = _whole(pieces, "weight")
+        self.weight = pack_router(weight, bias, placement)
 
 
 class RouterNorm(RMSNorm):
@@ -94,9 +108,10 @@ class PerExpert:
 class Experts:
     """One product of every expert: a matrix, or gate and up, of each."""
 
-    __slots__ = ("in_features", "layout", "num_experts", "pieces", "scheme", "weight")
+    __slots__ = ("in_features", "layout", "num_experts", "pieces", "scheme", "stacked", "weight")
 
     scheme: Scheme  # of experts that lie apart; the other layouts have none
+    stacked: Stacked | None  # of codes that lie as the family's floats do
     weight: ExpertsWeight
 
     def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int) -> None:
@@ -104,6 +119,7 @@ class Experts:
         self.layout = config.layout
         self.in_features = in_features
         self.pieces = pieces  # rows of gate and of up, or of down
+        self.stacked = None
         if config.layout == "apart":
             self.scheme = UNQUANTISED
 
@@ -114,16 +130,14 @@ class Experts:
             return self.scheme.expects(self.pieces * count, (columns,))
         if self.layout == "joined":
             return {"weight": (Wanted((count, rows, columns)),)}
-        if self.layout == "upright":
-            return {kind: (Wanted((count, rows, columns)),)}
-        if self.layout == "turned":
-            return {kind: (Wanted((count, columns, rows)),)}
+        if self.layout in ("upright", "turned"):
+            return self._in_one(rows, columns)
         if self.layout == "one below the other":
             sizes = (count * rows // 2, columns) if len(self.pieces) > 1 else (count * columns, rows)
             return {name: (Wanted(sizes),) for name in self._below}
         bias = {f"{kind}_bias": (Wanted((count, rows)),)}
         if self.layout == "by turns":
-            return {kind: (Wanted((count, columns, rows)),), **bias}
+            return {**self._in_one(rows, columns), **bias}
         groups = columns // checked_group(columns, GROUP)
         blocks = Wanted((count, rows, groups, GROUP // 2), (torch.uint8,))
         return {f"{kind}_blocks": (blocks,), f"{kind}_scales": (Wanted((count, rows, groups), (torch.uint8,)),), **bias}
@@ -131,7 +145,9 @@ class Experts:
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         matrices: Sequence[Codes | Tensor]
         biases, kind = None, self._kind
-        if self.layout == "joined":
+        if self.stacked is not None:
+            matrices = self._codes(self.stacked.matrices(pieces, placement))
+        elif self.layout == "joined":
             matrices = list(_whole(pieces, "weight"))
         elif self.layout == "upright":
             matrices = list(_whole(pieces, kind))
@@ -157,7 +173,18 @@ class Experts:
     @property
     def stacked_codes(self) -> int:
         """How many matrices lie as codes in one tensor of all experts."""
-        return self.num_experts * len(self.pieces) if self.layout == "codes by turns" else 0
+        has_codes = self.layout == "codes by turns" or self.stacked is not None
+        return self.num_experts * len(self.pieces) if has_codes else 0
+
+    @property
+    def product(self) -> str:
+        """How the tensors of all experts begin, in layouts whose codes may lie as the floats do; else ""."""
+        return self._kind if self.layout in ("upright", "turned", "by turns") else ""
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether files have each of these matrices transposed."""
+        return self.layout != "upright"
 
     @property
     def _kind(self) -> str:
@@ -168,6 +195,21 @@ class Experts:
     def _below(self) -> tuple[str, ...]:
         """The matrices in which experts lie one below the other."""
         return ("w1", "v1") if len(self.pieces) > 1 else ("w2",)
+
+    def _in_one(self, rows: int, columns: int) -> dict[str, tuple[Wanted | None, ...]]:
+        """One tensor of all experts' matrices, or of their codes."""
+        if self.stacked is not None:
+            return self.stacked.expects(rows, columns)
+        sizes = (columns, rows) if self.is_turned else (rows, columns)
+        return {self._kind: (Wanted((self.num_experts, *sizes)),)}
+
+    def _codes(self, matrices: Sequence[Codes]) -> Sequence[Codes]:
+        """Rows of gate before those of up."""
+        turns = len(self.pieces)
+        if self.layout != "by turns" or turns == 1:
+            return matrices
+        index = torch.cat([torch.arange(turn, sum(self.pieces), turns) for turn in range(turns)])
+        return [matrix.rows(index.to(matrix.values.device)) for matrix in matrices]
 
     def _turns(self, upright: Tensor) -> list[Tensor]:
         """[E, rows, ...] -> of each expert the rows of each piece, which lie by turns."""

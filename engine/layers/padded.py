@@ -3,7 +3,8 @@
 Owner: the model; read only after loading. On an accelerator lines of a matrix that do not begin at multiples of 16
 bytes keep the library's fast kernels away, so a width gets further units, up to the next multiple of UNIT. All of them
 are zero but the first: that one is always one, and its column in the second matrix is the second bias, which would cost
-a pass over the result of its own (also where the width was a multiple before). On a CPU nothing is added.
+a pass over the result of its own (also where the width was a multiple before). On a CPU nothing is added, nor where the
+checkpoint quantises either of the two.
 
     hidden  | 0 .. width-1 | 1 | 0 0 .. |      x @ second.T  ->  as before, bias included
 """
@@ -23,38 +24,20 @@ UNIT = 64
 GATE_OF_ONE = 32.0  # silu(32) is 32 in float32, and its product with 1/32 exactly 1 in every dtype
 
 
-class PaddedGated(GatedLinear):
-    """silu(x G^T + g) * (x U^T + u), with biases; [..., width] on a CPU, else [..., padded width]."""
-
-    __slots__ = ()
-
-    def __init__(self, in_features: int, width: int) -> None:
-        super().__init__(in_features, width, bias=True, activation=Activation.SILU)
-
-    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        dtype, device = placement.dtype, placement.device
-        more = spare(self.out_features[0], device)
-        if not more or self.scheme is not UNQUANTISED:
-            super().fill(pieces, placement)
-            return
-        gate, up = (piece.to(device, dtype) for piece in pieces["weight"] if piece is not None)
-        gate_bias, up_bias = (piece.to(device, torch.float32) for piece in pieces["bias"] if piece is not None)
-        self.weight = pack_unchanged(*pad_gated(gate, up, gate_bias, up_bias, more), placement)
-
-
 class PaddedLinear(Linear):
     """h W^T + b, where PaddedGated made h, or it lies in `room`."""
 
-    __slots__ = ("padded_width",)
+    __slots__ = ("first", "padded_width")
 
     def __init__(self, width: int, out_features: int) -> None:
         super().__init__(width, out_features, bias=True)
         self.padded_width = width  # of the matrix in memory
+        self.first: PaddedGated | None = None
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         dtype, device = placement.dtype, placement.device
         more = spare(self.in_features, device)
-        if not more or self.scheme is not UNQUANTISED:
+        if not more or not is_plain(self, self.first):
             super().fill(pieces, placement)
             return
         (weight,), (bias,) = pieces["weight"], pieces["bias"]
@@ -71,6 +54,34 @@ class PaddedLinear(Linear):
         room = like.new_zeros(len(like), self.padded_width)
         room[:, self.in_features : self.in_features + 1] = 1
         return room
+
+
+class PaddedGated(GatedLinear):
+    """silu(x G^T + g) * (x U^T + u), with biases; [..., width] on a CPU, else [..., padded width]."""
+
+    __slots__ = ("second",)
+
+    def __init__(self, in_features: int, width: int, second: PaddedLinear | None = None) -> None:
+        """`second` reads what this makes."""
+        super().__init__(in_features, width, bias=True, activation=Activation.SILU)
+        self.second = second
+        if second is not None:
+            second.first = self
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        dtype, device = placement.dtype, placement.device
+        more = spare(self.out_features[0], device)
+        if not more or not is_plain(self, self.second):
+            super().fill(pieces, placement)
+            return
+        gate, up = (piece.to(device, dtype) for piece in pieces["weight"] if piece is not None)
+        gate_bias, up_bias = (piece.to(device, torch.float32) for piece in pieces["bias"] if piece is not None)
+        self.weight = pack_unchanged(*pad_gated(gate, up, gate_bias, up_bias, more), placement)
+
+
+def is_plain(*layers: Linear | None) -> bool:
+    """Whether the checkpoint holds floats of all these."""
+    return all(layer is None or layer.scheme is UNQUANTISED for layer in layers)
 
 
 def spare(width: int, device: str) -> int:

@@ -41,6 +41,7 @@ from engine.models.family import Family
 from engine.models.gemma import KEYS, SANDWICH_ROWS
 from engine.models.gemma4_text import text
 from engine.models.llama import DECODER_IGNORE, Llama, LlamaLayer
+from engine.models.sparse import as_stored
 from engine.weights.table import Row, Table, Wanted
 
 KEPT = ("k_proj", "v_proj", "k_norm", "v_norm")  # released files have them of layers that never read them, too
@@ -195,6 +196,7 @@ class Gemma4(Llama):
             Row(("per_layer_projection_norm",), "beside_norm"),
         ),
         ignore=DECODER_IGNORE,
+        spelled=((".moe.experts.", ".experts."),),
     )
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
@@ -211,6 +213,9 @@ class Gemma4(Llama):
         read_nowhere = (number for number, layer in enumerate(text.layers) if layer.keys_of is not None)
         ignored = (f"layers.{number}.self_attn.{name}.*" for number in read_nowhere for name in KEPT)
         self.table = replace(self.table, ignore=(*self.table.ignore, *ignored))
+
+    def weight_table(self) -> Table:
+        return as_stored(super().weight_table(), self.config.text)
 
     def layer(self, number: int) -> DecoderLayer:
         return Gemma4Layer(self.config.text, number)

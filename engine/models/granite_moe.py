@@ -9,6 +9,7 @@ from engine.models import granite
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.models.mixtral import BLOCK
+from engine.models.sparse import as_stored
 from engine.weights.table import Row, Table
 
 
@@ -24,6 +25,9 @@ class GraniteMoE(Llama):
         ),
         ignore=DECODER_IGNORE,
     )
+
+    def weight_table(self) -> Table:
+        return as_stored(super().weight_table(), self.config.text, BLOCK + "experts")
 
 
 def text(body: Section, outer: Section) -> TextConfig:

@@ -194,10 +194,13 @@ def build_model(
     return model
 
 
+IN_ONE = ("joined", "upright", "turned")  # layouts of families whose experts quantisers take apart
+
+
 def _turns_experts(config: ModelConfig, shards: Sequence[Shard] | None) -> bool:
     """Whether quantised files hold the experts one by one that the family's releases keep in a tensor for all."""
     method = (config.raw.get("quantization_config") or {}).get("quant_method")
-    if method is None or not any(layer.experts and layer.experts.layout == "turned" for layer in config.text.layers):
+    if method is None or not any(layer.experts and layer.experts.layout in IN_ONE for layer in config.text.layers):
         return False
     if shards is None:
         return bool(method != ONLINE)

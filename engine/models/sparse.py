@@ -35,16 +35,17 @@ def sparse_rows(
     )
 
 
-def as_stored(table: Table, text: TextConfig) -> Table:
+def as_stored(table: Table, text: TextConfig, experts: str = "") -> Table:
     """The table of a family that keeps a layer's experts in one tensor, for files that hold them one by one.
 
     Quantisers do so: they turn the tensor into a linear layer for each matrix, and name these as most families do.
+    experts: the module that has them, where the family's table names another.
     """
     if not any(layer.experts and layer.experts.layout == "apart" for layer in text.layers):
         return table
     pieces = {"layers.*.experts.gate_up": ("gate_proj", "up_proj"), "layers.*.experts.down": ("down_proj",)}
     rows = (
-        replace(row, names=tuple(f"{row.names[0]}.#.{name}" for name in pieces[row.target]))
+        replace(row, names=tuple(f"{experts or row.names[0]}.#.{name}" for name in pieces[row.target]))
         if row.target in pieces
         else row
         for row in table.rows

@@ -17,6 +17,7 @@ from engine.quant.base import Dialect, Expected, Headers, Quantised, Stored, nam
 from engine.quant.dialects import DIALECTS
 from engine.quant.names import USUAL
 from engine.quant.online import ONLINE
+from engine.quant.stacked import stacked
 from engine.weights.files import Shard
 from engine.weights.names import compact
 from engine.weights.table import Table, Wanted, parts_of
@@ -49,11 +50,14 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
     part: Any  # with a scheme: a layer of engine/layers/linear.py, or Experts
     any_quantised, listed = False, []
     for row, names, part in parts_of(table, model):
+        if found is not None and hasattr(part, "stacked"):
+            part.stacked = stacked(part, dialect, names[0], found.get(names[0], {}))
+            any_quantised |= part.stacked is not None
         if not hasattr(part, "scheme"):
             if "weight" in part.expects():  # else the codes are another part's, to which this one belongs
                 _refuse_codes(names, found)
             continue
-        if not part.expects():
+        if not part.expects() or (getattr(part, "kept", False) and not _with_codes(names, found)):
             continue
         if stored := getattr(part, "stored", ()):  # which module each of its pieces is made of
             names = [names[number] for number in stored]
@@ -106,13 +110,17 @@ def _told(form: Iterable[tuple[str, Wanted]]) -> str:
 
 
 def _refuse_codes(names: Sequence[str], found: Mapping[str, Headers] | None) -> None:
-    """Embeddings, norms and routers are read as floats."""
-    quantised = [name for name in names if found is not None and CODES & found.get(name, {}).keys()]
-    if quantised:
+    """Embeddings and norms are read as floats."""
+    if quantised := _with_codes(names, found):
         raise ConfigError(
-            f"{compact(quantised)}: these weights are quantised; codes are read in linear layers and experts alone: "
-            "quantise the checkpoint again without these"
+            f"{compact(quantised)}: these weights are quantised; codes are read in linear layers, experts and routers "
+            "alone: quantise the checkpoint again without these"
         )
+
+
+def _with_codes(names: Sequence[str], found: Mapping[str, Headers] | None) -> list[str]:
+    """Those of the modules that are codes in the files; none with random weights."""
+    return [name for name in names if found is not None and CODES & found.get(name, {}).keys()]
 
 
 def modules_of(table: Table, shards: Sequence[Shard]) -> dict[str, Headers]:

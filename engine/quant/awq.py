@@ -16,7 +16,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
-from engine.quant.names import is_left_out
+from engine.quant.names import left_out
 from engine.quant.stored import SCALES, checked_group, extras, fields, form_of, offsets, scale_of
 from engine.weights.table import Wanted
 
@@ -69,11 +69,11 @@ class Awq:
         if settings.size("bits", 4) != 4:
             raise ConfigError(f"{settings.path}: bits={settings.size('bits')}; AWQ has 4")
         self.group = settings.integer("group_size", 128, least=-1)
-        self._left_out = tuple(map(str, settings.items("modules_to_not_convert", ())))
+        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> PackedAwq | None:
         if headers is None:
-            return None if is_left_out(module, self._left_out) else PackedAwq(self.group)
+            return None if module in self._left_out else PackedAwq(self.group)
         if "qweight" not in headers:
             return None
         return PackedAwq(self.group, tuple(extras(headers, ("bias",)).items()))

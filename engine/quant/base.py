@@ -79,8 +79,8 @@ class Stored(Protocol):
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         """Tensor kind -> what is read; shapes that cannot be are a ConfigError."""
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
-        """The canonical form."""
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes | Tensor:
+        """The canonical form; floats [rows, columns] of a matrix that has none."""
 
     @property
     def form(self) -> str:
@@ -117,6 +117,9 @@ class Quantised:
         self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool, arrange: Arrange | None
     ) -> Weight:
         matrices = self.matrices(tensors, placement)
+        floats = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
+        if len(floats) == len(matrices):
+            return UNQUANTISED.weight({"weight": [*floats]}, bias, placement, gated, arrange)
         if arrange is not None:
             matrices = [_in_order(matrix, arrange, number) for number, matrix in enumerate(matrices)]
         return pack_pieces(matrices, bias, placement, gated)
@@ -152,7 +155,8 @@ def _read(stored: Stored | None, module: str, tensors: dict[str, Tensor], placem
         weight = tensors["weight"]
         return weight.to(weight_dtype(weight.dtype, placement)).flatten(1)
     with named(module):
-        return stored.read(tensors)
+        found = stored.read(tensors)
+    return found if isinstance(found, Codes) else found.to(weight_dtype(found.dtype, placement))
 
 
 def _in_order(matrix: Codes | Tensor, arrange: Arrange, number: int) -> Codes | Tensor:

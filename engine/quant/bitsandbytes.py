@@ -20,10 +20,12 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
-from engine.quant.names import is_left_out
+from engine.quant.names import left_out
 from engine.quant.stored import check_whole, extras, scale_of
 from engine.quant.table_floats import AGAIN, FLOAT32, STATE, TABLES, TableFloats4
 from engine.weights.table import Wanted
+
+SIZES = (64, 32, 128, 256, 512, 1024, 2048, 4096)  # of blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,15 @@ class Integers8:
         return Codes(Kind.INT8, tensors["weight"], scale[:, None], tensors["weight"].shape[1])
 
 
+def _block(codes: int, scales: int) -> int:
+    """How many codes share a scale; the last block may be shorter."""
+    found = next((size for size in SIZES if -(-codes // size) == scales), 0)
+    if not found:
+        sizes = ", ".join(map(str, SIZES))
+        raise ConfigError(f"{scales} scales for {codes} codes; blocks of {sizes} codes are read: fetch the files again")
+    return found
+
+
 class BitsAndBytes:
     """The dialect. The files decide what is quantised; a checkpoint of floats that asks for codes keeps its floats."""
 
@@ -58,11 +69,11 @@ class BitsAndBytes:
         self._table = settings.values.get("bnb_4bit_quant_type") or "fp4"
         if self._four and self._table not in ("nf4", "fp4"):
             raise ConfigError(f"{settings.path}: bnb_4bit_quant_type={self._table!r}; nf4 and fp4 are read: {AGAIN}")
-        self._left_out = tuple(map(str, settings.items("llm_int8_skip_modules", ())))
+        self._left_out = left_out(settings.items("llm_int8_skip_modules", ()), settings.path)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> TableFloats4 | Integers8 | None:
         if headers is None:
-            if is_left_out(module, self._left_out):
+            if module in self._left_out:
                 return None
             return TableFloats4(self._table, columns) if self._four else Integers8()
         if "SCB" in headers:
@@ -87,6 +98,6 @@ class BitsAndBytes:
             )
         scales = headers["weight.absmax"]
         codes = 2 * torch.Size(headers["weight"].shape).numel()
-        block = codes // max(1, torch.Size(scales.shape).numel())
+        block = _block(codes, torch.Size(scales.shape).numel())
         extra = ((f"{STATE}{table}", Wanted(headers[f"{STATE}{table}"].shape, (torch.uint8,))),)
         return TableFloats4(table, columns, block, scales.dtype == "U8", extra)

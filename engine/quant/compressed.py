@@ -21,7 +21,7 @@ from engine.quant.compressed_groups import groups_of, refuse_transforms
 from engine.quant.compressed_integers import Integers8, PackedIntegers
 from engine.quant.compressed_packed import packed
 from engine.quant.floats8 import Floats8, floats8
-from engine.quant.names import is_left_out, targets
+from engine.quant.names import Names, left_out
 from engine.quant.stored import POWERS, SCALES, Floats4, check_whole, extras
 
 FORMATS = (
@@ -52,18 +52,19 @@ class Compressed:
             raise ConfigError(f"{settings.path}: format {got}; read are {', '.join(FORMATS)}, without sparsity")
         refuse_transforms(settings)
         self._groups = groups_of(settings)
-        self._left_out = tuple(map(str, settings.items("ignore", ())))
+        self._targets = [Names(group.get("targets") or (), settings.path) for group in self._groups]
+        self._left_out = left_out(settings.items("ignore", ()), settings.path)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
-        group = next((group for group in self._groups if targets(module, group.get("targets") or ())), {})
+        group = self._group_of(module)
         weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
         block = weights.get("block_structure") or (128, 128)
         if isinstance(block, str):  # older: "128x128"
             block = block.split("x")
         block = (int(block[0]), int(block[1]))
         if headers is None:
-            left_out = is_left_out(module, self._left_out) or not group
-            return None if left_out else self._random(group.get("format") or self._format, weights, block, inputs)
+            kept = module in self._left_out or not group
+            return None if kept else self._random(group.get("format") or self._format, weights, block, inputs)
         if "weight_packed" in headers:
             return packed(headers, columns, weights)
         if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "I8"):
@@ -74,6 +75,12 @@ class Compressed:
         if (met := inputs.get("type") == "int") and not inputs.get("dynamic"):
             check_whole(headers, "codes of I8 for static inputs", "input_scale")
         return Integers8(met, tuple(extras(headers, ("input_scale",)).items()), headers["weight_scale"].shape)
+
+    def _group_of(self, module: str) -> Settings:
+        """What counts for this module, which is a Linear."""
+        of_all = (group for group in self._groups if "Linear" in (group.get("targets") or ()))
+        named = (group for group, names in zip(self._groups, self._targets) if module in names)
+        return next(named, next(of_all, {}))
 
     @staticmethod
     def _random(named: str, weights: Settings, block: tuple[int, int], inputs: Settings) -> Stored | None:

@@ -32,12 +32,12 @@ def form_line(model: Model, float8_units: bool) -> str | None:
     part: Any
     for row, names, part in parts_of(model.weight_table(), model):
         if stacked := getattr(part, "stacked_codes", 0):
-            forms["MXFP4"] += stacked
+            forms["MXFP4" if part.stacked is None else part.stacked.stored.form] += stacked
             floats += FLOAT_BYTES * part.num_experts * sum(part.pieces) * part.in_features
             coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
             continue
         scheme = getattr(part, "scheme", None)
-        if scheme is None:
+        if scheme is None or getattr(part, "kept", False):  # routers are floats in memory
             continue
         if not isinstance(scheme, Quantised):
             kept += len(names)
@@ -45,7 +45,7 @@ def form_line(model: Model, float8_units: bool) -> str | None:
         rows = part.pieces * part.num_experts if "#" in row.names[0] else part.out_features
         wanted = part.expects()
         for number, stored in enumerate(scheme.pieces):
-            if stored is None:
+            if stored is None or getattr(stored, "widens", False):
                 kept += 1
                 continue
             forms[stored.form] += 1

@@ -10,7 +10,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers
 from engine.quant.floats8 import Floats8, floats8
-from engine.quant.names import is_left_out
+from engine.quant.names import left_out
 from engine.quant.stored import POWERS, SCALES
 
 SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
@@ -30,11 +30,11 @@ class Fp8:
         self._block: tuple[int, int] | None = (found[0], found[1]) if found else None
         self._powers = settings.values.get("scale_fmt") == "ue8m0"
         names = settings.items("modules_to_not_convert", settings.items("ignored_layers", ()))
-        self._left_out = tuple(map(str, names))
+        self._left_out = left_out(names, settings.path)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Floats8 | None:
         if headers is None:
-            if is_left_out(module, self._left_out):
+            if module in self._left_out:
                 return None
             if self._block is None:
                 return Floats8("weight_scale_inv", SCALES, "tensor", inputs=self._inputs)

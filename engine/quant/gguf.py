@@ -11,8 +11,8 @@ from torch import Tensor
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Headers
-from engine.quant.names import is_left_out
-from engine.weights.ggml_blocks import BLOCKS, codes_of, line_bytes
+from engine.quant.names import USUAL
+from engine.weights.ggml_blocks import BLOCKS, codes_of, kept_bytes, line_bytes
 from engine.weights.table import Wanted
 
 DRAWN = "q8_0"  # of random weights
@@ -29,7 +29,8 @@ class Blocks:
         return self.kind.upper()
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
-        return {self.kind: Wanted((rows, line_bytes(self.kind, columns)), (torch.uint8,))}
+        line = line_bytes(self.kind, columns)
+        return {self.kind: Wanted((rows, line), (torch.uint8,), kept_bytes=rows * kept_bytes(self.kind, columns))}
 
     def read(self, tensors: Mapping[str, Tensor]) -> Codes:
         return codes_of(self.kind, tensors[self.kind])
@@ -43,5 +44,5 @@ class Gguf:
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Blocks | None:
         if headers is None:
-            return None if is_left_out(module, ()) or columns % BLOCKS[DRAWN][0] else Blocks(DRAWN)
+            return None if module in USUAL or columns % BLOCKS[DRAWN][0] else Blocks(DRAWN)
         return next((Blocks(kind) for kind in BLOCKS if kind in headers), None)

@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Headers
 from engine.quant.dynamic import Dynamic
-from engine.quant.names import is_left_out
+from engine.quant.names import left_out
 from engine.quant.stored import (
     SCALES,
     check_order,
@@ -92,12 +92,12 @@ class Gptq:
                 "in one of them"
             )
         self.older = form == "gptq"
-        self._left_out = tuple(map(str, settings.items("modules_to_not_convert", ())))
+        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path)
         self._dynamic = Dynamic(settings)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> PackedGptq | None:
         own = self._dynamic.of(module)
-        if headers is None and (own is None or is_left_out(module, self._left_out)):
+        if headers is None and (own is None or module in self._left_out):
             return None
         said = own or Section({}, "")
         bits, group = said.integer("bits", self.bits), said.integer("group_size", self.group, least=-1)

@@ -1,6 +1,7 @@
-"""modelopt (NVIDIA): FP8 by matrix, row or block, and NVFP4; the scale for the matrix multiplies.
+"""modelopt (NVIDIA): FP8 by matrix, row or block, MXFP8 and NVFP4; the scale for the matrix multiplies.
 
     FP8     weight [N, K] e4m3   weight_scale [], [N] or [N / 128, 1, K / 128, 1]   input_scale []
+    MXFP8   weight [N, K] e4m3   weight_scale [N, K / 32] uint8, powers of two
     NVFP4   weight [N, K / 2]    weight_scale [N, K / 16] e4m3                      weight_scale_2 []
 
 NVFP4's inputs are kept, as with W4A16_NVFP4, and those of FP8 blocks; others are quantised per token or by input_scale.
@@ -16,10 +17,10 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.floats8 import INPUT_SCALES, Floats8, floats8
-from engine.quant.names import entry_of, is_left_out
-from engine.quant.stored import SCALES, Floats4, check_whole, extras
+from engine.quant.names import entry_of, left_out
+from engine.quant.stored import POWERS, SCALES, Floats4, check_whole, extras
 
-FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
+FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8")
 FP4 = ("NVFP4", "W4A16_NVFP4")
 BLOCK = (128, 128)
 PER = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "row", "FP8_PB_WO": "block"}
@@ -36,12 +37,12 @@ class ModelOpt:
                 f"{settings.path}: quant_algo={self._algorithm!r}; read are {', '.join((*FP8, *FP4))}, MIXED_PRECISION"
             )
         names = settings.items("ignore", settings.items("exclude_modules", ()))
-        self._left_out = tuple(map(str, names))
+        self._left_out = left_out(names, settings.path)
         self._layers = settings.section("quantized_layers").values if settings.values.get("quantized_layers") else {}
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
         if headers is None:
-            return None if is_left_out(module, self._left_out) else self._random(module)
+            return None if module in self._left_out else self._random(module)
         if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "U8"):
             return None
         check_whole(headers, f"codes of {headers['weight'].dtype}", "weight_scale")
@@ -64,6 +65,8 @@ class ModelOpt:
         if algorithm == "MIXED_PRECISION":
             said = entry_of(module, self._layers) if self._layers else {"quant_algo": "NVFP4"}  # of what is not told
             algorithm = str(said.get("quant_algo") if isinstance(said, dict) else "").upper()
+        if algorithm == "MXFP8":
+            return Floats8("weight_scale", POWERS[1:], "group", (1, 32))
         if algorithm in FP8:
             per = PER[algorithm]
             return Floats8("weight_scale", SCALES, per, BLOCK, inputs="kept" if per == "block" else "token")

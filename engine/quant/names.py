@@ -1,22 +1,53 @@
-"""Names of modules that configurations leave out of quantisation: asked where weights are random.
+"""Names of modules that configurations list: those left out of quantisation, and those that a group of settings is for.
 
-The lists name the quantiser's modules, not the files': with files the headers decide.
+The lists name the quantiser's modules, not the files'. With files the headers decide; the list of what is left out is
+asked where weights are random, and for a warning. A mixture has tens of thousands of modules and releases list
+hundreds of names, so a list is made ready once, and a module costs what its own name is long. Thread: any.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from engine.errors import ConfigError
 
 USUAL = ("lm_head",)  # left out where nothing is said
 PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
+WILD = frozenset("*?[")
 
 
-def is_left_out(module: str, patterns: Iterable[str]) -> bool:
-    """Whether a list of names, beginnings, shell patterns or `re:` patterns has the module."""
-    return any(_matches(f"{prefix}{module}", pattern) for prefix in PREFIXES for pattern in (*USUAL, *patterns))
+class Names:
+    """A list of names, beginnings (whole components), shell patterns and `re:` patterns; `path`: where it stands."""
+
+    __slots__ = ("_expressions", "_names")
+
+    def __init__(self, entries: Iterable[str], path: str) -> None:
+        listed = list(entries)
+        self._names = {entry for entry in listed if not entry.startswith("re:")}
+        shells = [fnmatch.translate(name) for name in self._names if WILD & set(name)]
+        self._expressions = [re.compile("|".join(shells))] if shells else []
+        for entry in listed:
+            if entry.startswith("re:"):
+                try:
+                    self._expressions.append(re.compile(entry[3:]))
+                except re.error as error:
+                    raise ConfigError(f"{path}: {entry!r} is no regular expression: {error}") from None
+
+    def __contains__(self, module: str) -> bool:
+        """Whether the list has the module, in front of which files and quantisers may write a prefix."""
+        return any(self._has(f"{prefix}{module}") for prefix in PREFIXES)
+
+    def _has(self, name: str) -> bool:
+        listed = any(beginning in self._names for beginning in _beginnings(name))
+        return listed or any(expression.match(name) for expression in self._expressions)
+
+
+def left_out(patterns: Iterable[object], path: str) -> Names:
+    """What a configuration leaves out of quantisation."""
+    return Names((*USUAL, *map(str, patterns)), path)
 
 
 def entry_of(module: str, entries: Mapping[str, Any]) -> Any:
@@ -24,14 +55,10 @@ def entry_of(module: str, entries: Mapping[str, Any]) -> Any:
     return next((entries[name] for prefix in PREFIXES if (name := f"{prefix}{module}") in entries), None)
 
 
-def targets(module: str, patterns: Iterable[str]) -> bool:
-    """Whether a group of compressed-tensors is for this module, which is a Linear."""
-    return any(
-        pattern == "Linear" or _matches(f"{prefix}{module}", pattern) for prefix in PREFIXES for pattern in patterns
-    )
-
-
-def _matches(name: str, pattern: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], name) is not None
-    return name == pattern or name.startswith(f"{pattern}.") or fnmatch.fnmatchcase(name, pattern)
+def _beginnings(name: str) -> Iterator[str]:
+    """a.b.c -> a, a.b, a.b.c."""
+    at = name.find(".")
+    while at >= 0:
+        yield name[:at]
+        at = name.find(".", at + 1)
+    yield name

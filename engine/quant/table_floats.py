@@ -1,7 +1,8 @@
 """NF4 and FP4 of bitsandbytes: one module's tensors, which engine/quant/bitsandbytes.py describes.
 
 Owner: the thread that builds the model. In: tensors as the file has them. Out: codes in the canonical form
-(kernels/gemm/codes.py). Twelve times a value of FP4 is a value of E4M3, so codes of FP4 take a byte in memory.
+(kernels/gemm/codes.py). Twelve times a value of FP4 is a value of E4M3, so codes of FP4 take a byte in memory. Blocks
+lie along the flat matrix: where rows do not end with a block (towers: 3420 and 4304 columns) the matrix becomes floats.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ class TableFloats4:
     def form(self) -> str:
         return f"{self.table.upper()} by {self.block}"
 
+    @property
+    def widens(self) -> bool:
+        """Whether the matrix is floats in memory."""
+        return self.columns % self.block != 0
+
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
-        if self.block < 1 or columns % self.block:
-            raise ConfigError(
-                f"blocks of {self.block} in rows of {columns} columns; blocks that end with their row are read: "
-                "quantise the checkpoint again with a smaller bnb_4bit_blocksize, or leave the module out"
-            )
-        blocks = rows * columns // self.block
+        blocks = -(-rows * columns // self.block)
+        kept = torch.int32 if self.widens else torch.int16 if self.table == "fp4" else None  # what a byte becomes
         wanted = {
-            "weight": Wanted((rows * columns // 2, 1), BYTES, kept=torch.int16 if self.table == "fp4" else None),
+            "weight": Wanted((rows * columns // 2, 1), BYTES, kept=kept),
             "weight.quant_map": Wanted((16,), FLOAT32),
             "weight.absmax": Wanted((blocks,), BYTES if self.nested else FLOAT32),
             **dict(self.state),
@@ -63,7 +65,7 @@ class TableFloats4:
             wanted["weight.nested_quant_map"] = Wanted((256,), FLOAT32)
         return wanted
 
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes | Tensor:
         state, scales = self._state(tensors), tensors["weight.absmax"]
         kinds = tensors["weight.quant_map"]
         if self.state and not torch.allclose(kinds, kinds.new_tensor(TABLES[self.table]), rtol=0, atol=1e-6):
@@ -79,6 +81,10 @@ class TableFloats4:
         values = torch.cat([both >> 4, both & 15], dim=1).view(-1, self.columns)
         if state.get("shape", list(values.shape)) != list(values.shape):
             raise ConfigError(f"weight is said to be {state['shape']}; {list(values.shape)} is needed")
+        if self.widens:
+            table = torch.tensor(TABLES[self.table], device=values.device)
+            of_each = scales.repeat_interleave(self.block)[: values.numel()]
+            return table[values.long()] * of_each.view_as(values)
         scales = scales.view(len(values), -1)
         if self.table == "nf4":
             return Codes(Kind.NF4, values, scales, self.block)

@@ -29,9 +29,12 @@ class Wanted(NamedTuple):
     shape: Shape
     dtypes: tuple[torch.dtype, ...] = FLOATS  # that it may have
     kept: torch.dtype | None = None  # in memory, where whoever reads it decides
+    kept_bytes: int = 0  # in memory, where codes take another room than in the file
 
     def num_bytes(self, activations: torch.dtype) -> int:
         """In memory: floats of any width take the activations' dtype, others keep theirs."""
+        if self.kept_bytes:
+            return self.kept_bytes
         kept = self.kept or (activations if self.dtypes == FLOATS else self.dtypes[0])
         return torch.Size(self.shape).numel() * kept.itemsize
 
@@ -67,11 +70,14 @@ class Table:
     # Each is stripped at most once, in this order; of decoders with towers around them there are two orders.
     prefixes: tuple[str, ...] = ("model.", "language_model.", "model.")
     ignore: tuple[str, ...] = ()  # canonical names (shell patterns) that files hold and forward never reads
+    spelled: tuple[tuple[str, str], ...] = ()  # parts of names that some releases spell otherwise -> as rows have them
 
     def canonical(self, name: str) -> str:
         """A checkpoint's name without the prefixes that differ between releases."""
         for prefix in self.prefixes:
             name = name.removeprefix(prefix)
+        for found, ours in self.spelled:
+            name = name.replace(found, ours)
         return name
 
     def ignored(self, name: str) -> bool:

@@ -6,7 +6,9 @@ from torch.nn import functional
 
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.gemm.pack import Placement, pack
-from engine.layers.padded import PaddedLinear, pad_gated, pad_second, spare
+from engine.layers.padded import PaddedGated, PaddedLinear, pad_gated, pad_second, spare
+from engine.quant.base import Quantised
+from engine.quant.online import Floats
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -51,3 +53,18 @@ def test_what_attention_leaves_in_the_room_is_multiplied_with_its_bias(device):
         added = x.clone()
         layer.add_to(added, room)
         torch.testing.assert_close(added, x + functional.linear(wanted, weight, bias))
+
+
+@pytest.mark.parametrize(("quantised", "width"), [((), 64), (("up",), 44), (("down",), 44), (("up", "down"), 44)])
+def test_a_width_is_padded_in_both_matrices_or_in_none(quantised, width):
+    """Quantisers leave single matrices of a tower out."""
+    down = PaddedLinear(44, 32)
+    layers = {"up": PaddedGated(32, 44, down), "down": down}
+    for name in quantised:
+        count = len(layers[name].out_features)
+        layers[name].scheme = Quantised((Floats(),) * count, (name,) * count)
+    for layer in layers.values():
+        pieces = {kind: [torch.zeros(each.shape) for each in wanted] for kind, wanted in layer.expects().items()}
+        layer.fill(pieces, Placement(torch.float32, "cpu:0"))  # as an accelerator has it
+    made, read = layers["up"].weight.dense(), down.weight.dense()
+    assert (len(made) // 2, read.shape[1]) == (width, width)

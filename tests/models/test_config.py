@@ -284,6 +284,8 @@ REFUSED = [
     ("llama", {"hidden_size": None}, "LlamaForCausalLM: config.json: hidden_size is missing"),
     ("omni", {"vision_config": 7}, "Qwen2_5OmniThinkerForConditionalGeneration: .*vision_config must be an object"),
     ("llama", {"quantization": {"bits": 4, "group_size": 64}}, "quantized by MLX"),
+    ("llama", {"quantization": {"bits": 4}, "quantization_config": {"bits": 4, "group_size": 64}}, "quantized by MLX"),
+    ("llama", {"quantization_config": [4]}, "quantization_config must be an object"),
     ("llama", {"hidden_size": "64"}, "hidden_size='64' must be an integer"),
     ("llama", {"num_hidden_layers": -1}, "num_hidden_layers=-1 must be an integer from 1"),
     ("llama", {"num_attention_heads": 0}, "num_attention_heads=0 must be an integer from 1"),

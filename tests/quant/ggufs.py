@@ -10,26 +10,29 @@ import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
 WIDTH, INNER, HEADS, KV_HEADS, LAYERS = 256, 512, 4, 2, 2
-TYPES = {"q4_0": (32, 18), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}
+TYPES = {"q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34), "q4_k": (256, 144),
+         "q5_k": (256, 176), "q6_k": (256, 210), "iq4_nl": (32, 18), "iq4_xs": (256, 136)}  # fmt: skip
 WORDS = ["th", "the", "\u0120th", "\u0120the", "ing"]
 MERGES = ["t h", "th e", "\u0120 th", "\u0120th e", "i n", "in g"]
 PIECES = ["\u2581the", "\u2581th", "\u2581t", "he", "th", "\u2581", "t", "h", "e", "i", "n", "g", "ing", "in", "x", "y"]
 
 
 def blocks(kind: str, rows: int, columns: int, draw: np.random.Generator) -> np.ndarray:
-    """Lines of bytes: all codes and scales at random, d and dmin small; a group of scale 0 in q4_k."""
+    """Lines of bytes: all codes and scales at random, d and dmin small; a group of scale 0 where there are offsets."""
     block, size = TYPES[kind]
     found = draw.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
     d = (draw.random((rows, columns // block, 1)) * 0.02 + 0.005).astype(np.float16)
-    if kind in ("q4_k", "q6_k"):
+    if TYPES[kind][0] == 256:
         d = (d / np.float16(32)).astype(np.float16)
     if kind == "q6_k":
         found[:, :, 208:] = d.view(np.uint8)
         return found.reshape(rows, -1)
     found[:, :, :2] = d.view(np.uint8)
-    if kind == "q4_k":
+    if kind.endswith(("4_k", "5_k", "_1")):
         found[:, :, 2:4] = (d * np.float16(4)).view(np.uint8)
-        found[0, 0, 4] = 0
+        found[0, 0, 0 if kind.endswith("_1") else 4] = 0
+        if kind.endswith("_1"):
+            found[0, 0, 1] = 0
     return found.reshape(rows, -1)
 
 

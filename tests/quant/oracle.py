@@ -82,6 +82,8 @@ def matrix(settings: dict, tensors: dict[str, torch.Tensor]) -> np.ndarray | Non
         return table_floats(tensors)
     if "weight_packed" in tensors and tensors["weight_packed"].dtype == torch.int32:
         return packed(tensors)
+    if not {"weight", "weight_packed"} & tensors.keys():
+        return None
     if "weight_packed" in tensors or tensors["weight"].dtype == torch.uint8:
         return floats4(tensors)
     if tensors["weight"].dtype == torch.float8_e4m3fn:
@@ -139,7 +141,8 @@ def table_floats(tensors: dict[str, torch.Tensor]) -> np.ndarray:
         scales = (wide + np.float32(state["nested_offset"])).astype(np.float32)
     both = tensors["weight"].numpy().flatten().astype(np.int64)
     codes = np.stack([both // 16, both % 16], 1).flatten()
-    return (table[codes] * np.repeat(scales.astype(np.float64), state["blocksize"])).reshape(state["shape"])
+    each = np.repeat(scales.astype(np.float64), state["blocksize"])[: len(codes)]
+    return (table[codes] * each).reshape(state["shape"])
 
 
 def packed(tensors: dict[str, torch.Tensor]) -> np.ndarray:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.config import with_quantisation
+from engine.checkpoint.section import Section
+from engine.kernels.gemm.parts import PartsWeight
+from engine.models.registry import load_model_config
+from engine.quant.awq import PackedAwq
 from engine.quant.base import Quantised
+from engine.quant.dialects import DIALECTS
+from engine.quant.forms import form_line
+from engine.quant.gptq import PackedGptq
 from engine.weights.table import parts_of
 from tests import tiny
 from tests.models.harness import Harness, load
@@ -81,6 +91,69 @@ def test_codes_that_the_configuration_leaves_out_are_read_as_codes_and_told_once
     assert "layers.1.self_attn.k_proj, layers.1.mlp.gate_proj" in told
 
 
+def test_hundreds_of_names_cost_a_module_little():
+    """Qwen3-235B-A22B in FP8 names 283 modules and has 36,000; each name against each took half a minute."""
+    names = [f"model.layers.{number}.{name}" for number in range(94) for name in ("input_layernorm", "mlp.gate", "x*")]
+    dialect = DIALECTS["fp8"](Section({"modules_to_not_convert": ["lm_head", *names]}, "config.json"))
+    modules = [f"layers.{number}.mlp.experts.{expert}.up_proj" for number in range(8) for expert in range(512)]
+    begin = time.process_time()
+    found = [dialect.stored(module, 4096, None) for module in modules]
+    assert None not in found
+    assert time.process_time() - begin < 1.5
+    assert dialect.stored("layers.93.mlp.gate", 4096, None) is dialect.stored("layers.93.xyz", 4096, None) is None
+    assert dialect.stored("layers.93.mlp.gate_proj", 4096, None) is not None
+
+
+def test_blocks_across_rows_become_floats_and_are_counted_as_floats(folder_of):
+    model = load(folder_of("bnb nf4 across rows"), "float32")
+    assert not isinstance(model.layers[0].mlp.down.weight, PartsWeight)
+    assert "12 matrices are codes in memory, 3 are floats; 12 NF4 by 64; " in form_line(model, float8_units=False)
+
+
+def test_a_group_that_names_a_module_goes_before_one_for_all_linear_layers():
+    """As compressed-tensors matches: names, expressions, then classes."""
+    settings = json.loads(json.dumps(VARIANTS["ct mixed"].settings))
+    settings["config_groups"]["group_0"]["targets"] = ["Linear"]
+    dialect = DIALECTS["compressed-tensors"](Section(settings, "config.json"))
+    forms = [dialect.stored(f"layers.0.{name}", 64, None).form for name in ("self_attn.k_proj", "mlp.up_proj")]
+    assert forms == ["FP8 by rows", "INT4 by 32"]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("auto-round awq", "intel/auto-round"), ("modelopt nvfp4", "modelopt_fp4"), ("modelopt fp8", "modelopt_fp8")],
+)
+def test_a_method_may_be_spelled_as_its_makers_and_kernels_are(tmp_path, name, method):
+    folder = write(tmp_path, replace(VARIANTS[name], settings={**VARIANTS[name].settings, "quant_method": method}))
+    assert load_model_config(folder).raw["quantization_config"] == VARIANTS[name].settings
+
+
+@pytest.mark.parametrize(
+    ("more", "form"),
+    [
+        ({"backend": "auto_round:exllamav2"}, PackedGptq),
+        ({"backend": "auto_round:gptq:exllamav2", "sym": False}, PackedGptq),
+        ({"backend": "auto_round:awq"}, PackedAwq),
+        ({"backend": "auto", "packing_format": "auto_round:auto_awq"}, PackedAwq),
+        ({"backend": "auto"}, PackedGptq),
+    ],
+)
+def test_older_files_of_auto_round_name_a_backend(more, form):
+    settings = {"quant_method": "auto-round", "bits": 4, "group_size": 128, **more}
+    found = DIALECTS["auto-round"](Section(settings, "config.json")).stored("layers.0.mlp.up_proj", 256, None)
+    assert isinstance(found, form)
+
+
+@pytest.mark.parametrize("path", [("text_config",), ("llm_config",), ("thinker_config", "text_config")])
+def test_the_decoder_may_say_how_it_is_quantised(tmp_path, path):
+    """As InternVL2-8B-AWQ does: the root of config.json says nothing."""
+    below = {"quantization_config": VARIANTS["awq 64"].settings}
+    for key in reversed(path):
+        below = {key: below}
+    found = with_quantisation(Section({"quantization_config": {}, **below}, "config.json"), tmp_path)
+    assert found.values["quantization_config"] == VARIANTS["awq 64"].settings
+
+
 def test_dynamic_says_which_modules_have_zero_points(folder_of, tmp_path):
     """GPTQ's `sym` of the other modules does not hold for them."""
     folder = write(tmp_path, VARIANTS["gptq asymmetric"])
@@ -94,7 +167,8 @@ def test_dynamic_says_which_modules_have_zero_points(folder_of, tmp_path):
 
 
 RANDOM = ("gptq 32", "awq 32", "ct w4 32", "ct nvfp4", "modelopt fp8", "bnb nf4", "bnb fp4 nested", "bnb int8",
-          "ct mxfp8", "ct int8 weights", "ct w4 asymmetric", "ct mixed", "modelopt mixed", "gptq dynamic")  # fmt: skip
+          "ct mxfp8", "ct int8 weights", "ct w4 asymmetric", "ct mixed", "modelopt mixed", "modelopt mxfp8",
+          "gptq dynamic")  # fmt: skip
 
 
 def forms(model):

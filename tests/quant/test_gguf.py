@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.pack import pack_pieces as pack
 from engine.models.registry import build_model, load_model_config
+from engine.quant.gguf import Blocks
 from engine.weights.files import open_checkpoint
 from engine.weights.ggml_blocks import codes_of
 from engine.weights.gguf import read_gguf
@@ -35,6 +36,9 @@ FILES = {
     "qwen2": ("qwen2", "q8_0", False, "qwen2"),
     "qwen3": ("qwen3", "q4_k", True, "qwen2"),
     "q6_k": ("qwen3", "q6_k", False, "gpt-2"),
+    "q5_k": ("llama", "q5_k", False, "gpt-2"),
+    "q5_1": ("llama", "q5_1", True, "qwen2"),
+    "iq4_xs": ("qwen2", "iq4_xs", False, "qwen2"),
 }
 
 
@@ -50,6 +54,8 @@ def test_blocks_stand_for_what_llama_cpp_reads(kind):
     raw = ggufs.blocks(kind, 6, 512, np.random.default_rng(1))
     want = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind.upper()])).double()
     codes = codes_of(kind, torch.from_numpy(raw))
+    form = pack([codes], None, Placement(torch.float32, "cpu:0"), gated=False)
+    assert form.num_bytes == Blocks(kind).wants(6, 512)[kind].num_bytes(torch.bfloat16)
     torch.testing.assert_close(codes.dense(), want, rtol=1e-6, atol=1e-6 * float(want.abs().max()))
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(0))
     for device in ("cpu", "cpu:0"):  # panels, and the form of accelerators by its reference
@@ -152,7 +158,7 @@ def other_architecture(data: bytes) -> bytes:
 def other_type(data: bytes) -> bytes:
     """The type of the first tensor: behind its name, its dimensions' number and its two dimensions."""
     at = data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16
-    return data[:at] + struct.pack("<I", 13) + data[at + 4 :]
+    return data[:at] + struct.pack("<I", 11) + data[at + 4 :]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +169,10 @@ def other_type(data: bytes) -> bytes:
         (endless_text, "claims a text of"),
         (many_tensors, "claims 1099511627776 tensors"),
         (other_architecture, "general.architecture='mamba'; of GGUF files llama, qwen2, qwen3 are served"),
-        (other_type, "token_embd.weight is Q5_K; read are matrices in F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K"),
+        (
+            other_type,
+            "token_embd.weight is Q3_K; read are matrices in F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K",
+        ),
     ],
 )
 def test_other_files_are_refused(file_of, tmp_path, damage, said):

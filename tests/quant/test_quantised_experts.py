@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.layers.moe import SparseMLP
 from engine.models.registry import build_model, load_model_config
+from engine.quant.forms import form_line
 from engine.quant.online import requested
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights
@@ -171,21 +172,33 @@ def test_experts_become_fp8_while_they_are_read(sparse):
     assert torch.equal(floats.router.weight.dense(), coded.router.weight.dense())
 
 
-@pytest.mark.parametrize("name", ["llama4", "qwen3_vl_moe"])
-def test_quantisers_take_a_layers_experts_apart(name, tmp_path):
-    """Releases of these families hold them in one tensor, transposed."""
+# Where releases of a family hold the experts of a layer in one tensor -> where quantisers put each of them.
+IN_ONE = {"block_sparse_moe.input_linear.weight": ("block_sparse_moe.experts", ("gate_proj", "up_proj")),
+          "block_sparse_moe.output_linear.weight": ("block_sparse_moe.experts", ("down_proj",)),
+          "experts.gate_up_proj": ("experts", ("gate_proj", "up_proj")),
+          "experts.down_proj": ("experts", ("down_proj",))}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [("llama4", ""), ("qwen3_vl_moe", ""), ("gemma4-moe", ""), ("gemma4-moe", "moe."), ("granite_moe", "")],
+)
+def test_quantisers_take_a_layers_experts_apart(name, below, tmp_path):
+    """Releases of these families hold them in one tensor; of some it is transposed."""
     source, draw, tensors = tiny.checkpoint(name), torch.Generator().manual_seed(2), {}
-    stacked = {}  # name of a tensor of all experts -> its pieces, and how many experts there are
+    stacked = {}  # name of a tensor of all experts -> the module, its pieces, and how many experts there are
     for key, tensor in load_file(source / "model.safetensors").items():
-        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        ending = next((ending for ending in IN_ONE if key.endswith(ending)), None)
+        if ending is None:
             tensors[key] = tensor
             continue
-        module, _, kind = key.rpartition(".")
-        pieces = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+        upright = tensor if name in ("gemma4-moe", "granite_moe") else tensor.transpose(1, 2)
+        module = key.removesuffix(ending) + below + IN_ONE[ending][0]
+        pieces = IN_ONE[ending][1]
         stacked[key] = module, pieces, len(tensor)
         for expert in range(len(tensor)):
             for piece in pieces:
-                made = VARIANTS["fp8 tensor"].write(draw, tensor.shape[2] // len(pieces), tensor.shape[1])
+                made = VARIANTS["fp8 tensor"].write(draw, upright.shape[1] // len(pieces), upright.shape[2])
                 tensors |= {f"{module}.{expert}.{piece}.{kind}": each for kind, each in made.items()}
     coded = rewritten(source, tmp_path / "codes", tensors, quantization_config=VARIANTS["fp8 tensor"].settings)
     wide = oracle.dequantised(coded)
@@ -194,10 +207,11 @@ def test_quantisers_take_a_layers_experts_apart(name, tmp_path):
         each = [
             np.concatenate([wide[f"{module}.{expert}.{piece}.weight"] for piece in pieces]) for expert in range(count)
         ]
-        floats[key] = torch.from_numpy(np.stack(each)).float().transpose(1, 2)
+        whole = torch.from_numpy(np.stack(each)).float()
+        floats[key] = whole if whole.shape == floats[key].shape else whole.transpose(1, 2)
     got, want = load(coded, "float32"), load(rewritten(source, tmp_path / "floats", floats), "float32")
     sparse = [(layer.experts, other.experts) for layer, other in zip(got.layers, want.layers) if layer.experts]
-    assert len(sparse) == 2
+    assert len(sparse) == len(stacked) // 2 > 0
     for layer, other in sparse:
         torch.testing.assert_close(layer.gate_up.weight.dense(3), other.gate_up.weight.dense(3), rtol=1e-6, atol=0)
         torch.testing.assert_close(layer.down.weight.dense(3), other.down.weight.dense(3), rtol=1e-6, atol=0)
@@ -250,3 +264,92 @@ def test_a_broken_scale_is_refused(gpt_oss):
     drawn["down_proj_scales"][0][1, 2, 0] = 255
     with pytest.raises(ConfigError, match="1 of 192 values of scales are negative, NaN or infinite"):
         layer.fill(drawn, Placement(torch.float32, "cpu"))
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks", "ct int8 weights", "gptq 32", "bnb nf4 nested"])
+def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, name, tmp_path):
+    """bitsandbytes and others take it for one more linear layer; with random weights it stays in floats."""
+    draw, tensors = torch.Generator().manual_seed(2), dict(load_file(sparse / "model.safetensors"))
+    rows, columns = tensors.pop("model.layers.1.mlp.gate.weight").shape
+    made = VARIANTS[name].write(draw, 8, columns)
+    tensors |= {f"model.layers.1.mlp.gate.{kind}": each for kind, each in made.items()}
+    more = {"num_experts": 8, "quantization_config": VARIANTS[name].settings}
+    for expert in range(rows, 8):
+        for piece in ("gate_proj", "up_proj", "down_proj"):
+            module = "model.layers.1.mlp.experts."
+            tensors[f"{module}{expert}.{piece}.weight"] = tensors[f"{module}0.{piece}.weight"].clone()
+    folder = rewritten(sparse, tmp_path / "codes", tensors, **more)
+    model = load(folder, "float32")
+    router = model.layers[1].experts.router
+    want = torch.from_numpy(oracle.dequantised(folder)["model.layers.1.mlp.gate.weight"])
+    torch.testing.assert_close(router.weight.dense().double(), want, rtol=1e-6, atol=0)
+    assert form_line(model, float8_units=False).startswith("quantised weights")
+    drawn = build_model(load_model_config(folder), torch.float32)
+    assert list(drawn.layers[1].experts.router.expects()) == ["weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("llama4", "modelopt nvfp4"),
+        ("llama4", "modelopt fp8"),
+        ("gpt_oss", "modelopt nvfp4"),
+        ("gpt_oss", "modelopt fp8"),
+        ("gemma4", "ct w4 32"),
+    ],
+)
+def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, request):
+    """As ModelOpt writes Llama 4 and gpt-oss, with scales that experts share, and compressed-tensors Gemma 4."""
+    if name == "gpt_oss":
+        source = request.getfixturevalue("gpt_oss")[1]
+    else:
+        source = tiny.save(LYING[name](), tmp_path / "source")
+    variant, draw = VARIANTS[form], torch.Generator().manual_seed(3)
+    tensors, wanted, upright = {}, {}, name == "gemma4"
+    for key, tensor in load_file(source / "model.safetensors").items():
+        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[key] = wanted[key] = tensor
+            continue
+        count, rows, columns = tensor.shape if upright else tensor.transpose(1, 2).shape
+        made = [variant.write(draw, rows, columns) for _ in range(count)]
+        each = made if upright else [{**expert, **numbers_of(made[0])} for expert in made]
+        wide = torch.from_numpy(np.stack([oracle.matrix(variant.settings, expert) for expert in each])).float()
+        wanted[key] = wide if upright else wide.transpose(1, 2)
+        for kind in each[0].keys() - {"weight_shape"}:
+            short = kind.removeprefix("weight_") if upright else kind
+            called = key if kind == "weight" else f"{key}_{short}"
+            if each[0][kind].numel() == 1:
+                tensors[called] = each[0][kind]
+            else:
+                tensors[called] = torch.stack([expert[kind] if upright else expert[kind].T for expert in each])
+    coded = rewritten(source, tmp_path / "codes", tensors, quantization_config=variant.settings)
+    floats = rewritten(source, tmp_path / "floats", wanted)
+    got, want = load(coded, "float32"), load(floats, "float32")
+    pairs = [(layer.experts, other.experts) for layer, other in zip(got.layers, want.layers) if layer.experts]
+    assert len(pairs) == 2
+    for layer, other in pairs:
+        for ours, theirs in ((layer.gate_up, other.gate_up), (layer.down, other.down)):
+            assert ours.weight.num_bytes < theirs.weight.num_bytes
+            torch.testing.assert_close(ours.weight.dense(1), theirs.weight.dense(1), rtol=1e-6, atol=0)
+    check_logits(coded, floats)
+    said = {"modelopt nvfp4": "NVFP4", "modelopt fp8": "FP8 by matrices", "ct w4 32": "INT4 by 32"}[form]
+    assert f"{sum(3 * layer.gate_up.num_experts for layer, _ in pairs)} {said}" in form_line(got, float8_units=False)
+
+
+def numbers_of(expert):
+    return {kind: tensor for kind, tensor in expert.items() if tensor.numel() == 1}
+
+
+LYING = {
+    "llama4": tiny.causal(
+        "Llama4ForCausalLM", "Llama4TextConfig", head_dim=20, hidden_size=96, intermediate_size=64,
+        intermediate_size_mlp=100, num_local_experts=5, num_hidden_layers=2, interleave_moe_layer_step=1,
+        attention_chunk_size=11,
+    ),
+    "gemma4": tiny.causal(
+        "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=2, hidden_size=96,
+        attention_k_eq_v=True, num_key_value_heads=3, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+        sliding_window=8, tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"],
+        enable_moe_block=True, num_experts=5, top_k_experts=3, moe_intermediate_size=64,
+    ),
+}  # fmt: skip

@@ -53,6 +53,8 @@ SETTINGS = [
     ("ct w4 32", {"config_groups": {"g": {"input_activations": [1]}}}, "config_groups.g.input_activations=\\[1\\] must be an object"),
     ("ct w4 32", {"config_groups": {"g": {"targets": 1}}}, "config_groups.g.targets=1 must be a list of names"),
     ("ct w4 32", {"config_groups": {"g": {"targets": ["Linear", None]}}}, "targets=.* must be a list of names"),
+    ("ct w4 32", {"config_groups": {"g": {"targets": ["re:("]}}}, "'re:\\(' is no regular expression"),
+    ("fp8 blocks", {"modules_to_not_convert": ["re:*.mlp"]}, "'re:\\*.mlp' is no regular expression"),
     ("ct w4 32", {"config_groups": {"g": {"weights": {"group_size": "32"}}}}, "weights.group_size='32' must be a number"),
     ("ct float channel", {"config_groups": {"g": {"weights": {"block_structure": [128, 0]}}}}, "block_structure=\\[128, 0\\] must be two sizes"),
     ("ct float channel", {"config_groups": {"g": {"weights": {"block_structure": "128"}}}}, "block_structure='128' must be two sizes"),
@@ -125,7 +127,7 @@ FILES = [
     ("ct w4 32", lambda t: without(t, "weight_shape"), "down_proj: weight_packed without weight_shape; the checkpoint is not whole"),
     ("bnb nf4", lambda t: without(t, f"{STATE}nf4"), "without weight.quant_state.bitsandbytes__nf4; the checkpoint is not whole"),
     ("bnb int8", lambda t: without(t, "weight_format"), "SCB without weight_format; the checkpoint is not whole"),
-    ("modelopt fp8", lambda t: {**t, "model.embed_tokens.weight_scale": torch.tensor(1.0)}, "embed_tokens: .*in linear layers and experts alone"),
+    ("modelopt fp8", lambda t: {**t, "model.embed_tokens.weight_scale": torch.tensor(1.0)}, "embed_tokens: .*in linear layers, experts and routers alone"),
 ]  # fmt: skip
 
 
@@ -213,6 +215,21 @@ def test_check_refuses_from_headers_alone(tmp_path, name, change, words):
     save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
     with pytest.raises(ConfigError, match=words):
         list(lines(Config(model=ModelFlags(model=str(folder), device="cpu"))))
+
+
+def test_check_says_of_mlx_what_the_start_says(tmp_path):
+    """Its files hold words without a sign, which the configuration refuses before a header does."""
+    folder = write(tmp_path, VARIANTS["ct w4 32"])
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"quantization": {"bits": 4, "group_size": 64}, "quantization_config": {"bits": 4, "group_size": 64}}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"model.embed_tokens.weight": torch.ones(8, 2).to(torch.uint32)}, folder / "model.safetensors")
+    for refused in (
+        lambda: list(lines(Config(model=ModelFlags(model=str(folder), device="cpu")))),
+        lambda: load(folder),
+    ):
+        with pytest.raises(ConfigError, match="quantized by MLX"):
+            refused()
 
 
 ODD_SHAPES = ((), (0,), (1,), (3,), (1, 1), (5, 7), (1, 2, 3), (192, 320), (320, 192))

@@ -214,7 +214,7 @@ def table_floats(nested: bool, table: str = "nf4") -> Writer:
     """As bitsandbytes saves them; its table of nested scales is one of its own, any other serves."""
 
     def made(draw: torch.Generator, rows: int, columns: int) -> Tensors:
-        blocks = rows * columns // 64
+        blocks = -(-rows * columns // 64)
         state = {"quant_type": table, "blocksize": 64, "dtype": "bfloat16", "shape": [rows, columns]}
         found = {"weight": nibbles(draw, rows, columns).view(-1, 1), "weight.quant_map": torch.tensor(TABLES[table])}
         found["weight.absmax"] = scales(draw, blocks, about=0.1)
@@ -312,6 +312,10 @@ VARIANTS: dict[str, Variant] = {
     "modelopt fp8 blocks": Variant(
         {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, floats8("weight_scale", "four")
     ),
+    "modelopt mxfp8": Variant(
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "MXFP8", "exclude_modules": ["lm_head"]}},
+        floats8("weight_scale", "group", dtype=U8),
+    ),
     "modelopt nvfp4": Variant({"quant_method": "modelopt", "quant_algo": "NVFP4"}, floats4("modelopt")),
     "modelopt beside": Variant(
         {"quantization": {"quant_algo": "W4A16_NVFP4", "exclude_modules": ["lm_head"]}},
@@ -337,6 +341,10 @@ VARIANTS: dict[str, Variant] = {
     "bnb nf4": Variant(NF4, table_floats(nested=False)),
     "bnb nf4 nested": Variant({**NF4, "bnb_4bit_use_double_quant": True}, table_floats(nested=True)),
     "bnb fp4 nested": Variant({**NF4, "bnb_4bit_quant_type": "fp4"}, table_floats(nested=True, table="fp4")),
+    "bnb nf4 across rows": Variant(NF4, table_floats(nested=True), {"hidden": 192, "inner": 300}),
+    "bnb fp4 across rows": Variant(
+        {**NF4, "bnb_4bit_quant_type": "fp4"}, table_floats(nested=False, table="fp4"), {"hidden": 192, "inner": 302}
+    ),
     "bnb int8": Variant({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
     "awq 32": Variant({**AWQ, "group_size": 32}, awq(32)),
     "awq 64": Variant({**AWQ, "group_size": 64}, awq(64)),

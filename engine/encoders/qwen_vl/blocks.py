@@ -31,8 +31,8 @@ class GatedVisionMLP:
     __slots__ = ("down", "up")
 
     def __init__(self, config: VisionConfig) -> None:
-        self.up = PaddedGated(config.hidden_size, config.intermediate_size)
         self.down = PaddedLinear(config.intermediate_size, config.hidden_size)
+        self.up = PaddedGated(config.hidden_size, config.intermediate_size, self.down)
 
     def add_to(self, x: Tensor, normed: Tensor) -> None:
         self.down.add_to(x, self.up(normed))

@@ -1,0 +1,126 @@
+"""Codes of all experts of a layer in one tensor: what a dialect says of one expert's matrix, E times.
+
+    gate_up_proj [E, K / 2, N]    gate_up_proj_weight_scale [E, K / 16, N]    gate_up_proj_weight_scale_2 []
+    gate_up_proj_packed [E, N, K / 8]    gate_up_proj_scale [E, N, K / 32]
+
+As ModelOpt writes Llama 4 and gpt-oss (NVFP4, FP8), and compressed-tensors Gemma 4: matrices are transposed where the
+floats of the family are, and a number for a matrix may be one for all experts. Owner: the thread that builds the model.
+In: headers and tensors by their names below the layer's module. Out: one matrix of Codes an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.kernels.gemm.codes import Codes
+from engine.kernels.gemm.pack import Placement
+from engine.quant.base import Dialect, Headers, Stored, named
+from engine.weights.files import DTYPES, TensorInfo
+from engine.weights.table import FLOATS, Shape, Wanted
+
+SHAPE = "weight_shape"  # what files of all experts do not say again
+SHORT = ("packed", "scale", "zero_point", "global_scale")  # kinds that compressed-tensors calls weight_packed ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """One product of all experts of a layer."""
+
+    stored: Stored  # of one expert's matrix
+    module: str  # with the product's name
+    count: int  # of experts
+    turned: bool  # each matrix is transposed
+    names: Mapping[str, str]  # tensor kind -> its name below the layer's module
+    shared: frozenset[str]  # tensor kinds that all experts have in common
+
+    def expects(self, rows: int, columns: int) -> dict[str, tuple[Wanted | None, ...]]:
+        """The tensors of the layer's module."""
+        with named(self.module):
+            wanted = self.stored.wants(rows, columns)
+        product = self.module.rpartition(".")[2]
+        return {
+            self.names.get(kind, f"{product}_{kind}"): (
+                each if kind in self.shared else each._replace(shape=(self.count, *self._turned(each.shape))),
+            )
+            for kind, each in wanted.items()
+            if kind != SHAPE or kind in self.names
+        }
+
+    def matrices(self, pieces: Mapping[str, list[Tensor | None]], placement: Placement) -> list[Codes]:
+        """That of each expert, in the file's order of its rows."""
+        found = {kind: pieces[name][0] for kind, name in self.names.items() if name in pieces}
+        whole = {kind: tensor.to(placement.device) for kind, tensor in found.items() if tensor is not None}
+        return [self._read(number, whole) for number in range(self.count)]
+
+    def _turned(self, shape: Shape) -> Shape:
+        return tuple(reversed(shape)) if self.turned else shape
+
+    def _read(self, number: int, whole: Mapping[str, Tensor]) -> Codes:
+        of_one = {kind: tensor if kind in self.shared else tensor[number] for kind, tensor in whole.items()}
+        if self.turned:
+            of_one = {kind: tensor.T.contiguous() if tensor.dim() == 2 else tensor for kind, tensor in of_one.items()}
+        with named(self.module):
+            found = self.stored.read(of_one)
+        assert isinstance(found, Codes), "dialects that widen name each expert"
+        return found
+
+
+class Experts(Protocol):
+    """What is asked of a layer's product of all experts."""
+
+    in_features: int
+    num_experts: int
+
+    @property
+    def product(self) -> str:
+        """How its tensors' names begin; "": its codes cannot lie so."""
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether each matrix is transposed."""
+
+
+def stacked(part: Experts, dialect: Dialect, module: str, headers: Headers) -> Stacked | None:
+    """What the headers of a layer's experts say of this product; None: floats."""
+    product, names, of_one, shared = part.product, {}, {}, set()
+    if not product or (product in headers and DTYPES.get(headers[product].dtype) in FLOATS):
+        return None
+    for name, info in headers.items():
+        kind = _kind(product, name)
+        if kind is None or kind == "bias":
+            continue
+        names[kind] = name
+        if torch.Size(info.shape).numel() == 1:
+            of_one[kind] = info
+            shared.add(kind)
+        elif info.shape[0] == part.num_experts:
+            rest = info.shape[1:]
+            of_one[kind] = replace(info, shape=tuple(reversed(rest)) if part.is_turned else rest)
+        else:
+            raise ConfigError(
+                f"{module}.{name} has shape {list(info.shape)}: one number, or a line for each of {part.num_experts} "
+                "experts is read: fetch the files again"
+            )
+    module = f"{module}.{product}"
+    of_one.setdefault(SHAPE, TensorInfo((2,), "I64", 16, 0))
+    with named(module):
+        found = dialect.stored(module, part.in_features, of_one)
+    if found is None:
+        return None
+    return Stacked(found, module, part.num_experts, part.is_turned, names, frozenset(shared))
+
+
+def _kind(product: str, name: str) -> str | None:
+    """gate_up_proj is its "weight", gate_up_proj_weight_scale its "weight_scale"; None: of another product."""
+    if name == product:
+        return "weight"
+    kind = name.removeprefix(f"{product}_")
+    if kind == name:
+        return None
+    return f"weight_{kind}" if kind in SHORT else kind
