@@ -44,10 +44,10 @@ class Edge:
 class TurnFinder:
     """The edges of one stream of sound."""
 
-    def __init__(self, rate: int, vad: Vad, start: int = 0) -> None:
-        """`start`: samples that came before."""
+    def __init__(self, rate: int, vad: Vad, start: int = 0, speaking: bool = False) -> None:
+        """`start`: samples that came before; `speaking`: a turn is open."""
         self.padding = rate * vad.prefix_padding_ms // 1000
-        self.speaking = False
+        self.speaking = speaking
         self._frame = int(rate * FRAME_S)
         self._silence = max(1, round(vad.silence_duration_ms / 1000 / FRAME_S))  # frames
         self._level = LEVEL * vad.threshold
