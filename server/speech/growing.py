@@ -24,6 +24,7 @@ class GrowingSound:
     def __init__(self, rate: int) -> None:
         self.samples = np.zeros(0, np.float32)
         self.ended = False  # no more will come
+        self.complete = False  # and `samples` have all that came
         self.dropped = False  # nobody wants it any more
         self.seconds = 0.0  # of all that came
         self._rate = rate
@@ -48,7 +49,7 @@ class GrowingSound:
         self._news.set()
 
     def drop(self) -> None:
-        self.dropped = True
+        self.dropped = self.complete = True
         self._fresh.clear()
         self.samples = self.samples[:0].copy()
         self.end()
@@ -62,11 +63,13 @@ class GrowingSound:
                 await self._news.wait()
 
     async def grow(self, pool: concurrent.futures.Executor) -> None:
-        """`samples` have all that came."""
+        """`samples` have all that has come before this call."""
         fresh, last = bytes(self._fresh), self.ended
         self._fresh.clear()
         made = await asyncio.get_running_loop().run_in_executor(pool, self._resampled, fresh, last)
-        self.samples = np.concatenate([self.samples, made])
+        if len(made) and not self.dropped:
+            self.samples = np.concatenate([self.samples, made])
+        self.complete = self.complete or last  # what came meanwhile is for the next call
 
     def forget(self, count: int) -> None:
         """Drops the first samples."""

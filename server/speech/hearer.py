@@ -62,6 +62,7 @@ class Said:
     temperature: float = 0.0
     no_speech_prob: float | None = None
     words: Sequence[Word] = ()  # with times from the window's beginning
+    num_told: int = 0  # tokens whose text was told while it grew
 
 
 class Ask(Protocol):
