@@ -37,8 +37,8 @@ class GrowingSound:
         return self.samples.nbytes + len(self._fresh)
 
     def feed(self, pcm: bytes) -> None:
-        """Whole samples."""
-        if self.dropped:
+        """Whole samples; what comes behind the end is not heard."""
+        if self.ended:
             return
         self._fresh += pcm
         self.seconds += len(pcm) / SAMPLE_BYTES / self._rate

@@ -81,7 +81,7 @@ class RealtimeSession:
         created = {"id": f"sess_{self._exchange.request_id}", "created": int(time.time())}
         self.tell("session.created", **created, session=self._described())
         tasks = [asyncio.ensure_future(part()) for part in (self._read, self._worker.run, self._write)]
-        self._exchange.on_drain = self._worker.leave
+        self._exchange.on_drain = self._leave
         try:
             await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
         except asyncio.CancelledError:
@@ -105,6 +105,12 @@ class RealtimeSession:
         if not self._gone:
             with contextlib.suppress(OSError):  # it has left meanwhile
                 await self._exchange.raw_send({"type": "websocket.close", "code": GOING_AWAY})
+
+    def _leave(self) -> None:
+        """The server drains: what it hears of an open turn ends here."""
+        if self._live is not None:
+            self._live.end()
+        self._worker.leave()
 
     def tell(self, kind: str, **fields: Any) -> None:
         """One event, in order."""

@@ -270,6 +270,24 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(server, monkeyp
     assert (state.body_budget.used, state.places.taken) == (0, 0)
 
 
+async def test_a_turn_that_is_open_when_the_server_drains_has_its_text(server, monkeypatch):
+    state, client = server
+    asked = watched(state, monkeypatch)
+    socket = Socket(client)
+    await socket.opened(**LISTENING)
+    sound = spoken(0.2, 2.5)
+    await fed(socket, sound[:20000], asked, 1)
+    (exchange,) = state.open_exchanges
+    exchange.drain()
+    socket.append(sound[20000:])
+    events = await events_until(socket, ".completed")
+    assert events[-1]["transcript"] == deltas(events) != ""
+    while (await asyncio.wait_for(socket.events.get(), 10))["type"] != "websocket.close":
+        pass
+    await asyncio.wait_for(socket.task, 60)
+    assert (state.body_budget.used, state.places.taken) == (0, 0)
+
+
 async def test_a_text_that_ends_early_is_followed_by_a_window_of_the_rest(server, monkeypatch):
     state, client = server
     asked = watched(state, monkeypatch)
