@@ -105,6 +105,9 @@ class Through:
                 400, "media_unsupported", f"this model's processor refuses the {NAMES[kind]}: {_line(error)}"
             ) from None
         count = int(np.count_nonzero(features[TOKENS] == self.row_ids[kind]))
+        if not count:
+            text = f"this model's processor makes no token of so small a {NAMES[kind]}; send a larger one"
+            raise MediaError(400, "media_unsupported", text)
         return Processed(kind, (Part(kind, digest, count, features),))
 
     def fill(self, processed: Processed) -> Filling:
