@@ -42,6 +42,7 @@ class Through:
     modalities: frozenset[Modality] = frozenset(("image", "audio"))
     writes_texts: ClassVar[bool] = False
     picture_bytes: int = 0
+    longest_sound: float = math.inf
     blank: ClassVar[dict[Modality, Shapes]] = BLANK
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:

@@ -103,8 +103,11 @@ class ChatHearer:
         self._prompt: Prompt | None = None
 
     def cutting(self) -> Cutting:
-        speech = self._state.config.speech
-        return Cutting(speech.transcription_window, speech.transcription_pause)
+        speech, media = self._state.config.speech, self._state.media
+        assert media is not None, "the model hears"
+        assert media.processor is not None, "with a processor"
+        longest = min(speech.transcription_window, media.processor.longest_sound)
+        return Cutting(longest, speech.transcription_pause)
 
     @property
     def language(self) -> str:
