@@ -26,6 +26,7 @@ class GrowingSound:
         self.ended = False  # no more will come
         self.complete = False  # and `samples` have all that came
         self.dropped = False  # nobody wants it any more
+        self.late = False  # too long nothing came, and its turn has failed
         self.seconds = 0.0  # of all that came
         self._rate = rate
         self._fresh = bytearray()

@@ -66,8 +66,8 @@ class RealtimeSession:
         self._origin = 0  # samples that came before `_pcm`
         self._heard = 0  # bytes of `_pcm` that the finder has seen
         self._held = 0  # bytes counted in the body budget
+        self._finder = TurnFinder(self._settings.rate, Vad())
         self._turn_start: int | None = None  # sample at which the open turn begins
-        self._finder = self._new_finder()
         self._item_id = new_id("item")
         self._last_item_id: str | None = None
         self._plain = False  # vLLM's form
@@ -166,7 +166,7 @@ class RealtimeSession:
         self._task_of(form)  # raises where a turn would
         if self._settings.rate != PLAIN_RATE:
             self._settings = Settings(form, PLAIN_RATE)
-            self._finder = self._new_finder()
+            self._find_anew()
 
     def _update(self, given: Input, include: list[str] | None) -> None:
         settings = self._settings
@@ -195,18 +195,20 @@ class RealtimeSession:
         found_anew = (settings.rate, settings.vad) != (self._settings.rate, self._settings.vad)
         self._settings = settings
         if found_anew:
-            self._finder = self._new_finder()
+            self._find_anew()
         self.tell("session.updated", session=self._described())
 
-    def _new_finder(self) -> TurnFinder:
-        """For what comes; an open turn goes on, else what the buffer holds is looked through."""
+    def _find_anew(self) -> None:
+        """In what comes; an open turn goes on, else what the buffer holds is looked through."""
         settings, speaking = self._settings, self._turn_start is not None
         if not speaking:
             self._heard = 0
         start = self._origin + self._heard // SAMPLE_BYTES
-        return TurnFinder(settings.rate, settings.vad or Vad(), start, speaking)
+        self._finder = TurnFinder(settings.rate, settings.vad or Vad(), start, speaking, self._finder.recent)
 
     async def _append(self, pcm: bytes) -> None:
+        if self._live is not None and self._live.late:  # its turn has failed, and what comes now is another's
+            self._forget_all()
         most = min(self._state.config.media.audio_max_bytes, self._longest())
         if self._size() + len(pcm) > most and self._settings.vad is None:
             raise invalid("audio", f"audio: the buffer holds {most} bytes at most; commit what is there, or clear it")
@@ -224,10 +226,10 @@ class RealtimeSession:
         else:
             edges = edges_of(self._finder, fresh)
         for edge in edges:
-            milliseconds = edge.at * 1000 // self._settings.rate
             if edge.begins:
-                await self._begin_turn(max(edge.at, self._origin), milliseconds)
+                await self._begin_turn(max(edge.at, self._origin))
             else:
+                milliseconds = edge.at * 1000 // self._settings.rate
                 self.tell("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=self._item_id)
                 await self._commit(edge.at)
         now = self._origin + self._heard // SAMPLE_BYTES
@@ -238,13 +240,13 @@ class RealtimeSession:
             self._feed(self._live, now)
         if self._turn_start is not None and self._size() > most:  # the turn goes on as another
             await self._commit(now)
-            await self._begin_turn(now, now * 1000 // self._settings.rate)
+            await self._begin_turn(now)
 
-    async def _begin_turn(self, start: int, told_ms: int) -> None:
+    async def _begin_turn(self, start: int) -> None:
         """At a sample. A model that hears what is spoken gets the turn at once."""
         self._turn_start = start
-        self.tell("input_audio_buffer.speech_started", audio_start_ms=told_ms, item_id=self._item_id)
         form, rate = self._settings.form, self._settings.rate
+        self.tell("input_audio_buffer.speech_started", audio_start_ms=start * 1000 // rate, item_id=self._item_id)
         if self._worker.hears_live(form):
             self._live = GrowingSound(rate)
             await self._worker.put(Turn(self._item_id, self._live, form, rate, self._plain))
@@ -271,7 +273,7 @@ class RealtimeSession:
         self._drop(len(self._pcm))
         self._pcm.clear()
         self._count_less()
-        self._finder = self._new_finder()
+        self._find_anew()
 
     def _longest(self) -> int:
         """Bytes of the longest turn."""

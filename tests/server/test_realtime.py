@@ -404,6 +404,23 @@ async def test_sound_that_came_before_detection_is_looked_through(client):
     await socket.leave()
 
 
+async def test_speech_that_goes_on_behind_a_commit_is_another_turn(client):
+    """It begins at once: what was quiet before is remembered."""
+    noise = np.random.default_rng(0).normal(0, 0.1, 24000).astype(np.float32).clip(-1, 1)
+    socket = Socket(client)
+    await socket.opened()
+    socket.append(np.concatenate([np.zeros(8000, np.float32), noise[:12000]]))
+    await socket.next("input_audio_buffer.speech_started")
+    socket.say("input_audio_buffer.commit")
+    await socket.next("input_audio_buffer.committed")
+    socket.append(np.concatenate([noise[12000:], np.zeros(12000, np.float32)]))
+    kinds = (f"{TRANSCRIPTION}completed", "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped")
+    while (told := await socket.next(*kinds))["type"] != kinds[1]:
+        pass
+    assert 1200 <= told["audio_start_ms"] <= 1300
+    await socket.leave()
+
+
 async def test_turns_that_wait_are_counted_until_they_are_heard(client, monkeypatch):
     budget, go_on = client.state.body_budget, asyncio.Event()
     heard = Listening.run
