@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import quote, unquote_to_bytes
 
-from mm.errors import not_allowed
+from mm.errors import MediaError, not_allowed
 from mm.limits import MediaLimits
 
 Address = IPv4Address | IPv6Address
@@ -57,6 +57,7 @@ DENIED_IPV6 = tuple(
     )
 )
 
+NO_SCHEME = "a media URL begins with https:// or http://, or with data:<type>;base64, in front of base64"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,15}):")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _IPV4 = re.compile(r"(?:0|[1-9][0-9]{0,2})(?:\.(?:0|[1-9][0-9]{0,2})){3}")
@@ -129,7 +130,9 @@ class AllowList:
 def decide(url: str, limits: MediaLimits, allowed: AllowList) -> Target | LocalFile:
     """S13: read the URL once; MediaError 403 unless scheme, host, port and form are all allowed."""
     match = _SCHEME.match(url)
-    if match is None or len(url) > limits.media_max_url_bytes:
+    if match is None:
+        raise MediaError(403, "media_url_not_allowed", NO_SCHEME)
+    if len(url) > limits.media_max_url_bytes:
         raise not_allowed()
     scheme, rest = match.group(1).lower(), url[match.end() :]
     if any(character <= " " or character in "\\\x7f" for character in url) or not rest.startswith("//"):

@@ -107,7 +107,8 @@ def _refused(kind: str, value: Any) -> str:
         return "" if is_colour and all(0 <= part < 256 for part in value) else "three numbers of 0 to 255"
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     is_number = is_whole or (isinstance(value, float) and kind == "float | None")
-    return "" if is_number and 0 < value < 2**31 else "a number above 0"
+    what = "a number" if kind == "float | None" else "a whole number"
+    return "" if is_number and 0 < value < 2**31 else f"{what} above 0 and below {2**31}"
 
 
 Replaced = tuple[tuple[int, int], ...]  # (number of an unreadable frame, number of the frame shown in its place)

@@ -34,8 +34,8 @@ def merged(processor: Mapping[str, Any], reading: Mapping[str, Any], **otherwise
     for modality, given in reading.items():
         names = READING.get(modality, {})
         if not names or not isinstance(given, Mapping) or not given.keys() <= names.keys():
-            known = "; ".join(f"{modality}: {', '.join(names)}" for modality, names in READING.items())
-            raise ValueError(f"{modality}: an object of these names is known: {known}")
+            known = "; ".join(f"{name}: {', '.join(of_name)}" for name, of_name in READING.items())
+            raise ValueError(f"{modality[:64]}: got {str(given)[:128]}; an object of these names is known: {known}")
         named.update({names[name]: value for name, value in given.items()})
     return MediaOptions.of({**processor, **named}, **otherwise)
 
@@ -57,7 +57,8 @@ def of_request(state: AppState, body: ChatBody) -> MediaOptions | None:
         return None
     if not state.config.chat.trust_request_mm_kwargs:
         name = asked[0]
-        raise ApiError(403, "override_not_trusted", f"{name}: this server takes none from requests", name)
+        text = f"{name}: this server takes none from requests; its operator decides with --trust-request-mm-kwargs"
+        raise ApiError(403, "override_not_trusted", text, name)
     standing = state.media.options if state.media is not None else MediaOptions()
     try:
         made = merged(body.mm_processor_kwargs or {}, body.media_io_kwargs or {}, **dataclasses.asdict(standing))

@@ -148,7 +148,8 @@ class SoundFile:
         if self._demuxer == "flac" and len(samples) < (flac_seconds(self._data) - 0.01) * SAMPLE_RATE:
             raise cut_short()
         if len(samples) < self._limits.audio_min_seconds * SAMPLE_RATE:
-            raise invalid(f"the sound is shorter than {self._limits.audio_min_seconds:g} seconds")
+            got, least = len(samples) / SAMPLE_RATE, self._limits.audio_min_seconds
+            raise invalid(f"the sound is shorter than {least:g} seconds: it has {got:.4g}; send a longer one")
         return samples
 
 
@@ -172,7 +173,7 @@ def _gathered(pieces: Iterator[np.ndarray], max_seconds: float) -> np.ndarray:
     for piece in pieces:
         budget -= len(piece)
         if budget < 0:
-            raise too_large(f"the sound is longer than {max_seconds:g} seconds")
+            raise too_large(f"the sound is longer than {max_seconds:g} seconds; send it in parts")
         kept.append(piece)
     return np.concatenate(kept) if kept else np.zeros(0, np.float32)
 

@@ -233,7 +233,8 @@ class FilmFile:
         base = float(self._stream.time_base or 0)
         length = (self._times[-1] - self._times[0]) * base
         if length > self._limits.video_max_seconds:
-            raise too_large(f"the film is longer than {self._limits.video_max_seconds:g} seconds")
+            most = self._limits.video_max_seconds
+            raise too_large(f"the film is longer than {most:g} seconds: it has {length:.1f}; send it in parts")
         named = float(self._stream.average_rate or 0)
         gaps = len(self._times) - 1
         if gaps == 0 or length <= 0:

@@ -61,6 +61,7 @@ class Processor(Protocol):
     writes_texts: ClassVar[bool]  # its constructor takes `encode`
     modalities: frozenset[Modality]
     media_token_ids: frozenset[int]  # every id that stands for a tower's row; none may be left over in a prompt
+    longest_sound: float  # seconds that are heard at a time
     picture_bytes: int  # decoded pictures up to so large come to `process` unscaled; 0: it makes patches itself
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int, **texts: Encode) -> None: ...

@@ -30,7 +30,7 @@ class FunAudio(Whisper):
         old = self.mel
         longest = int(files.audio.get("n_samples") or int(files.audio.get("chunk_length", 300)) * old.sample_rate)
         self.mel = MelSettings(old.num_mels, old.sample_rate, old.n_fft, old.hop, longest)
-        self.seconds = longest / old.sample_rate
+        self.seconds = self.longest_sound = longest / old.sample_rate
         self.group = int(tower.get("group_size", 5))
         if config.get("audio_token_index") is None:
             raise ValueError("config.json: audio_token_index is missing, the token that stands for sound")

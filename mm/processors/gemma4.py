@@ -24,7 +24,7 @@ from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.limits import MediaLimits
 from mm.processors.base import Encode, Filling, no_texts, read_processor_files
 from mm.processors.films import Films
-from mm.processors.gemma4_sound import Front
+from mm.processors.gemma4_sound import LONGEST, Front
 from mm.processors.pictures import picture_settings
 from mm.processors.qwen3_vl import framed
 from mm.processors.qwen_vl import token_id
@@ -60,6 +60,7 @@ class Gemma4(Films):
         ends = config.get("eoa_token_id") or config.get("eoa_token_index")
         self.sound_begin, self.sound_end = int(config.get("boa_token_id") or 256_000), int(ends or 258_883)
         self.media_token_ids = frozenset((self.image_id, self.film_id, *([self.sound_id] if self.hears else [])))
+        self.longest_sound = LONGEST / self.sound.rate
         if not self.hears:
             self.modalities = frozenset(("image", "video"))
 

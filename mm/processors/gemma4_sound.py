@@ -72,7 +72,7 @@ class Front:
         if len(samples) > LONGEST:
             raise too_large(
                 f"the sound is longer than the {LONGEST / self.rate:g} seconds that this model hears at a time; send "
-                "shorter sounds"
+                "shorter sounds, or the recording to /v1/audio/transcriptions, which cuts it"
             )
         ahead = self.frame // 2
         samples = np.pad(samples, (ahead, max(0, self.frame + 1 - ahead - len(samples)))) * np.float32(self.gain)

@@ -6,6 +6,7 @@ family scales it itself. Out: its patches row by row, tile behind tile, and the 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ class Pictures(ABC):
     modalities: frozenset[Modality] = frozenset(("image",))
     writes_texts: ClassVar[bool] = True
     picture_bytes: int = 0
+    longest_sound: float = math.inf
 
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts

@@ -26,6 +26,7 @@ class Qwen2Audio(Whisper):
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         super().__init__(folder, config.get("audio_config", {}), picture_bytes)
+        self.longest_sound = self.seconds
         self._id = token_id(config, "audio", 151646)
         self.media_token_ids = frozenset((self._id,))
 

@@ -11,6 +11,7 @@ seconds.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,6 +35,7 @@ class QwenOmni:
 
     modalities: frozenset[Modality] = frozenset(("image", "audio", "video"))
     writes_texts: ClassVar[bool] = False
+    longest_sound: float = math.inf
     patching: ClassVar[PatchSettings] = PatchSettings()  # where the files are silent
     film: ClassVar[Mapping[str, Any]] = {}  # whatever the files say
 

@@ -13,6 +13,7 @@ on behind the larger of its rows and columns.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -141,6 +142,7 @@ class QwenVL:
 
     modalities: frozenset[Modality] = frozenset(("image", "video"))
     writes_texts: ClassVar[bool] = False
+    longest_sound: float = math.inf
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         files = read_processor_files(folder)

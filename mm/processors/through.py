@@ -42,6 +42,7 @@ class Through:
     modalities: frozenset[Modality] = frozenset(("image", "audio"))
     writes_texts: ClassVar[bool] = False
     picture_bytes: int = 0
+    longest_sound: float = math.inf
     blank: ClassVar[dict[Modality, Shapes]] = BLANK
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
@@ -105,6 +106,9 @@ class Through:
                 400, "media_unsupported", f"this model's processor refuses the {NAMES[kind]}: {_line(error)}"
             ) from None
         count = int(np.count_nonzero(features[TOKENS] == self.row_ids[kind]))
+        if not count:
+            text = f"this model's processor makes no token of so small a {NAMES[kind]}; send a larger one"
+            raise MediaError(400, "media_unsupported", text)
         return Processed(kind, (Part(kind, digest, count, features),))
 
     def fill(self, processed: Processed) -> Filling:

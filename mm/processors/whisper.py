@@ -6,6 +6,7 @@ prompt is filled with the token that ends texts, which no prompt holds otherwise
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ class Whisper:
 
     modalities: frozenset[Modality] = frozenset(("audio",))
     picture_bytes = 0
+    longest_sound: float = math.inf
     writes_texts: ClassVar[bool] = False
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:

@@ -141,7 +141,7 @@ class FormReader:
         self._name = options[b"name"].decode("utf-8", "replace").removesuffix("[]")
         self._is_file = self._name == self._file_field
         if b"filename" in options and not self._is_file:
-            raise invalid(self._name[:64], f"only {self._file_field} may be a file")
+            raise invalid(self._name[:64], f"{self._name[:64]}: is a file; the form's file is named {self._file_field}")
         if b"filename" not in options and self._is_file:
             text = f"{self._file_field}: is a text of the form; send it as a file, with a filename"
             raise ApiError(422, "invalid_parameter", text, self._file_field)

@@ -159,7 +159,10 @@ def _part(part: Any, path: str) -> Part:
 def _data(part: dict[str, Any], key: str, path: str) -> str:
     value = part.get(key)
     if not isinstance(value, str) or not value:
-        raise invalid(f"{path}.{key}: must be a string; stored files (file_id) are not known here", f"{path}.{key}")
+        given = next((name for name in ("file_url", "file_id") if part.get(name)), "")
+        got = "got nothing" if value is None else "got an empty string" if value == "" else "got no string"
+        text = f"{given} is not read here; send the data itself" if given else f"{got}; must be a URL"
+        raise invalid(f"{path}.{key}: {text}, such as data:image/png;base64,..", f"{path}.{key}")
     return value
 
 

@@ -147,8 +147,8 @@ def task_of(exchange: Exchange, fields: SpeechForm, header: str) -> Task:
             raise not_here(name, f"{name}: not supported on this route; leave it out")
     if fields.n not in (None, 1):
         raise not_here("n", f"n: got {fields.n}; this route makes one transcript")
-    if fields.prompt and len(fields.prompt.encode()) > MAX_PROMPT_BYTES:
-        raise invalid("prompt", f"prompt: is longer than {MAX_PROMPT_BYTES} bytes")
+    if fields.prompt and (size := len(fields.prompt.encode())) > MAX_PROMPT_BYTES:
+        raise invalid("prompt", f"prompt: has {size} bytes; at most {MAX_PROMPT_BYTES} are read, so shorten it")
     told = granularities_of(fields, state.whisper is not None)
     common = SamplingFields(**{name: getattr(fields, name) for name in NUMBERS})
     target = code_of("to_language", fields.to_language) if isinstance(fields, TranslationForm) else ""

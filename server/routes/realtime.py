@@ -34,11 +34,13 @@ async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
 
     def checked(form: TranscriptionForm) -> Task:
         check_model(exchange.state, form.model)
-        return task_of(exchange, form, "")
+        task = task_of(exchange, form, "")
+        hearer_of(exchange, task)  # raises where the model hears nothing, or not so
+        return task
 
     named = query.get("model")
     form = TranscriptionForm(model=named[-1] if named else exchange.state.names[0])
-    hearer_of(exchange, checked(form))  # raises where the model hears nothing
+    checked(form)
     await receive()  # websocket.connect
     await exchange.accept(scope)
     await RealtimeSession(exchange, receive, form, checked).run()

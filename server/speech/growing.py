@@ -24,7 +24,9 @@ class GrowingSound:
     def __init__(self, rate: int) -> None:
         self.samples = np.zeros(0, np.float32)
         self.ended = False  # no more will come
+        self.complete = False  # and `samples` have all that came
         self.dropped = False  # nobody wants it any more
+        self.late = False  # too long nothing came, and its turn has failed
         self.seconds = 0.0  # of all that came
         self._rate = rate
         self._fresh = bytearray()
@@ -36,8 +38,8 @@ class GrowingSound:
         return self.samples.nbytes + len(self._fresh)
 
     def feed(self, pcm: bytes) -> None:
-        """Whole samples."""
-        if self.dropped:
+        """Whole samples; what comes behind the end is not heard."""
+        if self.ended:
             return
         self._fresh += pcm
         self.seconds += len(pcm) / SAMPLE_BYTES / self._rate
@@ -48,7 +50,7 @@ class GrowingSound:
         self._news.set()
 
     def drop(self) -> None:
-        self.dropped = True
+        self.dropped = self.complete = True
         self._fresh.clear()
         self.samples = self.samples[:0].copy()
         self.end()
@@ -62,11 +64,13 @@ class GrowingSound:
                 await self._news.wait()
 
     async def grow(self, pool: concurrent.futures.Executor) -> None:
-        """`samples` have all that came."""
+        """`samples` have all that has come before this call."""
         fresh, last = bytes(self._fresh), self.ended
         self._fresh.clear()
         made = await asyncio.get_running_loop().run_in_executor(pool, self._resampled, fresh, last)
-        self.samples = np.concatenate([self.samples, made])
+        if len(made) and not self.dropped:
+            self.samples = np.concatenate([self.samples, made])
+        self.complete = self.complete or last  # what came meanwhile is for the next call
 
     def forget(self, count: int) -> None:
         """Drops the first samples."""

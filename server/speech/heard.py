@@ -9,6 +9,7 @@ Pure values and functions. A Segment's times count from the recording's beginnin
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,12 +75,12 @@ def body(transcript: Transcript, form: str) -> str | dict[str, Any]:
             return transcript.text + "\n"
         case "srt":
             return "".join(
-                f"{number}\n{clock(part.start, ',')} --> {clock(part.end, ',')}\n{part.text.strip()}\n\n"
+                f"{number}\n{clock(part.start, ',')} --> {clock(part.end, ',')}\n{cue(part.text)}\n\n"
                 for number, part in enumerate(transcript.segments or (), 1)
             )
         case "vtt":
             return "WEBVTT\n\n" + "".join(
-                f"{clock(part.start, '.')} --> {clock(part.end, '.')}\n{part.text.strip()}\n\n"
+                f"{clock(part.start, '.')} --> {clock(part.end, '.')}\n{cue(part.text)}\n\n"
                 for part in transcript.segments or ()
             )
         case "verbose_json":
@@ -121,6 +122,11 @@ def verbose(transcript: Transcript) -> dict[str, Any]:
 
 def duration_usage(seconds: float) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(seconds)}
+
+
+def cue(text: str) -> str:
+    """A segment's text as subtitles hold it: an empty line would end it, and an arrow begin another."""
+    return "\n".join(line for line in re.split("[\r\n]+", text.strip()) if line.strip()).replace("-->", "->")
 
 
 def clock(seconds: float, point: str) -> str:

@@ -62,6 +62,7 @@ class Said:
     temperature: float = 0.0
     no_speech_prob: float | None = None
     words: Sequence[Word] = ()  # with times from the window's beginning
+    num_told: int = 0  # tokens whose text was told while it grew
 
 
 class Ask(Protocol):
@@ -102,8 +103,11 @@ class ChatHearer:
         self._prompt: Prompt | None = None
 
     def cutting(self) -> Cutting:
-        speech = self._state.config.speech
-        return Cutting(speech.transcription_window, speech.transcription_pause)
+        speech, media = self._state.config.speech, self._state.media
+        assert media is not None, "the model hears"
+        assert media.processor is not None, "with a processor"
+        longest = min(speech.transcription_window, media.processor.longest_sound)
+        return Cutting(longest, speech.transcription_pause)
 
     @property
     def language(self) -> str:

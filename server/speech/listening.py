@@ -192,7 +192,7 @@ class Listening:
     ) -> FinishReason:
         """The answer to one question, added to what was said; why it ended. Where the text `goes_on`, the next question
         has more of it, unless a token ended it."""
-        places, reason, num_told = self._state.places, FinishReason.NONE, len(said.token_ids)
+        places, reason = self._state.places, FinishReason.NONE
         places.take_tokens(job.num_tokens)
         try:
             stream = self._state.engine.submit(job.request)
@@ -204,8 +204,8 @@ class Listening:
                         new = self._take(delta, text, said, text_below, goes_on)
                         said.text += new
                         if new and window is not None:
-                            self.told(window, new, said.logprobs[num_told : len(said.token_ids)])
-                            num_told = len(said.token_ids)
+                            self.told(window, new, said.logprobs[said.num_told : len(said.token_ids)])
+                            said.num_told = len(said.token_ids)
             finally:
                 self._streams.discard(stream)
         finally:

@@ -60,7 +60,7 @@ class LiveListening(Listening):
                 said.append(Said(temperature=self.task.asked.params.temperature))
                 await self._window(sound, len(said) - 1, said[-1])
                 self.told(len(said) - 1, "", ())
-            elif sound.ended:
+            elif sound.complete:
                 return
             else:
                 await self._come(sound, 1)
@@ -73,6 +73,8 @@ class LiveListening(Listening):
         heard, tokens = 0, len(processor.tokens)
         while not self._aborted and not sound.dropped:
             end = await self._end(sound, heard, tokens + max(FRESH_ROWS, tokens // SHARE))
+            if sound.dropped:
+                return
             heard = len(sound.samples) if end is None else end
             job = self._live.question(await self._prepared(sound, end, digest), said.token_ids)
             if not said.token_ids:
@@ -91,7 +93,7 @@ class LiveListening(Listening):
         while True:
             await self._come(sound, min(wanted, longest))
             count, first = len(sound.samples), max(heard, longest // 2)
-            if count <= longest and sound.ended:
+            if count <= longest and sound.complete:
                 return count
             if count > first:
                 end = quiet_end(sound.samples[:longest], SAMPLE_RATE, first, count >= longest)
@@ -107,6 +109,7 @@ class LiveListening(Listening):
         try:
             await sound.until(count, idle)
         except TimeoutError:
+            sound.late = True
             text = f"no sound came for {idle:g} s within a turn; send silence too, or commit what has ended"
             raise ApiError(408, "upload_timeout", text) from None
         await sound.grow(self._state.pool)

@@ -34,10 +34,10 @@ from server.schema.realtime import Append, Clear, Commit, Event, Input, Update
 from server.speech.growing import GrowingSound
 from server.speech.realtime_events import PLAIN_RATE, SAMPLE_BYTES, described, new_id, opened, plain, vad_of
 from server.speech.realtime_turns import TaskOf, Turn, TurnWorker
-from server.speech.turns import TurnFinder, Vad
+from server.speech.turns import Edge, TurnFinder, Vad
 
 RATES = (8000, 48000)
-IN_POOL = 32768  # characters of an event that are read in the pool
+IN_POOL = 32768  # characters of an event that are read in the pool, bytes of sound that are heard there
 MIN_TURN_S = 0.1  # of a turn that a client commits
 UNREAD_EVENTS = 256  # behind which a client that does not read is not heard either
 GOING_AWAY = 1001
@@ -66,14 +66,14 @@ class RealtimeSession:
         self._origin = 0  # samples that came before `_pcm`
         self._heard = 0  # bytes of `_pcm` that the finder has seen
         self._held = 0  # bytes counted in the body budget
-        self._finder = self._new_finder()
+        self._finder = TurnFinder(self._settings.rate, Vad())
         self._turn_start: int | None = None  # sample at which the open turn begins
         self._item_id = new_id("item")
         self._last_item_id: str | None = None
         self._plain = False  # vLLM's form
         self._live: GrowingSound | None = None  # of the open turn, where the model hears it already
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._worker = TurnWorker(exchange, self.tell, self._events.join, task_of)
+        self._worker = TurnWorker(exchange, self.tell, self._events.join, task_of, self._count_less)
 
     async def run(self) -> None:
         """Until the client has left, or the session cannot go on."""
@@ -81,7 +81,7 @@ class RealtimeSession:
         created = {"id": f"sess_{self._exchange.request_id}", "created": int(time.time())}
         self.tell("session.created", **created, session=self._described())
         tasks = [asyncio.ensure_future(part()) for part in (self._read, self._worker.run, self._write)]
-        self._exchange.on_drain = self._worker.leave
+        self._exchange.on_drain = self._leave
         try:
             await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
         except asyncio.CancelledError:
@@ -89,12 +89,14 @@ class RealtimeSession:
                 raise
         finally:
             self._exchange.on_drain = nothing
-            del self._worker  # it holds the session
             for task in tasks:
                 task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-            self._count(0)
-            self._exchange.arrival = arrival
+            try:
+                ended = await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                del self._worker  # it holds the session
+                self._count(0)
+                self._exchange.arrival = arrival
         for result in ended:
             if isinstance(result, OSError):  # written to a client that has left
                 self._gone = True
@@ -103,6 +105,12 @@ class RealtimeSession:
         if not self._gone:
             with contextlib.suppress(OSError):  # it has left meanwhile
                 await self._exchange.raw_send({"type": "websocket.close", "code": GOING_AWAY})
+
+    def _leave(self) -> None:
+        """The server drains: what it hears of an open turn ends here."""
+        if self._live is not None:
+            self._live.end()
+        self._worker.leave()
 
     def tell(self, kind: str, **fields: Any) -> None:
         """One event, in order."""
@@ -143,8 +151,7 @@ class RealtimeSession:
         elif isinstance(event, Update) and event.model is not None:
             self._begin_plain(event.model)
         elif isinstance(event, Clear):
-            self._drop(len(self._pcm))
-            self._forget_turn()
+            self._forget_all()
             self.tell("input_audio_buffer.cleared")
         else:
             given = event.session.input if hasattr(event.session, "input") else event.session.audio.input
@@ -159,7 +166,7 @@ class RealtimeSession:
         self._task_of(form)  # raises where a turn would
         if self._settings.rate != PLAIN_RATE:
             self._settings = Settings(form, PLAIN_RATE)
-            self._finder = self._new_finder()
+            self._find_anew()
 
     def _update(self, given: Input, include: list[str] | None) -> None:
         settings = self._settings
@@ -188,30 +195,41 @@ class RealtimeSession:
         found_anew = (settings.rate, settings.vad) != (self._settings.rate, self._settings.vad)
         self._settings = settings
         if found_anew:
-            self._forget_turn()
+            self._find_anew()
         self.tell("session.updated", session=self._described())
 
-    def _new_finder(self) -> TurnFinder:
-        settings = self._settings
-        self._heard = len(self._pcm) // SAMPLE_BYTES * SAMPLE_BYTES
-        return TurnFinder(settings.rate, settings.vad or Vad(), self._origin + self._heard // SAMPLE_BYTES)
+    def _find_anew(self) -> None:
+        """In what comes; an open turn goes on, else what the buffer holds is looked through."""
+        settings, speaking = self._settings, self._turn_start is not None
+        if not speaking:
+            self._heard = 0
+        start = self._origin + self._heard // SAMPLE_BYTES
+        self._finder = TurnFinder(settings.rate, settings.vad or Vad(), start, speaking, self._finder.recent)
 
     async def _append(self, pcm: bytes) -> None:
+        if self._live is not None and self._live.late:  # its turn has failed, and what comes now is another's
+            self._forget_all()
         most = min(self._state.config.media.audio_max_bytes, self._longest())
         if self._size() + len(pcm) > most and self._settings.vad is None:
             raise invalid("audio", f"audio: the buffer holds {most} bytes at most; commit what is there, or clear it")
-        self._count(self._size() + len(pcm))
+        self._count(self._all_bytes() + len(pcm))
         self._pcm += pcm
-        if self._settings.vad is None:
-            return
         end = len(self._pcm) // SAMPLE_BYTES * SAMPLE_BYTES
-        fresh = np.frombuffer(bytes(self._pcm[self._heard : end]), "<i2").astype(np.float32) / 32768
-        self._heard = end
-        for edge in self._finder.feed(fresh):
-            milliseconds = edge.at * 1000 // self._settings.rate
+        if self._settings.vad is None:
+            if self._live is not None:
+                self._feed(self._live, self._origin + end // SAMPLE_BYTES)
+            return
+        fresh, self._heard = bytes(self._pcm[self._heard : end]), end
+        if len(fresh) > IN_POOL:
+            loop = asyncio.get_running_loop()
+            edges = await loop.run_in_executor(self._state.pool, edges_of, self._finder, fresh)
+        else:
+            edges = edges_of(self._finder, fresh)
+        for edge in edges:
             if edge.begins:
-                await self._begin_turn(max(edge.at, self._origin), milliseconds)
+                await self._begin_turn(max(edge.at, self._origin))
             else:
+                milliseconds = edge.at * 1000 // self._settings.rate
                 self.tell("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=self._item_id)
                 await self._commit(edge.at)
         now = self._origin + self._heard // SAMPLE_BYTES
@@ -222,16 +240,16 @@ class RealtimeSession:
             self._feed(self._live, now)
         if self._turn_start is not None and self._size() > most:  # the turn goes on as another
             await self._commit(now)
-            await self._begin_turn(now, now * 1000 // self._settings.rate)
+            await self._begin_turn(now)
 
-    async def _begin_turn(self, start: int, told_ms: int) -> None:
+    async def _begin_turn(self, start: int) -> None:
         """At a sample. A model that hears what is spoken gets the turn at once."""
         self._turn_start = start
-        self.tell("input_audio_buffer.speech_started", audio_start_ms=told_ms, item_id=self._item_id)
         form, rate = self._settings.form, self._settings.rate
+        self.tell("input_audio_buffer.speech_started", audio_start_ms=start * 1000 // rate, item_id=self._item_id)
         if self._worker.hears_live(form):
             self._live = GrowingSound(rate)
-            await self._worker.turns.put(Turn(self._item_id, self._live, form, rate, self._plain))
+            await self._worker.put(Turn(self._item_id, self._live, form, rate, self._plain))
 
     def _feed(self, live: GrowingSound, end: int) -> None:
         """The open turn's samples up to one, which the buffer forgets."""
@@ -241,10 +259,21 @@ class RealtimeSession:
         self._turn_start = end
         self._drop(last)
 
-    def _forget_turn(self) -> None:
+    def _forget_all(self) -> None:
+        """The open turn, and all that the buffer holds."""
         if self._live is not None:
             self._live.drop()
-        self._live, self._turn_start, self._finder = None, None, self._new_finder()
+        if self._turn_start is not None:
+            self._item_id = new_id("item")  # something was told of the one before
+        self._live = self._turn_start = None
+        self._empty()
+
+    def _empty(self) -> None:
+        """No turn is open: what comes next begins with a whole sample."""
+        self._drop(len(self._pcm))
+        self._pcm.clear()
+        self._count_less()
+        self._find_anew()
 
     def _longest(self) -> int:
         """Bytes of the longest turn."""
@@ -255,21 +284,23 @@ class RealtimeSession:
         if not self._plain:
             await self._commit_now()
         elif final:
+            if self._settings.vad is None and self._turn_start is None and len(self._pcm) >= SAMPLE_BYTES:
+                self._turn_start = self._origin
             if self._turn_start is not None:
                 await self._commit(self._origin + len(self._pcm) // SAMPLE_BYTES)
-            self._drop(len(self._pcm))
-            self._finder = self._new_finder()
+            self._empty()
             await self._worker.turns.put(None)
 
     async def _commit_now(self) -> None:
-        if len(self._pcm) < MIN_TURN_S * self._settings.rate * SAMPLE_BYTES:
-            held = len(self._pcm) * 1000 // SAMPLE_BYTES // self._settings.rate
-            text = f"the buffer holds {held} ms of sound; a turn has at least {MIN_TURN_S * 1000:.0f} ms"
+        held = len(self._pcm) // SAMPLE_BYTES / self._settings.rate
+        held += self._live.seconds if self._live is not None else 0.0
+        if held < MIN_TURN_S:
+            text = f"the buffer holds {held * 1000:.0f} ms of sound; a turn has at least {MIN_TURN_S * 1000:.0f} ms"
             raise ApiError(400, "input_audio_buffer_commit_empty", text)
         if self._turn_start is None:
             self._turn_start = self._origin
         await self._commit(self._origin + len(self._pcm) // SAMPLE_BYTES)
-        self._finder = self._new_finder()
+        self._empty()
 
     async def _commit(self, end: int) -> None:
         """The open turn ends at a sample; it waits until the turn before has its place in the worker."""
@@ -279,16 +310,23 @@ class RealtimeSession:
         pcm, item_id, settings = bytes(self._pcm[first:last]), self._item_id, self._settings
         self.tell("input_audio_buffer.committed", item_id=item_id, previous_item_id=self._last_item_id)
         self._last_item_id, self._item_id, self._turn_start = item_id, new_id("item"), None
-        self._drop(last)
         if live is None:
-            await self._worker.turns.put(Turn(item_id, pcm, settings.form, settings.rate, self._plain))
+            turn = Turn(item_id, pcm, settings.form, settings.rate, self._plain)
+            self._worker.hold(turn)
+            self._drop(last)
+            await self._worker.turns.put(turn)
         else:
             live.feed(pcm)
             live.end()
+            self._drop(last)
 
     def _size(self) -> int:
-        """Bytes that the session holds."""
+        """Bytes of the buffer and the open turn."""
         return len(self._pcm) + (self._live.nbytes if self._live is not None else 0)
+
+    def _all_bytes(self) -> int:
+        """And of turns that are not yet heard."""
+        return len(self._pcm) + self._worker.nbytes
 
     def _drop(self, size: int) -> None:
         """Forgets the beginning of the buffer: whole samples."""
@@ -296,7 +334,11 @@ class RealtimeSession:
         del self._pcm[:size]
         self._origin += size // SAMPLE_BYTES
         self._heard = max(0, self._heard - size)
-        self._count(self._size())
+        self._count_less()
+
+    def _count_less(self) -> None:
+        """Gives back what is held no more."""
+        self._count(min(self._held, self._all_bytes()))
 
     def _count(self, size: int) -> None:
         """The buffer has so many bytes now. Raises where the server holds too many."""
@@ -333,6 +375,11 @@ class RealtimeSession:
         include = [LOGPROBS] if form.include else []
         told = {"object": "realtime.session", "type": "transcription", "include": include}
         return {"id": name, **told, "audio": {"input": audio}}
+
+
+def edges_of(finder: TurnFinder, pcm: bytes) -> list[Edge]:
+    """What the next samples show."""
+    return finder.feed(np.frombuffer(pcm, "<i2").astype(np.float32) / 32768)
 
 
 def form_with(form: TranscriptionForm, **changes: Any) -> TranscriptionForm:

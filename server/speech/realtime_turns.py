@@ -51,6 +51,10 @@ class Turn:
     rate: int
     plain: bool  # of a session in vLLM's form
 
+    @property
+    def nbytes(self) -> int:
+        return len(self.sound) if isinstance(self.sound, bytes) else self.sound.nbytes
+
 
 @dataclass(slots=True)
 class Whole:
@@ -68,13 +72,37 @@ class Whole:
 class TurnWorker:
     """One session's."""
 
-    def __init__(self, exchange: Exchange, tell: TellEvent, told: Callable[[], Any], task_of: TaskOf) -> None:
-        """`told` waits until all events have been sent; `task_of` checks what a client asks, and raises ApiError."""
+    def __init__(
+        self,
+        exchange: Exchange,
+        tell: TellEvent,
+        told: Callable[[], Any],
+        task_of: TaskOf,
+        heard: Callable[[], None],
+    ) -> None:
+        """`told` waits until all events have been sent; `task_of` checks what a client asks, and raises ApiError;
+        `heard`: a turn is held no more."""
         self.turns: asyncio.Queue[Turn | None] = asyncio.Queue(maxsize=1)  # None: the text has ended
         self._exchange, self._state = exchange, exchange.state
         self._tell, self._told, self._task_of = tell, told, task_of
         self._whole: Whole | None = None  # the text that grows, in vLLM's form
         self._leaving: asyncio.Future[None] | None = None
+        self._unheard: list[Turn] = []
+        self._heard = heard
+
+    @property
+    def nbytes(self) -> int:
+        """Of turns that are not yet heard."""
+        return sum(turn.nbytes for turn in self._unheard)
+
+    def hold(self, turn: Turn) -> None:
+        """Counts a turn that comes next."""
+        self._unheard.append(turn)
+
+    async def put(self, turn: Turn) -> None:
+        """Waits until the turn before has its place."""
+        self.hold(turn)
+        await self.turns.put(turn)
 
     def leave(self) -> None:
         """The session ends behind the turns that have come."""
@@ -87,14 +115,18 @@ class TurnWorker:
     async def run(self) -> None:
         """Until the session ends, or the server drains."""
         turn: Turn | None = None
-        while turn is not None or self._leaving is None:
-            turn = await self.turns.get()
-            if turn is not None:
-                await self._try(turn)
-            elif self._whole is not None or self._leaving is None:
-                whole, self._whole = self._whole or Whole(InOrder(str)), None
-                self._tell("transcription.done", text=whole.order.text, usage=whole.usage())
-            await self._told()  # a reader that is away holds its own session only
+        try:
+            while turn is not None or self._leaving is None:
+                turn = await self.turns.get()
+                if turn is not None:
+                    await self._try(turn)
+                elif self._whole is not None or self._leaving is None:
+                    whole, self._whole = self._whole or Whole(InOrder(str)), None
+                    self._tell("transcription.done", text=whole.order.text, usage=whole.usage())
+                await self._told()  # a reader that is away holds its own session only
+        finally:
+            if self._leaving is not None:
+                self._leaving.cancel()
 
     async def _try(self, turn: Turn) -> None:
         """Hears a turn; what goes wrong is told and ends that turn."""
@@ -108,8 +140,12 @@ class TurnWorker:
         finally:
             if isinstance(turn.sound, GrowingSound):
                 turn.sound.drop()  # what comes yet is heard by nobody
+            self._unheard.remove(turn)
+            self._heard()
 
     def _failed(self, turn: Turn, error: ApiError) -> None:
+        if self._whole is not None:
+            self._whole.order.skip()
         kind = "conversation.item.input_audio_transcription.failed"
         self._tell(kind, item_id=turn.item_id, content_index=0, error=described(error))
 
@@ -140,8 +176,9 @@ class TurnWorker:
         if self._whole is not None:
             self._whole.prompt_tokens += listening.prompt_tokens
             self._whole.generated_tokens += listening.generated_tokens
-        if isinstance(turn.sound, GrowingSound) and turn.sound.dropped:
-            return  # its client has cleared it
+        if isinstance(turn.sound, GrowingSound) and turn.sound.dropped:  # its client has cleared it
+            order.skip()
+            return
         kind = "conversation.item.input_audio_transcription.completed"
         usage = {"type": "duration", "seconds": math.ceil(seconds)}
         more = {"logprobs": all_logprobs(state.tokenizer, said)} if task.with_logprobs else {}
@@ -151,8 +188,9 @@ class TurnWorker:
         kind, tokenizer = "conversation.item.input_audio_transcription.delta", self._state.tokenizer
 
         def told(window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
-            dropped = isinstance(turn.sound, GrowingSound) and turn.sound.dropped
-            if (new := order.add(first + window, text, tokens)) and not dropped:
+            if isinstance(turn.sound, GrowingSound) and turn.sound.dropped:
+                return
+            if new := order.add(first + window, text, tokens):
                 more = {"logprobs": logprobs_of(tokenizer, order.take_tokens())} if with_logprobs else {}
                 self._tell(kind, item_id=turn.item_id, content_index=0, delta=new, **more)
 

@@ -61,6 +61,14 @@ class InOrder:
         """The first window that has not ended."""
         return self._front
 
+    def skip(self) -> None:
+        """Of the windows that have not ended nothing more comes; what is told next begins one anew."""
+        self._waiting.clear()
+        self._tokens.clear()
+        self._new_tokens.clear()
+        self._ended.clear()
+        self._held, self._begun = "", False
+
     def take_tokens(self) -> list[TokenLogprob]:
         """Those of what was told since the last call."""
         taken, self._new_tokens = self._new_tokens, []

@@ -12,6 +12,7 @@ and well above the quietest frame of the last seconds, so that steady noise is n
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,16 +45,18 @@ class Edge:
 class TurnFinder:
     """The edges of one stream of sound."""
 
-    def __init__(self, rate: int, vad: Vad, start: int = 0) -> None:
-        """`start`: samples that came before."""
+    def __init__(
+        self, rate: int, vad: Vad, start: int = 0, speaking: bool = False, recent: Iterable[float] = ()
+    ) -> None:
+        """`start`: samples that came before; `speaking`: a turn is open; `recent`: how loud earlier frames were."""
         self.padding = rate * vad.prefix_padding_ms // 1000
-        self.speaking = False
+        self.speaking = speaking
         self._frame = int(rate * FRAME_S)
         self._silence = max(1, round(vad.silence_duration_ms / 1000 / FRAME_S))  # frames
         self._level = LEVEL * vad.threshold
         self._done = start  # samples of whole frames
         self._rest = np.zeros(0, np.float32)
-        self._recent: deque[float] = deque(maxlen=REMEMBERED)
+        self.recent: deque[float] = deque(recent, maxlen=REMEMBERED)
         self._loud = self._quiet = 0  # frames in a row
 
     def feed(self, samples: np.ndarray) -> list[Edge]:
@@ -64,9 +67,9 @@ class TurnFinder:
         return [edge for loud in loudness(joined[:whole], self._frame).tolist() if (edge := self._step(loud))]
 
     def _step(self, loud: float) -> Edge | None:
-        self._recent.append(loud)
+        self.recent.append(loud)
         self._done += self._frame
-        is_loud = loud >= max(self._level, ABOVE_NOISE * min(self._recent)) or (self.speaking and loud >= self._level)
+        is_loud = loud >= max(self._level, ABOVE_NOISE * min(self.recent)) or (self.speaking and loud >= self._level)
         self._loud, self._quiet = (self._loud + 1, 0) if is_loud else (0, self._quiet + 1)
         if not self.speaking and self._loud >= LOUD_FRAMES:
             self.speaking = True

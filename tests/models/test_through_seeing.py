@@ -22,6 +22,7 @@ from engine.models.transformers_backend.pausing import Run
 from engine.quant.online import requested
 from engine.step.pieces import TowerRun
 from engine.weights.load import load_weights, weight_bytes
+from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions
 from mm.processors.registry import processor_for
 from mm.splice import splice
@@ -302,6 +303,12 @@ def test_what_is_more_than_rows_of_a_prompt_is_refused_in_a_line(tmp_path, kind)
     with pytest.raises(ConfigError, match=f"^{name}: .*{said}") as caught:
         load_model_config(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_picture_of_which_a_processor_makes_no_token_is_refused():
+    with pytest.raises(MediaError, match="makes no token of so small a picture") as caught:
+        processor("lighton_ocr").process(MediaItem("image", noise(20, 9, 1)), bytes(16), MediaOptions())
+    assert caught.value.status == 400
 
 
 @torch.inference_mode()

@@ -18,6 +18,9 @@ from openai import AsyncOpenAI
 
 from examples.embedded_model.spoken import utterances
 from server.http.uploads import FormReader
+from server.speech.heard import Segment, Transcript
+from server.speech.heard import body as written
+from server.speech.realtime_events import wave
 from tests.mm import made
 from tests.server.conftest import quiet
 from tests.server.live import listening
@@ -271,6 +274,32 @@ async def test_wrong_input_is_refused_by_name(client, fields, status, reason, pa
     reply = await send(client, **fields)
     assert (reply.status, reply.error["reason"], reply.error["param"]) == (status, reason, param), reply.error
     assert client.state.body_budget.used == 0
+
+
+async def test_a_text_stays_within_its_subtitle():
+    segment = Segment(0.0, 1.0, " one --> two\n\n \r\n00:00:03,000\n")
+    transcript = Transcript("transcribe", "", 1.0, segment.text, [segment])
+    assert written(transcript, "srt") == "1\n00:00:00,000 --> 00:00:01,000\none -> two\n00:00:03,000\n\n"
+    assert written(transcript, "vtt") == "WEBVTT\n\n00:00:00.000 --> 00:00:01.000\none -> two\n00:00:03,000\n\n"
+
+
+TEXTS = [
+    ({"prompt": "é" * 10000}, "prompt: has 20000 bytes; at most 16384 are read"),
+    (
+        {"file": wave(bytes(320), 16000)},
+        "0.02 seconds: it has 0.01; send a longer one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "text"), TEXTS)
+async def test_refusals_say_what_came(client, fields, text):
+    assert text in (await send(client, **fields)).error["message"]
+
+
+async def test_a_file_under_another_name_is_refused_by_it(client):
+    reply = await client.post(PATH, body=WHOLE.replace(b'name="file"', b'name="audio"'), headers=HEADERS)
+    assert reply.error["message"] == "audio: is a file; the form's file is named file"
 
 
 WHOLE = form()

@@ -112,8 +112,11 @@ def test_the_model_may_stand_alone():
             ["--mm-processor-kwargs", '{"speed": 1}'],
             "there is no option 'speed'; known are num_frames, fps, min_pixels",
         ),
-        (["--mm-processor-kwargs", '{"fps": 0}'], "--mm-processor-kwargs: fps must be a number above 0, not 0"),
-        (["--mm-processor-kwargs", '{"max_pixels": 1.5}'], "max_pixels must be a number above 0"),
+        (
+            ["--mm-processor-kwargs", '{"fps": 0}'],
+            "fps must be a number above 0 and below 2147483648, not 0",
+        ),
+        (["--mm-processor-kwargs", '{"max_pixels": 1.5}'], "max_pixels must be a whole number above 0"),
         (["--mm-processor-kwargs", '{"use_audio_in_video": 1}'], "use_audio_in_video must be true or false, not 1"),
         (["--enable-prefix-caching=perhaps"], "must be true or false"),
         (["--enable-prefix-caching", "False"], "a switch takes no word; write --enable-prefix-caching=false"),

@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
+from engine.request import FinishReason
+from server.speech.growing import GrowingSound
+from server.speech.hearer import Said
+from server.speech.listening import Listening
 from server.speech.realtime_events import wave
 from tests import tiny_realtime
 from tests.server.conftest import config_of, maker, ready
@@ -139,13 +145,104 @@ async def test_a_turn_that_is_cleared_is_forgotten_and_the_next_is_heard(server,
     socket.append(sound)
     after = await events_until(socket, ".completed")
     (cleared, *_), (first, *_) = ([event for event in each if "item_id" in event] for each in (events, after))
-    assert cleared["item_id"] == first["item_id"], "the item that was not committed is taken again"
+    assert cleared["item_id"] != first["item_id"], "texts came under the name of the first"
     assert after[-1]["transcript"] == deltas(after)
     await socket.leave()
     assert state.body_budget.used == 0
 
 
-async def test_a_turn_whose_sound_stops_coming_fails_and_the_next_is_heard(server, monkeypatch):
+async def test_what_comes_last_while_the_rest_is_resampled_is_heard(server, monkeypatch):
+    _, client = server
+    resampled = GrowingSound._resampled
+
+    def slowly(self, pcm, last):
+        for _ in range(2000):
+            if self.ended or not len(self.samples):
+                break
+            time.sleep(0.005)
+        return resampled(self, pcm, last)
+
+    sound = spoken(0.2, 2.0, 0.6, rate=24000)
+    found = []
+    for slow in (False, True):
+        if slow:
+            monkeypatch.setattr(GrowingSound, "_resampled", slowly)
+        socket = Socket(client)
+        await socket.opened(format={"type": "audio/pcm", "rate": 24000}, **LISTENING)
+        socket.append(sound)
+        events = await events_until(socket, ".completed")
+        found.append((events[-1]["transcript"], events[-1]["usage"]))
+        await socket.leave()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_a_turn_that_is_committed_while_it_is_spoken_is_heard_to_there(server, monkeypatch, by_hand):
+    """By a client that may have taken over meanwhile: then the turn goes on until it says so."""
+    state, client = server
+    asked = watched(state, monkeypatch)
+    socket = Socket(client)
+    await socket.opened(**LISTENING)
+    sound = spoken(0.2, 1.8)
+    await fed(socket, sound[:24000], asked, 1)
+    if by_hand:
+        socket.say("session.update", session={"audio": {"input": {"turn_detection": None}}})
+    socket.append(sound[24000:])
+    socket.say("input_audio_buffer.commit")
+    events = await events_until(socket, ".completed", "error")
+    assert events[-1]["transcript"] == deltas(events) != ""
+    assert events[-1]["usage"]["seconds"] == 2
+    start = next(event["audio_start_ms"] for event in events if "audio_start_ms" in event)
+    reply = await send(client, wave((sound[start * 16 :] * 32767).astype("<i2").tobytes(), 16000))
+    assert reply.json()["text"] == events[-1]["transcript"]
+    await socket.leave()
+    assert state.body_budget.used == 0
+
+
+async def test_a_prompt_is_refused_where_it_is_set(server):
+    _, client = server
+    socket = Socket(client)
+    await socket.opened(**LISTENING)
+    socket.say("session.update", session={"audio": {"input": {"transcription": {"prompt": "names"}}}})
+    assert "reads no text" in (await socket.next("error"))["error"]["message"]
+    socket.append(spoken(0.2, 0.5, 0.6))
+    assert (await events_until(socket, ".completed", "error", ".failed"))[-1]["type"].endswith("completed")
+    await socket.leave()
+
+
+async def test_a_token_whose_text_comes_with_the_next_question_is_told_with_it():
+    texts = iter(["a", "", "é"])  # the third token ends what the second begins
+    answers = iter([2, 1])  # tokens of each question
+
+    class Answer:
+        async def __aenter__(self):
+            return self
+
+        async def __aexit__(self, *error):
+            pass
+
+        async def __aiter__(self):
+            for _ in range(next(answers)):
+                yield SimpleNamespace(finish_reason=FinishReason.NONE)
+
+    def take(delta, text, said, *more):
+        said.token_ids.append(len(said.token_ids))
+        said.logprobs.append(said.token_ids[-1])
+        return next(texts)
+
+    told, said = [], Said()
+    places = SimpleNamespace(take_tokens=lambda count: None, give_tokens=lambda count: None)
+    listening = object.__new__(Listening)
+    listening._state = SimpleNamespace(places=places, engine=SimpleNamespace(submit=lambda request: Answer()))
+    listening._streams, listening._take = set(), take
+    listening.told = lambda window, text, tokens: told.append((text, tokens))
+    for _ in range(2):
+        await listening._answer(SimpleNamespace(num_tokens=1, request=None), said, None, 0)
+    assert told == [("a", [0]), ("é", [1, 2])]
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+async def test_a_turn_whose_sound_stops_coming_fails_and_the_next_is_heard(server, monkeypatch, cleared):
     state, client = server
     limits = dataclasses.replace(state.config.limits, body_idle_timeout=0.3)
     monkeypatch.setattr(state, "config", dataclasses.replace(state.config, limits=limits))
@@ -157,8 +254,9 @@ async def test_a_turn_whose_sound_stops_coming_fails_and_the_next_is_heard(serve
     assert failed["code"] == "upload_timeout"
     assert "no sound came for 0.3 s" in failed["message"]
     assert state.places.taken == 0
-    socket.say("input_audio_buffer.clear")
-    socket.append(sound)
+    if cleared:
+        socket.say("input_audio_buffer.clear")
+    socket.append(sound[4000:])  # it goes on where it stopped
     assert (await events_until(socket, ".completed"))[-1]["transcript"]
     await socket.leave()
     assert state.body_budget.used == 0
@@ -171,6 +269,24 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(server, monkeyp
     await socket.opened(**LISTENING)
     await fed(socket, spoken(0.2, 1.0), asked, 1)
     await socket.leave()
+    assert (state.body_budget.used, state.places.taken) == (0, 0)
+
+
+async def test_a_turn_that_is_open_when_the_server_drains_has_its_text(server, monkeypatch):
+    state, client = server
+    asked = watched(state, monkeypatch)
+    socket = Socket(client)
+    await socket.opened(**LISTENING)
+    sound = spoken(0.2, 2.5)
+    await fed(socket, sound[:20000], asked, 1)
+    (exchange,) = state.open_exchanges
+    exchange.drain()
+    socket.append(sound[20000:])
+    events = await events_until(socket, ".completed")
+    assert events[-1]["transcript"] == deltas(events) != ""
+    while (await asyncio.wait_for(socket.events.get(), 10))["type"] != "websocket.close":
+        pass
+    await asyncio.wait_for(socket.task, 60)
     assert (state.body_budget.used, state.places.taken) == (0, 0)
 
 

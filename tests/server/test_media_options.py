@@ -48,12 +48,14 @@ async def test_a_trusted_request_may_ask_for_less(serve, path):
     [
         ("mm_processor_kwargs", {"size": 3}, "there is no option 'size'"),
         ("mm_processor_kwargs", {"num_pictures": 3}, "there is no option 'num_pictures'"),
-        ("mm_processor_kwargs", {"max_pixels": "many"}, "max_pixels must be a number above 0"),
-        ("mm_processor_kwargs", {"max_pixels": 0}, "max_pixels must be a number above 0"),
+        ("mm_processor_kwargs", {"max_pixels": "many"}, "max_pixels must be a whole number above 0"),
+        ("mm_processor_kwargs", {"max_pixels": 0}, "max_pixels must be a whole number above 0"),
+        ("mm_processor_kwargs", {"max_pixels": 1.5}, "a whole number above 0 and below 2147483648, not 1.5"),
+        ("mm_processor_kwargs", {"fps": 2**31}, "fps must be a number above 0 and below 2147483648"),
         ("mm_processor_kwargs", {"min_pixels": 5000, "max_pixels": 4999}, "min_pixels must be at most max_pixels"),
         ("media_io_kwargs", {"audio": {}}, "is known"),
-        ("media_io_kwargs", {"video": {"colour": 1}}, "is known"),
-        ("media_io_kwargs", {"video": 3}, "is known"),
+        ("media_io_kwargs", {"video": {"colour": 1}}, "video: got {'colour': 1}; an object of these names is known"),
+        ("media_io_kwargs", {"video": 3}, "video: got 3; an object of these names is known"),
     ],
 )
 async def test_others_are_refused_by_name(serve, field, value, text):
@@ -84,6 +86,6 @@ async def test_the_operators_options_stand_where_a_request_brings_none(serve, st
 
 def test_flags_are_checked_at_start():
     assert parse(["--media-io-kwargs", '{"video": {"fps": 1.5}}'])[1].chat.media_io_kwargs == {"video": {"fps": 1.5}}
-    with pytest.raises(UsageError, match="--media-io-kwargs: audio: an object"):
+    with pytest.raises(UsageError, match=r"--media-io-kwargs: audio: got \{\}; an object"):
         parse(["--media-io-kwargs", '{"audio": {}}'])
     assert merged({"fps": 2.0}, {"video": {"fps": 1.0}}).fps == 1.0

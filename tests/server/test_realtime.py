@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 from examples.embedded_model.spoken import utterances
 from server.http.socket_protocol import PIECE
 from server.http.socket_protocol import Socket as Protocol
+from server.speech.listening import Listening
 from server.speech.turns import TurnFinder, Vad
 from tests.server.live import listening
 from tests.server.test_audio import DIGITS, made_samples
@@ -348,6 +349,101 @@ async def test_a_buffer_is_bounded_and_counted(serve):
     await other.leave()
     await socket.leave()
     assert client.state.body_budget.used == 0
+
+
+async def test_half_a_sample_does_not_shift_what_comes_after(client):
+    half = base64.b64encode(b"\x01").decode()
+    socket = Socket(client)
+    await socket.opened(turn_detection=None)
+    for end in ("clear", "commit", "commit"):
+        socket.append(made_samples(DIGITS), 8000)
+        socket.say("input_audio_buffer.append", audio=half)
+        socket.say(f"input_audio_buffer.{end}")
+        await socket.next("input_audio_buffer.cleared", "input_audio_buffer.committed")
+        if end == "commit":
+            assert (await socket.next(f"{TRANSCRIPTION}completed"))["transcript"] == "118"
+    await socket.leave()
+    assert client.state.body_budget.used == 0
+
+
+@pytest.mark.parametrize("switched", [{"threshold": 0.4}, None])
+async def test_a_turn_that_is_open_when_detection_changes_goes_on(client, switched):
+    """Until the client commits, where it does so from now on."""
+    socket = Socket(client)
+    await socket.opened(turn_detection={"type": "server_vad", "silence_duration_ms": 2000})
+    sound = made_samples(DIGITS)
+    middle = len(sound) * 2 // 3
+    socket.append(sound[:middle])
+    started = await socket.next("input_audio_buffer.speech_started")
+    detection = switched and {"type": "server_vad", "silence_duration_ms": 300, **switched}
+    socket.say("session.update", session={"audio": {"input": {"turn_detection": detection}}})
+    await socket.next("session.updated")
+    socket.append(sound[middle:])
+    if switched:
+        socket.append(np.zeros(8000, np.float32))
+        await socket.next("input_audio_buffer.speech_stopped")
+    else:
+        socket.say("input_audio_buffer.commit")
+    assert (await socket.next("input_audio_buffer.committed"))["item_id"] == started["item_id"]
+    assert (await socket.next(f"{TRANSCRIPTION}completed"))["transcript"] == "118"
+    await socket.leave()
+    assert client.state.body_budget.used == 0
+
+
+async def test_sound_that_came_before_detection_is_looked_through(client):
+    socket = Socket(client)
+    await socket.opened(turn_detection=None)
+    socket.append(made_samples(DIGITS), 16000)
+    detection = {"type": "server_vad", "silence_duration_ms": 900}
+    socket.say("session.update", session={"audio": {"input": {"turn_detection": detection}}})
+    await socket.next("session.updated")
+    socket.append(np.zeros(16000, np.float32))
+    for kind in ("speech_started", "speech_stopped", "committed"):
+        await socket.next(f"input_audio_buffer.{kind}")
+    assert (await socket.next(f"{TRANSCRIPTION}completed"))["transcript"] == "118"
+    await socket.leave()
+
+
+async def test_speech_that_goes_on_behind_a_commit_is_another_turn(client):
+    """It begins at once: what was quiet before is remembered."""
+    noise = np.random.default_rng(0).normal(0, 0.1, 24000).astype(np.float32).clip(-1, 1)
+    socket = Socket(client)
+    await socket.opened()
+    socket.append(np.concatenate([np.zeros(8000, np.float32), noise[:12000]]))
+    await socket.next("input_audio_buffer.speech_started")
+    socket.say("input_audio_buffer.commit")
+    await socket.next("input_audio_buffer.committed")
+    socket.append(np.concatenate([noise[12000:], np.zeros(12000, np.float32)]))
+    kinds = (f"{TRANSCRIPTION}completed", "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped")
+    while (told := await socket.next(*kinds))["type"] != kinds[1]:
+        pass
+    assert 1200 <= told["audio_start_ms"] <= 1300
+    await socket.leave()
+
+
+async def test_turns_that_wait_are_counted_until_they_are_heard(client, monkeypatch):
+    budget, go_on = client.state.body_budget, asyncio.Event()
+    heard = Listening.run
+
+    async def run(self, recording):
+        await go_on.wait()
+        return await heard(self, recording)
+
+    monkeypatch.setattr(Listening, "run", run)
+    socket = Socket(client)
+    await socket.opened(turn_detection=None)
+    for _ in range(2):
+        socket.append(made_samples(DIGITS), 8000)
+        socket.say("input_audio_buffer.commit")
+        await socket.next("input_audio_buffer.committed")
+    each = 2 * len(made_samples(DIGITS))
+    assert budget.used == 2 * each
+    go_on.set()
+    for left in (each, 0):
+        await socket.next(f"{TRANSCRIPTION}completed")
+        assert budget.used in (left, 0)
+    await socket.leave()
+    assert budget.used == 0
 
 
 async def test_a_turn_that_is_too_long_goes_on_as_another(serve):

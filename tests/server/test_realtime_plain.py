@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from server.speech.listening import Listening
+from server.speech.stream import InOrder
 from tests.server.test_realtime import Socket, spoken
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -77,3 +78,28 @@ async def test_a_turn_that_fails_is_told_and_its_text_goes_on(client, monkeypatc
     assert (await socket.next("error"))["code"] == "processing_error"
     assert (await socket.next("transcription.done"))["text"] == " ".join(wanted)
     await socket.leave()
+
+
+async def test_sound_of_a_session_without_detection_is_heard_at_its_end(client):
+    socket = Socket(client)
+    await socket.opened(turn_detection=None)
+    socket.say("session.update", model=client.state.names[0])
+    sound, wanted = spoken(1, 0.3)
+    socket.append(sound)
+    socket.say("input_audio_buffer.commit", final=True)
+    while (event := await socket.next("transcription.delta", "transcription.done"))["type"].endswith("delta"):
+        pass
+    assert event["text"] == wanted[0]
+    await socket.leave()
+
+
+async def test_windows_that_a_fault_has_ended_leave_nothing_for_the_next_turn():
+    order = InOrder(lambda: " ")
+    order.add(0, "one ", ())
+    order.add(1, "late", ())
+    order.add(1, "", ())
+    order.skip()
+    assert order.add(order.front, "two", ()) == " two"
+    order.add(order.front, "", ())
+    assert order.add(order.front, "three", ()) == " three"
+    assert order.text == "one two three"

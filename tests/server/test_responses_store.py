@@ -118,6 +118,13 @@ async def test_a_picture_is_seen(client):
     plain = await ask(client)
     assert with_it.status == 200, with_it.content
     assert with_it.json()["usage"]["input_tokens"] >= plain.json()["usage"]["input_tokens"] + 4
+    for given, text in (
+        ({"type": "input_file", "file_url": "https://example.com/a.pdf"}, "file_data: file_url is not read here"),
+        ({"type": "input_image", "file_id": "file-1"}, "image_url: file_id is not read here; send the data itself"),
+        ({"type": "input_image", "image_url": ""}, "image_url: got an empty string; must be a URL"),
+    ):
+        reply = await ask(client, input=[{"role": "user", "content": [given]}])
+        assert text in reply.error["message"]
     bad = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     reply = await ask(client, instructions="x", input=[{"role": "user", "content": [bad]}])
     assert reply.error["param"].startswith("input[0].content[0]")

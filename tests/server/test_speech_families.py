@@ -149,6 +149,17 @@ async def test_models_are_asked_in_the_words_of_their_training(monkeypatch, name
         assert f"<|AUDIO|><|audio_eos|>{asked}" in text
 
 
+@pytest.mark.parametrize(("name", "longest"), [("fun-audio", 5), ("gemma4-audio", 30)])
+async def test_windows_are_no_longer_than_the_model_hears(monkeypatch, name, longest):
+    folder = FAMILY[name].folder
+    async with ready(config_of(model={"model": str(folder), "num_threads": 1})) as state:
+        client = maker(state)(model={"model": str(folder)}, speech={"transcription_window": 60.0})
+        reply = await send(client, recording(32), max_completion_tokens=2, response_format="verbose_json")
+        assert reply.status == 200, reply.content
+        lengths = [part["end"] - part["start"] for part in reply.json()["segments"]]
+        assert 0 < max(lengths) <= longest
+
+
 @pytest.fixture
 async def qwen3_asr(tmp_path, monkeypatch):
     """A server whose tokenizer has the model's mark."""
