@@ -121,7 +121,7 @@ def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
     stem = f"{prefix}."
     # Of a decoder with towers around it there are two orders of prefixes, as in Table.
     prefixes = (stem, "language_model.", stem) if stem == "model." else (stem,)
-    names = Names((), prefixes, (), tuple(module._keys_to_ignore_on_load_unexpected or ()))
+    names = Names((), prefixes, unexpected=tuple(module._keys_to_ignore_on_load_unexpected or ()))
     rows = tuple(
         Row(tuple(names.canonical(name).rpartition(".")[0] for name, _, _ in part.sources), f"parts.p{number}")
         for number, part in enumerate(parts.values())
