@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from server.render.conversation import Conversation, Part, text_part
-from server.render.errors import RenderError, invalid, shown
+from server.render.errors import RenderError, invalid, kind_of, shown, untyped
 from server.render.tools import ToolPlace, tool_name, tool_place
 
 BILLING = "x-anthropic-billing-header"
@@ -70,10 +70,10 @@ def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
     if isinstance(content, str):
         return [({"type": "text", "text": content}, path)] if content else []
     if not isinstance(content, list):
-        raise invalid(f"{path}: must be a string or a list of blocks", path)
+        raise invalid(f"{path}: got {kind_of(content)}; must be a string or a list of blocks", path)
     for at, block in enumerate(content):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            raise invalid(f"{path}[{at}]: must be an object with a type", f"{path}[{at}]")
+            raise invalid(f"{path}[{at}]: got {untyped(block)}; must be an object with a type", f"{path}[{at}]")
     return [(block, f"{path}[{at}]") for at, block in enumerate(content)]
 
 
@@ -118,7 +118,7 @@ def _assistant(conversation: Conversation, blocks: list[tuple[dict[str, Any], st
         elif kind == "tool_use":
             given = block.get("input")
             if given is not None and not isinstance(given, dict):
-                raise invalid(f"{where}.input: must be an object", f"{where}.input")
+                raise invalid(f"{where}.input: got {kind_of(given)}; must be an object", f"{where}.input")
             conversation.call(_string(block, "id", where), _string(block, "name", where), given or {}, where)
         elif kind != "redacted_thinking":
             conversation.assistant(_part(block, where), path)
@@ -149,14 +149,14 @@ def _text(block: dict[str, Any], path: str) -> Part:
 def _string(block: dict[str, Any], key: str, path: str) -> str:
     value = block.get(key)
     if not isinstance(value, str):
-        raise invalid(f"{path}.{key}: must be a string", f"{path}.{key}")
+        raise invalid(f"{path}.{key}: got {kind_of(value)}; must be a string", f"{path}.{key}")
     return value
 
 
 def _source(block: dict[str, Any], path: str) -> dict[str, Any]:
     source = block.get("source")
     if not isinstance(source, dict):
-        raise invalid(f"{path}.source: must be an object with a type", f"{path}.source")
+        raise invalid(f"{path}.source: got {kind_of(source)}; must be an object with a type", f"{path}.source")
     return source
 
 
@@ -170,7 +170,9 @@ def _image_url(block: dict[str, Any], path: str) -> tuple[str, str]:
         if not _IMAGE_TYPE.match(kind):
             raise invalid(f"{where}.media_type: got {shown(kind)}; must be such as image/png", f"{where}.media_type")
         return f"data:{kind};base64,{_string(source, 'data', where)}", f"{where}.data"
-    raise invalid(f"{where}.type: must be base64 or url", f"{where}.type")
+    given = source.get("type")
+    got = shown(given) if isinstance(given, str) else kind_of(given)
+    raise invalid(f"{where}.type: got {got}; must be base64 or url", f"{where}.type")
 
 
 def _document(block: dict[str, Any], path: str) -> list[Part]:
@@ -214,7 +216,7 @@ def read_tools(tools: list[dict[str, Any]] | None) -> tuple[list[dict[str, Any]]
             dropped.append(tool["type"])
             continue
         if schema is not None and not isinstance(schema, dict):
-            raise invalid(f"{path}.input_schema: must be an object", f"{path}.input_schema")
+            raise invalid(f"{path}.input_schema: got {kind_of(schema)}; must be an object", f"{path}.input_schema")
         function: dict[str, Any] = {"name": tool_name(tool.get("name"), path)}
         if tool.get("description") is not None:
             function["description"] = _string(tool, "description", path)

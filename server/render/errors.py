@@ -6,6 +6,12 @@ a stable reason, a text fit for clients and the path of the field at fault. The 
 
 from __future__ import annotations
 
+from typing import Any
+
+# bool stands before int, which it is a kind of
+_KINDS = {str: "a string", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
+_KINDS |= {dict: "an object"}
+
 
 class RenderError(Exception):
     """The prompt cannot be made from what the client sent."""
@@ -27,3 +33,13 @@ def shown(text: str, limit: int = 80) -> str:
     """A client's text as an error may quote it: one line, cut short."""
     cut = text if len(text) <= limit else text[:limit] + "…"
     return repr(cut)
+
+
+def kind_of(value: Any) -> str:
+    """What a field holds, in the words of the schema's own refusals; null and a missing field are nothing."""
+    return _KINDS.get(type(value), "something else") if value is not None else "nothing"
+
+
+def untyped(value: Any) -> str:
+    """What stands where an object with a type belongs."""
+    return "an object without a type" if isinstance(value, dict) else kind_of(value)

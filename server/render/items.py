@@ -12,7 +12,7 @@ from typing import Any
 
 from server.patterns import unanchored
 from server.render.conversation import Conversation, Part, text_part
-from server.render.errors import invalid, shown
+from server.render.errors import invalid, kind_of, shown, untyped
 from server.render.tools import ToolPlace, tool_name, tool_place
 
 Item = dict[str, Any]
@@ -124,7 +124,7 @@ def _reasoning(conversation: Conversation, item: Item, path: str) -> None:
         if value is None:
             continue
         if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-            raise invalid(f"{path}.{key}: must be a list of texts", f"{path}.{key}")
+            raise invalid(f"{path}.{key}: got {kind_of(value)}; must be a list of objects with a text", f"{path}.{key}")
         if value:
             text = "\n".join(_string(part, "text", f"{path}.{key}[{at}]") for at, part in enumerate(value))
             conversation.assistant([], path, reasoning=text_part(text, path, f"{path}.{key}"))
@@ -135,14 +135,14 @@ def _parts(content: Any, path: str) -> list[Part]:
     if isinstance(content, str):
         return [text_part(content, path, path)] if content else []
     if not isinstance(content, list):
-        raise invalid(f"{path}: must be a string or a list of parts", path)
+        raise invalid(f"{path}: got {kind_of(content)}; must be a string or a list of parts", path)
     return [_part(part, f"{path}[{at}]") for at, part in enumerate(content)]
 
 
 def _part(part: Any, path: str) -> Part:
     """A part of chat; kinds that are not known here are left to the renderer, which names those it takes."""
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise invalid(f"{path}: must be an object with a type", path)
+        raise invalid(f"{path}: got {untyped(part)}; must be an object with a type", path)
     kind = part["type"]
     if kind in TEXTS:
         key = TEXTS[kind]
@@ -169,7 +169,7 @@ def _data(part: dict[str, Any], key: str, path: str) -> str:
 def _string(item: Item, key: str, path: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise invalid(f"{path}.{key}: must be a string", f"{path}.{key}")
+        raise invalid(f"{path}.{key}: got {kind_of(value)}; must be a string", f"{path}.{key}")
     return value
 
 
@@ -181,7 +181,7 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
     for at, tool in enumerate(tools or ()):
         path, kind = f"tools[{at}]", tool.get("type")
         if not isinstance(kind, str):
-            raise invalid(f"{path}.type: must be a string", f"{path}.type")
+            raise invalid(f"{path}.type: got {kind_of(kind)}; must be a string", f"{path}.type")
         if kind == "function":
             kept.append(_function(tool, path))
             echoed.append({"type": kind, **kept[-1]["function"], "strict": tool.get("strict") is True})
@@ -192,7 +192,9 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
         elif kind == "namespace":
             inner = tool.get("tools")
             if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
-                raise invalid(f"{path}.tools: must be a list of functions", f"{path}.tools")
+                raise invalid(
+                    f"{path}.tools: got {kind_of(inner)}; must be a list of objects, each a function", f"{path}.tools"
+                )
             name = tool_name(tool.get("name"), path)
             offered = [_function(one, f"{path}.tools[{k}]") for k, one in enumerate(inner)]
             shown_tools = [{"type": "function", **one["function"]} for one in offered]
@@ -274,6 +276,6 @@ def _function(tool: Item, path: str, prefix: str = "") -> Item:
         function["description"] = _string(tool, "description", path)
     parameters = tool.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise invalid(f"{path}.parameters: must be an object", f"{path}.parameters")
+        raise invalid(f"{path}.parameters: got {kind_of(parameters)}; must be an object", f"{path}.parameters")
     function["parameters"] = parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}

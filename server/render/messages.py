@@ -17,7 +17,7 @@ import orjson
 
 from engine.request import Modality
 from mm.item import GivenRows, MediaRef
-from server.render.errors import RenderError, invalid, shown
+from server.render.errors import RenderError, invalid, kind_of, shown
 from server.render.escape import Escapes
 from server.render.media import MediaTokens
 from server.render.template import ContentFormat
@@ -104,7 +104,7 @@ class MessageReader:
 
     def _message(self, message: Any, path: str) -> dict[str, Any]:
         if not isinstance(message, dict):
-            raise invalid(f"{path} must be an object with role and content.", path)
+            raise invalid(f"{path} is {kind_of(message)}; it must be an object with role and content.", path)
         role = message.get("role")
         if role not in ROLES:
             got = shown(role) if isinstance(role, str) else "missing" if role is None else "no string"
@@ -132,7 +132,7 @@ class MessageReader:
         if calls is None:
             return
         if not isinstance(calls, list):
-            raise invalid(f"{path}.tool_calls must be a list.", f"{path}.tool_calls")
+            raise invalid(f"{path}.tool_calls is {kind_of(calls)}; it must be a list.", f"{path}.tool_calls")
         if calls:
             out["tool_calls"] = [self._call(call, f"{path}.tool_calls[{k}]") for k, call in enumerate(calls)]
 
@@ -185,7 +185,7 @@ class MessageReader:
     def _parts(self, role: str, content: Any, path: str) -> Any:
         """Content that is no text: parts, or the string that they make."""
         if not isinstance(content, list):
-            raise invalid(f"{path} must be a string or a list of parts.", path)
+            raise invalid(f"{path} is {kind_of(content)}; it must be a string or a list of parts.", path)
         parts = self.parts(content, path)
         if self.rules.content_format == "openai" and not self._reads_better_as_string(role, parts):
             return parts
@@ -201,7 +201,7 @@ class MessageReader:
         if isinstance(part, str):
             return {"type": "text", "text": self._text(part, path)}
         if not isinstance(part, dict):
-            raise invalid(f"{path} must be an object with a type.", path)
+            raise invalid(f"{path} is {kind_of(part)}; it must be an object with a type.", path)
         kind = _kind(part)
         if not isinstance(kind, str):
             raise invalid(f"{path}.type is missing; it must be one of {PART_TYPES}.", f"{path}.type")
@@ -225,7 +225,7 @@ class MessageReader:
 
     def _text(self, value: Any, path: str) -> str:
         if not isinstance(value, str):
-            raise invalid(f"{path} must be a string.", path)
+            raise invalid(f"{path} is {kind_of(value)}; it must be a string.", path)
         self.rules.media.refuse_in_text(value, path)
         return value if self.escapes is None else self.escapes.text(value)
 

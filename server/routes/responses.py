@@ -52,11 +52,11 @@ from server.watch_response import WatchedResponse
 log = logging.getLogger("omniloop")
 
 LOGPROBS = "message.output_text.logprobs"
-INCLUDE = frozenset({
+INCLUDE = (
     LOGPROBS, "reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
     "file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources",
     "web_search_call.results",
-})  # fmt: skip
+)  # fmt: skip
 SAMPLED = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
     "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logit_bias", "structured_outputs",
@@ -178,7 +178,8 @@ def check(state: AppState, body: ResponsesBody) -> Asked:
         in_range("max_output_tokens", body.max_output_tokens, 1, 2**31 - 1)
     for at, value in enumerate(body.include or ()):
         if value not in INCLUDE:
-            raise invalid(f"include[{at}]", f"include[{at}]: {shown(value)} is not known")
+            known = ", ".join(INCLUDE)
+            raise invalid(f"include[{at}]", f"include[{at}]: got {shown(value)}; must be one of {known}")
     wanted = LOGPROBS in (body.include or ())
     if body.top_logprobs and not wanted:
         raise invalid("top_logprobs", f"top_logprobs: needs {LOGPROBS} in include")
