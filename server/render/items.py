@@ -199,7 +199,8 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
             offered = [_function(one, f"{path}.tools[{k}]") for k, one in enumerate(inner)]
             shown_tools = [{"type": "function", **one["function"]} for one in offered]
             kept += [_function(one, path, f"{name}__") for one in inner]
-            echoed.append({"type": kind, "name": name, "tools": shown_tools})
+            described = "" if tool.get("description") is None else _string(tool, "description", path)
+            echoed.append({"type": kind, "name": name, "description": described, "tools": shown_tools})
         else:
             dropped += 1
     return kept, echoed, dropped

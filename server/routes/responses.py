@@ -279,11 +279,22 @@ async def render(
             return await prepare(exchange, prompt, asked, salt=salt, priority=priority, param="input", ahead=ahead)
 
 
+def echoed_format(asked: dict[str, Any] | None) -> dict[str, Any]:
+    """`text.format` as the official client's types demand it: flat and with a name, also where chat's form came."""
+    if not asked:
+        return {"type": "text"}
+    inner = asked.get("json_schema") if asked.get("type") == "json_schema" else None
+    flat = {"type": "json_schema", **inner} if isinstance(inner, dict) else asked
+    if flat.get("type") != "json_schema" or isinstance(flat.get("name"), str):
+        return flat
+    return {**flat, "name": "response"}
+
+
 def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, tools: Tools) -> ResponseObject:
     """The response object with all that is echoed."""
     choice = body.tool_choice
     if isinstance(choice, dict):
-        choice = {key: choice[key] for key in ("type", "name", "mode", "tools") if key in choice}
+        choice = {key: choice[key] for key in ("type", "name", "mode", "tools", "server_label") if key in choice}
     text, reasoning = body.text, body.reasoning
     verbosity = {"verbosity": text.verbosity} if text and text.verbosity else {}
     name = f"resp_{exchange.request_id}"
@@ -304,7 +315,7 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
         "service_tier": None,
         "store": body.store is not False,
         "temperature": asked.params.temperature,
-        "text": {"format": (text.format if text else None) or {"type": "text"}, **verbosity},
+        "text": {"format": echoed_format(text.format if text else None), **verbosity},
         "tool_choice": choice or "auto",
         "tools": tools[1],
         "top_logprobs": body.top_logprobs or 0,

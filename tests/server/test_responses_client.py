@@ -53,6 +53,22 @@ async def test_sync_client_creates_streams_retrieves_and_deletes(serve):
         await asyncio.to_thread(talk, url)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": {"format": {"type": "json_schema", "schema": {"enum": [1]}}}},
+        {"text": {"format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [1]}}}}},
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}]},
+        {"tools": [{"type": "namespace", "name": "n", "description": "d", "tools": []}]},
+        {"tool_choice": {"type": "mcp", "server_label": "l"}, "tools": [{"type": "mcp", "server_label": "l"}]},
+    ],
+    ids=lambda fields: str(fields)[:60],
+)
+async def test_what_is_echoed_fits_the_clients_types(client, fields):
+    reply = await client.post("/v1/responses", {**HELLO, **fields})
+    openai.types.responses.Response.model_validate_json(reply.content, strict=True)
+
+
 async def test_async_client_in_parallel_with_pictures_and_logprobs(client):
     image = {"type": "input_image", "image_url": "data:image/png;base64," + picture(), "detail": "auto"}
     items = [
