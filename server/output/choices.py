@@ -114,7 +114,7 @@ class ChoiceStream:
             return self._stopped(delta, text, self.num_tokens - before, runs_on)
         piece = Piece(text, ids, delta.logprobs, stop_engine=runs_on and bool(reason))
         if self.parser is not None:
-            piece.events = self._events(bool(reason))
+            piece.events = self._events(bool(reason), reason is FinishReason.LENGTH)
         if reason:
             self.ended = True
             piece.finish_reason = reason.wire
@@ -140,12 +140,12 @@ class ChoiceStream:
             self.parser.feed(text)
         return text
 
-    def _events(self, ended: bool) -> list[Event] | None:
+    def _events(self, ended: bool, cut: bool = False) -> list[Event] | None:
         """What the parser has made of the text since the last call."""
         if self.parser is None:
             return None
         if ended:
-            self.parser.finish()
+            self.parser.finish(cut)
         return self.parser.take()
 
     def _stopped(self, delta: Delta, text: str, kept: int, runs_on: bool) -> Piece:

@@ -78,6 +78,7 @@ class Sink:
         "_spaced",
         "_spelling",
         "after_call",
+        "muted",
         "num_calls",
         "thinking",
     )  # fmt: skip
@@ -96,6 +97,7 @@ class Sink:
         self.num_calls = 0  # begun, the dropped ones included
         self.after_call = False  # no text has come since the newest call's last word
         self.thinking = False  # the newest token is reasoning
+        self.muted = False  # content is left out from here on
         self._new_id = new_id
         self._most = most_calls  # 0: as many as there are
         self._call_limit = call_limit  # 0: none
@@ -124,6 +126,8 @@ class Sink:
             self._add(Reasoning, text)
 
     def content(self, text: str) -> None:
+        if self.muted:
+            return
         if not (self._spaced and (self._space or text[-1:].isspace())):  # nearly every token
             self._add(Content, text)
         elif text.isspace():

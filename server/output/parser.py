@@ -30,14 +30,22 @@ LETTERS = string.ascii_letters + string.digits
 class OutputParser:
     """Reads the text of one choice. The parser does not know its choice, so Python frees the parser with the choice."""
 
-    __slots__ = ("_ended", "_marks", "_run", "_sink", "_source", "_waiting", "reasoning_tokens")
+    __slots__ = ("_ended", "_marks", "_must_call", "_run", "_sink", "_source", "_waiting", "reasoning_tokens")
 
-    def __init__(self, source: Source, sink: Sink, run: Generator[None, None, None], marks: Sequence[str] = ()) -> None:
-        """`marks`: what calls are written with."""
+    def __init__(
+        self,
+        source: Source,
+        sink: Sink,
+        run: Generator[None, None, None],
+        marks: Sequence[str] = (),
+        must_call: bool = False,
+    ) -> None:
+        """`marks`: what calls are written with. `must_call`: the grammar lets the model write nothing but calls."""
         self._source = source
         self._sink = sink
         self._run = run
         self._marks = marks
+        self._must_call = must_call
         self._ended = False
         self._waiting = 0  # tokens of reasoning that may yet turn out to be its end marker
         self.reasoning_tokens = 0
@@ -59,10 +67,11 @@ class OutputParser:
             self.reasoning_tokens += self._waiting
             self._waiting = 0
 
-    def finish(self) -> None:
-        """The answer has ended."""
+    def finish(self, cut: bool = False) -> None:
+        """The answer has ended; `cut`: by a length. Where calls must come, what waits is the beginning of a call."""
         if not self._ended:
             self._drop_cut_mark()
+            self._sink.muted = cut and self._must_call
             self._source.closed = True
             if self._sink.thinking:
                 self.reasoning_tokens += self._waiting
@@ -141,6 +150,7 @@ class Parsing:
     parsers: Parsers
     tools: Sequence[Mapping[str, Any]] | None = None  # calls are looked for where there are tools
     most_calls: int = 0  # the others are dropped; 0: none are
+    must_call: bool = False  # nothing but calls is written
     call_limit: int = 0  # calls behind so many are content; 0: none are
     argument_limit: int = 0  # bytes of a call's arguments, likewise
     continued: str | None = None  # text of the message that the answer continues
@@ -175,7 +185,8 @@ class Parsing:
             if reasoning is not None and not calls:  # then a call does not end it either
                 reasoning = replace(reasoning, stops=())
             run = _answer(source, sink, reasoning, state, fresh, tools, Schemas(self.tools))
-        return OutputParser(source, sink, run, parsers.tools.marks if calls and parsers.tools is not None else ())
+        marks = parsers.tools.marks if calls and parsers.tools is not None else ()
+        return OutputParser(source, sink, run, marks, calls and self.must_call)
 
     def reasoning_state(self, prompt: Prompt) -> tuple[State, bool]:
         """What the prompt says about reasoning, and whether the prompt ends with the marker that opens it."""

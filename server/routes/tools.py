@@ -92,7 +92,7 @@ def parsing_of(state: AppState, tools: Sequence[Tool] | None, calls: Calls, **wi
     if parsers.is_empty:
         return None
     limits = state.config.limits
-    bounds = (calls.most, limits.max_tool_calls, limits.max_tool_argument_bytes)
+    bounds = (calls.most, calls.must, limits.max_tool_calls, limits.max_tool_argument_bytes)
     return Parsing(parsers, given, *bounds, **wishes)
 
 

@@ -279,6 +279,17 @@ async def test_a_call_that_must_come_comes_and_fits_its_schema(calling, path):
             jsonschema.validate(arguments, SCHEMA if name == "weather" else {"type": "object"})
 
 
+async def test_a_call_that_must_come_and_is_cut_before_its_name_shows_no_markup(calling):
+    for most in (1, 4, 8):
+        body = forced("/v1/chat/completions", "weather", [F]) | {"max_tokens": most}
+        (choice,) = (await calling.post("/v1/chat/completions", body)).json()["choices"]
+        assert (choice["message"]["content"] or "", choice["finish_reason"]) == ("", "length")
+        streamed = (await calling.post("/v1/chat/completions", {**body, "stream": True})).events()[:-1]
+        assert not any(choice["delta"].get("content") for event in streamed for choice in event["choices"])
+        body = forced("/v1/messages", "weather", [F]) | {"max_tokens": most}
+        assert (await calling.post("/v1/messages", body)).json()["content"] == [{"type": "text", "text": ""}]
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_strict_tools_may_be_called_by_a_model_whose_marker_is_text(calling, path):
     strict = {"type": "function", "function": {**F["function"], "strict": True}}
