@@ -16,7 +16,7 @@ from server.render.errors import RenderError, invalid, kind_of, shown, untyped
 from server.render.tools import ToolPlace, tool_name, tool_place
 
 BILLING = "x-anthropic-billing-header"
-BLOCKS = "text, image, document, thinking, redacted_thinking, tool_use, tool_result, tool_reference"
+BLOCKS = "text, image, document, search_result, thinking, redacted_thinking, tool_use, tool_result, tool_reference"
 _IMAGE_TYPE = re.compile(r"^image/[a-z0-9.+-]{1,64}$")
 
 
@@ -134,6 +134,10 @@ def _part(block: dict[str, Any], path: str) -> list[Part]:
         return [Part({"type": "image_url", "image_url": {"url": url}}, path, held)]
     if kind == "document":
         return _document(block, path)
+    if kind == "search_result":
+        heads = [key for key in ("title", "source") if isinstance(block.get(key), str)]
+        parts = [text_part(block[key], path, f"{path}.{key}") for key in heads]
+        return parts + [_text(inner, at) for inner, at in _blocks(block.get("content"), f"{path}.content")]
     if kind == "tool_reference":
         return [text_part(_string(block, "tool_name", path), path, f"{path}.tool_name")]
     raise invalid(f"{path}.type: {shown(kind)} is not taken here; known blocks are {BLOCKS}", f"{path}.type")

@@ -87,6 +87,14 @@ async def test_documents_are_read_as_text_with_their_title(shows):
     assert await shows([user(blocks)]) == "[user]a\nb\n[assistant]"
 
 
+async def test_search_results_are_read_as_text_with_title_and_source(shows):
+    found = {"type": "search_result", "source": "https://a.b/c", "title": "T", "content": [text("a"), text("b")]}
+    assert await shows([user(found, text("sum up"))]) == "[user]T\nhttps://a.b/c\na\nb\nsum up\n[assistant]"
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "search", "input": {}}]}
+    given = await shows([HI, use, user({"type": "tool_result", "tool_use_id": "toolu_1", "content": [found]})])
+    assert "T\nhttps://a.b/c\na\nb" in given
+
+
 async def test_thinking_goes_back_to_the_template_and_redacted_thinking_does_not(shows):
     blocks = [
         {"type": "thinking", "thinking": "hmm", "signature": "s"},
