@@ -20,7 +20,7 @@ from server.errors import ApiError
 from server.output.completed import completed
 from server.output.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from server.output.logprobs import TokenNames
-from server.output.response_record import Item, OutputItem, cuts_of
+from server.output.response_record import SEALED, Item, OutputItem, cuts_of
 
 Change = tuple[OutputItem, str, bytes]  # the item that grew, by what, with which log-probabilities
 
@@ -35,6 +35,7 @@ class ResponseObject:
         self.echo = echo  # created_at and what the client sent, checked, with defaults
         self.names = names
         self.top = top  # log-probabilities at each place
+        self.seals = False  # reasoning also comes as one sealed text
         self.tools = tools or {}  # name that the model calls -> what the client calls it (render/items.py)
 
     def at(
@@ -146,7 +147,9 @@ class Output:
     def _begun(self, event: Event) -> Item:
         key = uuid4().hex
         if isinstance(event, Reasoning):
-            return {"id": f"rs_{key}", "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+            seal = {SEALED: ""} if self.shape.seals else {}
+            begun = {"id": f"rs_{key}", "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+            return {**begun, **seal}
         if not isinstance(event, CallStart):
             return {"id": f"msg_{key}", "type": "message", "status": "in_progress", "role": "assistant", "content": []}
         known = self.shape.tools.get(event.name, {})

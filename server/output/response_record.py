@@ -15,11 +15,14 @@ from typing import Any
 
 import orjson
 
+from server.render.items import sealed
+
 dumps = orjson.dumps
 Item = dict[str, Any]
 Event = tuple[str, dict[str, Any]]  # its type, and its fields beside the number
 
 LAST = {"completed": "response.completed", "failed": "response.failed"}  # any other end: response.incomplete
+SEALED = "encrypted_content"  # of reasoning, where `include` asks for it
 NO_LOGPROBS = orjson.Fragment(b"[]")
 # type of an item -> (name of its text's events, key of the text where it is no content part)
 TEXT_EVENTS = {
@@ -56,13 +59,15 @@ class OutputItem:
         if key:
             return {**self.body, "status": status, key: text}
         logprobs = orjson.Fragment(b"[" + b",".join(self.logprobs) + b"]")
-        return {**self.body, "status": status, "content": [part_of(kind, text, logprobs)]}
+        seal = {SEALED: sealed(text)} if SEALED in self.body else {}
+        return {**self.body, "status": status, "content": [part_of(kind, text, logprobs)], **seal}
 
 
 def begun_of(body: Item) -> Item:
     """An item that has ended, as it began."""
     key = TEXT_EVENTS[body["type"]][1]
-    return {**body, "status": "in_progress", **({key: ""} if key else {"content": []})}
+    seal = {SEALED: ""} if SEALED in body else {}
+    return {**body, "status": "in_progress", **({key: ""} if key else {"content": []}), **seal}
 
 
 def place_of(body: Item, at: int) -> Item:

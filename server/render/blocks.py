@@ -36,7 +36,7 @@ def read_blocks(system: str | list[dict[str, Any]] | None, messages: list[dict[s
         elif role == "assistant":
             _assistant(conversation, _blocks(content, f"{path}.content"), path)
         else:
-            got = shown(role) if isinstance(role, str) else "missing"
+            got = shown(role) if isinstance(role, str) else kind_of(role)
             raise invalid(f"{path}.role: got {got}; must be user, assistant or system", f"{path}.role")
     conversation.close()
     return conversation

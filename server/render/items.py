@@ -7,6 +7,7 @@ own path. Items of tools that only OpenAI's servers run are left out.
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -25,6 +26,7 @@ HOSTED_ITEMS = frozenset({
     "tool_search_output", "web_search_call",
 })  # fmt: skip
 ITEMS = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning"
+SEAL = b"omniloop:"  # begins what `sealed` made
 FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
@@ -113,14 +115,19 @@ def _message(conversation: Conversation, item: Item, path: str) -> None:
             raise invalid(f"{path}.content: only text is taken in a {role} message", f"{path}.content")
         conversation.system(parts, path, role)
     else:
-        got = shown(role) if isinstance(role, str) else "missing"
+        got = shown(role) if isinstance(role, str) else kind_of(role)
         raise invalid(f"{path}.role: got {got}; must be user, assistant, system or developer", f"{path}.role")
 
 
 def _reasoning(conversation: Conversation, item: Item, path: str) -> None:
-    """Its text, or where that is not given, its summary."""
-    for key in ("content", "summary"):
+    """Its text, or where that is not given, the sealed text, or the summary."""
+    for key in ("content", "encrypted_content", "summary"):
         value = item.get(key)
+        if key == "encrypted_content":
+            if text := unsealed(value):
+                conversation.assistant([], path, reasoning=text_part(text, path, f"{path}.{key}"))
+                return
+            continue
         if value is None:
             continue
         if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
@@ -129,6 +136,20 @@ def _reasoning(conversation: Conversation, item: Item, path: str) -> None:
             text = "\n".join(_string(part, "text", f"{path}.{key}[{at}]") for at, part in enumerate(value))
             conversation.assistant([], path, reasoning=text_part(text, path, f"{path}.{key}"))
             return
+
+
+def sealed(text: str) -> str:
+    """Reasoning as `encrypted_content`: some clients send back this alone. No secret, the text is shown beside it."""
+    return base64.b64encode(SEAL + text.encode(errors="replace")).decode()
+
+
+def unsealed(blob: Any) -> str:
+    """The text of what `sealed` made; "" of another server's."""
+    try:
+        found = base64.b64decode(blob, validate=True) if isinstance(blob, str) else b""
+    except ValueError:
+        return ""
+    return found.removeprefix(SEAL).decode(errors="replace") if found.startswith(SEAL) else ""
 
 
 def _parts(content: Any, path: str) -> list[Part]:

@@ -324,7 +324,9 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
         "user": body.user,
     }
     names = TokenNames(state.tokenizer, state.config.chat.return_tokens_as_token_ids)
-    return ResponseObject(name, echo, names, body.top_logprobs or 0, known_tools(tools[1]))
+    shape = ResponseObject(name, echo, names, body.top_logprobs or 0, known_tools(tools[1]))
+    shape.seals = "reasoning.encrypted_content" in (body.include or ())
+    return shape
 
 
 ROUTES = [generating_route("/v1/responses", create)]

@@ -92,6 +92,25 @@ async def test_a_background_response_calls_and_is_followed(serve):
     assert (await client.get(f"/v1/responses/{name}?stream=true")).content == streamed.content
 
 
+async def test_reasoning_that_is_sealed_where_asked_for_goes_back_alone(serve):
+    client = serve()
+    play(client, LAST, LAST, LAST, "Done.")
+    fields = {"include": ["reasoning.encrypted_content"]}
+    assert "encrypted_content" not in (await respond(client)).json()["output"][0]
+    first = (await respond(client, **fields)).json()["output"][0]
+    streamed = await respond(client, stream=True, **fields)
+    events = named_events(streamed.content)
+    last = events[-1][1]["response"]
+    assert last["output"][0]["encrypted_content"] == first["encrypted_content"]
+    assert next(data["item"] for kind, data in events if kind.endswith("item.added"))["encrypted_content"] == ""
+    assert (await client.get(f"/v1/responses/{last['id']}?stream=true")).content == streamed.content
+    seal = {"type": "reasoning", "summary": [], "encrypted_content": first["encrypted_content"]}
+    use = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    said = [{"role": "user", "content": "hi"}, seal, use, {**use, "type": "function_call_output", "output": "x"}]
+    await respond(client, input=said)
+    assert "<think>a</think>" in client.state.engine.prompt()
+
+
 async def test_a_response_that_is_cut_in_a_call_is_incomplete(serve):
     client = serve()
     play(client, call("look", at="somewhere far away"))
