@@ -26,6 +26,7 @@ from server.http.watch import client_present, preparing
 from server.job import Job, media_preload, prepare
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, tool_places
+from server.render.errors import kind_of
 from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response
 from server.routes.tools import check_calls, check_name, held_to_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
@@ -120,7 +121,11 @@ def output_structure(state: AppState, body: MessagesBody) -> Structure | None:
         raise invalid("output_format", "output_format: not beside output_config.format; send the latter")
     param, asked = ("output_format", older) if newer is None else ("output_config.format", newer)
     if asked is not None and (not isinstance(asked, dict) or asked.get("type") != "json_schema"):
-        raise invalid(f"{param}.type", f"{param}.type: must be json_schema")
+        if not isinstance(asked, dict):
+            raise invalid(param, f"{param}: got {kind_of(asked)}; must be an object of the type json_schema")
+        given = asked.get("type")
+        got = shown(given) if isinstance(given, str) else kind_of(given)
+        raise invalid(f"{param}.type", f"{param}.type: got {got}; must be json_schema")
     return format_structure(asked, param, state.config.limits)
 
 

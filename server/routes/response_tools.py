@@ -12,6 +12,7 @@ from typing import Any
 from server.errors import invalid
 from server.http.exchange import Exchange
 from server.output.parser import Parsing
+from server.render.errors import kind_of
 from server.render.items import grammar_syntax, read_response_tools
 from server.routes.endpoint import one_of
 from server.routes.tools import allowed_tools, check_calls, check_name, offered, parsing_of
@@ -34,7 +35,8 @@ def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
     if isinstance(choice, str):
         one_of("tool_choice", choice, ("none", "auto", "required"))
     elif choice is not None and not isinstance(choice.get("type"), str):
-        raise invalid("tool_choice.type", "tool_choice.type: must be a string")
+        got = kind_of(choice.get("type"))
+        raise invalid("tool_choice.type", f"tool_choice.type: got {got}; must be a string, such as function")
     only: frozenset[str] | None = None
     most = 1 if body.parallel_tool_calls is False else 0
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":

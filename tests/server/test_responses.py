@@ -239,6 +239,8 @@ BAD = [
     ({"metadata": {str(at): "" for at in range(17)}}, "metadata", "at most 16 pairs"),
     ({"user": "x" * 513}, "user", "at most 512"),
     ({"prompt_cache_key": "x" * 513}, "prompt_cache_key", "at most 512"),
+    ({"input": [{"content": "x"}]}, "input[0].role", "got nothing; must be user"),
+    ({"tool_choice": {"type": 5}}, "tool_choice.type", "got an integer; must be a string"),
     ({"tool_choice": "maybe"}, "tool_choice", "got maybe"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"tools": [{"name": "f"}]}, "tools[0].type", "got nothing; must be a string"),
