@@ -87,7 +87,7 @@ def job_of(
         text = "this model writes down recordings and does nothing else; send them to /v1/audio/transcriptions"
         raise ApiError(400, "sound_required", text, param)
     if state.engine.model.adds_media and asked.beam:  # beams would go on behind the sound's end
-        raise not_here("use_beam_search", "use_beam_search: not with a model that hears while it answers")
+        raise not_here("use_beam_search", "use_beam_search: not with a model that hears while it answers; leave it out")
     length, room = len(ids), state.engine.max_model_len - len(ids)
     if length == 0:
         raise ApiError(400, "empty_prompt", "the prompt has no tokens; send at least one", param)

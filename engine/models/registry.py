@@ -91,6 +91,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
 
 THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
 SEEING = "engine.models.transformers_backend.seeing"  # and of these the ones that see
+BACKEND = 'pip install "omniloop[transformers]"'
 MIXED = "engine.models.transformers_backend.mixed"  # or their towers alone, before a decoder of ours
 
 
@@ -213,9 +214,9 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
     for name in named if implementation != "transformers" else ():
         if (found := _own(name)) is not None:
             return *found, "native"
-    through = implementation != "native" and all(map(importlib.util.find_spec, ("transformers", "greenlet")))
+    through = implementation != "native" and _has_backend()
     if implementation == "transformers" and not through:
-        raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
+        raise ConfigError(f"--model-impl transformers: needs {BACKEND}")
     inside = _decoder_inside(root, implementation, through)
     if through:
         from engine.models.transformers_backend.skeleton import known, seeing  # transformers, which takes seconds
@@ -235,7 +236,13 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
             f"--model-impl transformers: {got} is among neither the decoders nor the models with towers of the "
             "installed transformers"
         )
-    raise ConfigError(_unsupported(root, named, bool(inside)))
+    lacks = implementation == "auto" and not _has_backend()
+    raise ConfigError(_unsupported(root, named, bool(inside)) + (f"; others may be with {BACKEND}" if lacks else ""))
+
+
+def _has_backend() -> bool:
+    """Whether what models through transformers need is installed."""
+    return all(map(importlib.util.find_spec, ("transformers", "greenlet")))
 
 
 def _decoder_inside(root: Section, implementation: str, through: bool) -> tuple[str, str] | None:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import functools
 import hashlib
+import importlib.util
 import json
 import shutil
 import threading
@@ -225,6 +226,17 @@ async def test_rows_decode_between_the_pieces_of_a_tower():
         got = await asyncio.gather(*(answer(engine, request(name, each)) for each in ("text", prompt)))
     assert got == [[wanted(name, "text")], [wanted(name, prompt)]]
     assert sum(encodes > 0 and rows > 0 for encodes, rows in steps) > 3
+
+
+def test_without_greenlet_the_refusal_says_what_to_install(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "greenlet" else find(name, *more)
+    )
+    with pytest.raises(
+        ConfigError, match=r'AyaVision.* is not supported.*; others may be with pip install "omniloop\[tr'
+    ):
+        load_model_config(tiny.checkpoint("aya_vision"))
 
 
 @torch.inference_mode()
