@@ -31,9 +31,9 @@ LISTENING = {"turn_detection": {"type": "server_vad", "prefix_padding_ms": 0}}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server():
-    """A server of a Voxtral Realtime that hears windows of up to four seconds."""
+    """A server of a Voxtral Realtime."""
     folder = str(tiny_realtime.folder())
-    speech = {"transcription_pause": 0.0, "transcription_window": 4.0}
+    speech = {"transcription_pause": 0.0}
     async with ready(config_of(model={"model": folder, "num_threads": 1})) as state:
         client = maker(state)(model={"model": folder}, speech=speech)
         yield client.state, client
@@ -95,6 +95,8 @@ async def test_a_turn_is_written_down_while_it_is_spoken(server, monkeypatch, ra
 
 async def test_long_speech_is_heard_in_windows_that_end_where_it_is_quiet(server, monkeypatch):
     state, client = server
+    speech = dataclasses.replace(state.config.speech, transcription_window=4.0)
+    monkeypatch.setattr(state, "config", dataclasses.replace(state.config, speech=speech))
     asked = watched(state, monkeypatch)
     socket = Socket(client)
     await socket.opened(**LISTENING)
