@@ -19,7 +19,7 @@ from engine.kernels.room import empty_rows
 from tests.bench.gpu_one_row import PRODUCTS
 
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
-ROWS = (32, 64, 96, 128, 192, 256, 384, 512)
+ROWS = (4, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 CACHE = 120 << 20  # bytes that no cache holds
 
 

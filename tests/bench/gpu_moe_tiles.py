@@ -1,9 +1,9 @@
 """Tiles of experts' products on this card, timed: the lines of kernels/moe/tiles for Qwen3-30B-A3B and gpt-oss-20b.
 
 For each form, product and class of pairs of an expert: the microseconds of the tile that is taken now, of the fastest
-one, and at the end the line to commit. Pairs are spread evenly over experts; the class without a sort has one row, the
-last one four times the pairs of the class before it. Graphs of 20 calls over two weights, which no cache holds. Kernels
-are compiled side by side before; about a minute on 16 cores.
+one, and at the end the line to commit. A class has the pairs of as many random rows as make that many on average; the
+class without a sort has one row, the last one four times the pairs of the class before it. Graphs of 20 calls over two
+weights, which no cache holds. Kernels are compiled side by side before; about a minute on 16 cores.
 
 With --rows the products of Qwen3-30B-A3B in bfloat16 alone, of so many rows whose experts are random: moe/grouped
 beside tiles of moe/grouped_persistent, each with its share of the card's product rate and its error against float64; at
@@ -44,6 +44,7 @@ FORMS = {  # form -> its products, and the experts of a token
     "bfloat16": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
     "E4M3 by 128": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
     "MXFP4": ((Shape(32, 2880, 2880, gated=True), Shape(32, 2880, 2880, gated=False)), 4),
+    "INT4 by 128": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
 }
 Call = Callable[[], object]
 TimeOf = Callable[[Sequence[Call]], float]
@@ -51,6 +52,8 @@ TimeOf = Callable[[Sequence[Call]], float]
 
 def candidates(device: Target, form: str, shape: Shape, each: float) -> list[Tile]:
     """Tiles worth a try for so many pairs of an expert."""
+    if each and form in ("MXFP4", "INT4 by 128") and device.begins_early:
+        return values_candidates(shape, each)
     pairs_of_tile = [8, 16] if each <= 16 else [16, 32, 64] if each <= 48 else [64, 128]
     found = []
     for block_m in pairs_of_tile:
@@ -66,6 +69,8 @@ def candidates(device: Target, form: str, shape: Shape, each: float) -> list[Til
                 found.append(Tile(block_m, block_n, block_k, stages, 8 if block_m * rows >= 128 * 128 else 4))
     if form == "bfloat16" and each > 32 and device.begins_early:
         found += persistent_candidates(shape)
+    if form == "E4M3 by 128" and each > 32 and device.begins_early:
+        found += values_candidates(shape, each)
     if form == "MXFP4" and not each:  # programs may share a tile, and have more on its way
         found = [
             tile._replace(splits=splits, stages=stages, warps=warps)
@@ -84,27 +89,40 @@ def persistent_candidates(shape: Shape) -> list[Tile]:
     ]
 
 
+def values_candidates(shape: Shape, each: float) -> list[Tile]:
+    """Tiles of moe/values: 64 to 256 rows of the matrix, four warps for each 128."""
+    least = next((size for size in (16, 32, 64) if each <= size), 128)
+    found = []
+    for block_m in (least, 2 * least if least < 128 else 64):
+        for rows in (128, 256) if shape.gated else (64, 128, 256):
+            for block_k, stages in ((64, 3), (64, 5), (128, 2), (128, 3), (128, 4)):
+                if rows == 256 and (block_m < 64 or stages in (2, 5)):
+                    continue
+                block_n = rows // 2 if shape.gated else rows
+                found.append(Tile(block_m, block_n, block_k, stages, 8 if rows == 256 else 4, values=True))
+    return found
+
+
 def weights_of(form: str, shape: Shape) -> list[Tensor | Packed]:
     """Two, which take turns."""
     rows = shape.width * (2 if shape.gated else 1)
     if form == "bfloat16":
         return [torch.randn(shape.experts, rows, shape.depth, device=DEVICE).bfloat16() / 45 for _ in range(2)]
-    kind, group = (Kind.E2M1, 32) if form == "MXFP4" else (Kind.E4M3, 128)
-    high, size = 16 if kind is Kind.E2M1 else 0x50, (shape.experts * rows, shape.depth)
-    scale = torch.full((size[0], shape.depth // group), 2.0**-6, device=DEVICE, dtype=torch.bfloat16)
+    kind, group = {"MXFP4": (Kind.E2M1, 32), "INT4 by 128": (Kind.INT4, 128)}.get(form, (Kind.E4M3, 128))
+    high, size = 0x50 if kind is Kind.E4M3 else 16, (shape.experts * rows, shape.depth)
+    dtype = torch.float32 if kind is Kind.E4M3 else torch.bfloat16
+    scale = torch.full((size[0], shape.depth // group), 2.0**-6, device=DEVICE, dtype=dtype)
     values = [torch.randint(0, high, size, device=DEVICE, dtype=torch.uint8) for _ in range(2)]
     return [packed(Codes(kind, value, scale, group)) for value in values]
 
 
 def pairs_for(shape: Shape, top_k: int, each: float) -> Pairs:
-    """As many pairs of every expert, one row where they are not sorted."""
+    """As many pairs of an expert on average, one row where they are not sorted."""
     if not each:
         chosen = torch.arange(top_k, device=DEVICE, dtype=torch.int32)[None]
         return Pairs(top_k, chosen, None, None)
     each = 4 * CLASSES[-2] if math.isinf(each) else each
-    rows = int(each) * shape.experts // top_k
-    order = torch.arange(rows * top_k, device=DEVICE, dtype=torch.int32).view(rows, top_k) % shape.experts
-    return sort_pairs(order.contiguous(), shape.experts)
+    return drawn_pairs(int(each) * shape.experts // top_k, shape.experts, top_k)
 
 
 def product(weight: Tensor | Packed, shape: Shape, pairs: Pairs, x: Tensor, tile: Tile) -> Tensor:

@@ -22,6 +22,8 @@ from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.route_rows import is_plain, launch_route_rows
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
 from engine.kernels.moe.spread import launch_spread, spread_reference
+from engine.kernels.moe.tiles import LINES
+from engine.kernels.moe.values import launch_values_product, takes, values_tile
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.target import target
 from engine.layers.moe import SparseMLP
@@ -213,6 +215,44 @@ def test_products_by_mxfp4(activation):
         assert error(got, slow) < LIMIT
         if rows <= 64:
             assert error(got, mxfp4_product_reference(*arguments)) < 2 * LIMIT
+
+
+@pytest.mark.skipif(target().arch != "sm_90", reason="its instructions are Hopper's")
+@pytest.mark.parametrize("activation", [None, Activation.CLAMPED_SWIGLU])
+@pytest.mark.parametrize(("form", "kind", "group", "zeros"), [
+    ("MXFP4", Kind.E2M1, 32, False), ("INT4 by 128", Kind.INT4, 128, True), ("E4M3 by 128", Kind.E4M3, 128, False),
+    ("E2M1 by 16", Kind.E2M1, 16, False), ("INT8 by rows", Kind.INT8, 0, False), ("NF4 by 64", Kind.NF4, 64, False),
+])  # fmt: skip
+def test_products_whose_scales_multiply_values(form, kind, group, zeros, activation):
+    """By every tile of the form; columns that end within a turn; numbers behind the rows of x change nothing."""
+    experts, top_k, width, depth, gated = 16, 4, 360, 1216, activation is not None
+    shape = (experts * width * (1 + gated), depth)
+    values = torch.randint(0, {Kind.E4M3: 0x50, Kind.INT8: 256}.get(kind, 16), shape, device="cuda").to(torch.uint8)
+    groups = -(-depth // group) if group else 1
+    scale = torch.randint(-9, -3, (shape[0], groups), device="cuda").float().exp2()
+    zero = torch.randint(-8, 8, scale.shape, device="cuda").to(torch.int8) if zeros else None
+    scale = scale if kind is Kind.E4M3 else scale.bfloat16()
+    values = values.view(torch.int8) if kind is Kind.INT8 else values
+    weight = packed(Codes(kind, values, scale, group or depth, None, zero))
+    bias = draw(experts, width * (1 + gated), dtype=torch.float32)
+    lines = LINES["sm_90"].get(form, {})
+    tiles = {tile for shape, line in lines.items() if shape.gated == gated for tile in line if tile.values}
+    for rows in (9, 200):
+        chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :top_k].int()
+        chosen[3] = experts  # a row of padding
+        pairs = launch_sort_pairs(chosen.contiguous(), experts)
+        count, apart = pairs.count - top_k, rows * top_k if not gated else rows
+        x = draw(apart, depth)
+        given = torch.rand(rows, top_k, device="cuda") if gated and zeros else None
+        assert takes(x, weight, pairs)
+        slow = (x, weight, experts, bias, pairs, activation, coded_tile(8, kind, weight.group, 2, 3), given)
+        places = slice(count) if gated else pairs.order[:count].long()
+        want = launch_coded_product(*slow)[places]
+        for tile in {*tiles, *(values_tile(each, gated) for each in (8, 16, 64, 999))}:
+            arguments = (*slow[:-2], tile, given)
+            got = launch_values_product(*arguments)[places]
+            assert error(got, want) < LIMIT, tile
+            assert torch.equal(got, launch_values_product(*arguments)[places]), tile
 
 
 @pytest.mark.parametrize(("width", "depth"), [(2880, 2880), (45, 64), (768, 4160)])

@@ -80,7 +80,7 @@ def test_scales_on_values(width, depth, kind, group, zeros, dtype, gated):
     residual = torch.randn(384, width, device="cuda", dtype=torch.bfloat16)
     want = x.double() @ dense.T + bias
     want = activate_reference(want, Activation.SILU) if gated else want + residual
-    for rows in (17, 32, 40, 64, 65, 128, 200, 384):
+    for rows in (2, 16, 17, 32, 40, 64, 65, 128, 200, 384):
         assert takes(x[:rows], weight)
 
         def run(given: torch.Tensor, rows: int = rows) -> torch.Tensor:

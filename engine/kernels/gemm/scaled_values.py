@@ -1,4 +1,4 @@
-"""Products of 17 rows and more with four-bit codes, whose scales multiply values: y = x W^T (+ bias) (+ residual).
+"""Products of two rows and more with four-bit codes, whose scales multiply values: y = x W^T (+ bias) (+ residual).
 
     w[n, k] = round((value(code[n, k]) - zero[n, k // group]) * scale[n, k // group])        row_scale[n] joins the sums
 
@@ -35,7 +35,7 @@ from engine.kernels.room import whole_tiles
 from engine.kernels.target import target, tl, triton
 
 RUN = 16  # columns between a word's codes: whatever has a scale of its own is a multiple
-LEAST_ROWS = 17
+LEAST_ROWS = 2
 
 
 @triton.jit
@@ -55,15 +55,16 @@ def in_halves(table, at, inside):
 def of_rows(table, first, apart, height, groups, group, BLOCK_N: tl.constexpr):
     """Column `group` of a table [height, groups] at a tile's rows: [BLOCK_N, 1].
 
-    64 rows from `first` on; of 128 the other 64 are `apart` rows further. Runs have fewer rows than the program has
-    threads: each thread then reads what it multiplies, past shared memory.
+    64 rows from `first` on; of 128 the other 64 are `apart` rows further, and of 256 the other 128. Runs have fewer
+    rows than the program has threads: each thread then reads what it multiplies, past shared memory.
     """
-    row = first + tl.arange(0, 64)
+    HALF: tl.constexpr = 128 if BLOCK_N == 256 else 64
+    row = first + tl.arange(0, HALF)
     found = in_halves(table, row.to(tl.int64) * groups + group, row < height)
-    if BLOCK_N == 128:
+    if BLOCK_N > HALF:
         row += apart
         others = in_halves(table, row.to(tl.int64) * groups + group, row < height)
-        found = tl.join(found, others).permute((1, 0)).reshape((128,))
+        found = tl.join(found, others).permute((1, 0)).reshape((BLOCK_N,))
     return found[:, None]
 
 

@@ -38,11 +38,13 @@ class Form(NamedTuple):
 # tenth and four warps beat eight; tiles of 128 weight rows read x less often. A gated tile has 64 + 64 rows. Up to 32
 # rows, where memory is slower than the units, more programs have more loads under way.
 FORMS: dict[int, tuple[Form, ...]] = {
+    16: (Form(64, 3, 4, 8),),
     32: (Form(64, 3, 4, 8),),
     64: (Form(64, 4, 2), Form(64, 3, 3)),
     MAX_BLOCK: (Form(128, 3, 2), Form(64, 3, 2)),
 }
 GATED_FORMS: dict[int, tuple[Form, ...]] = {
+    16: (Form(128, 3, 3),),
     32: (Form(128, 3, 3),),
     64: (Form(128, 3, 2),),
     MAX_BLOCK: (Form(128, 3, 2),),

@@ -1,8 +1,9 @@
 """Experts of an accelerator in four or eight bits: moe/grouped with matrices that are widened in registers.
 
-The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups; MXFP4 has its own kernel
-(moe/mxfp4), and so have few pairs in FP8 (moe/pairs_float8). A tile of pairs and rows is that of moe/grouped; of a
-gated product a program sums gate, then up. Users: engine/layers/moe, on accelerators.
+The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups. Few pairs in FP8
+(moe/pairs_float8), MXFP4 (moe/mxfp4) and sorted pairs on sm_90 (moe/values) have kernels of their own. A tile of pairs
+and rows is that of moe/grouped; of a gated product a program sums gate, then up. Users: engine/layers/moe, on
+accelerators.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -25,6 +26,8 @@ from engine.kernels.moe.pairs_float8 import launch_pairs_float8
 from engine.kernels.moe.pairs_float8 import takes as takes_pairs
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.moe.tiles import Shape, tile_for
+from engine.kernels.moe.values import launch_values_product, values_tile
+from engine.kernels.moe.values import takes as takes_values
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.kernels.pdl import launch_options
 from engine.kernels.target import Target, target, tl, triton
@@ -69,8 +72,12 @@ class CodedExperts(ExpertsWeight):
         form, rule = f"{kind.name} by {group}", partial(coded_tile, each, kind, group, size, stages(target()))
         if is_mxfp4(self.weight):
             form, rule = "MXFP4", partial(mxfp4_tile, target(), each, size, gated)
+        described = takes_values(x, self.weight, pairs)
+        if described:
+            rule = partial(values_tile, each, gated)
         shape = Shape(self.num_experts, width, self.weight.depth, gated)
-        return tile_for(form, shape, each, rule) if size == 2 else rule()
+        tile = tile_for(form, shape, each, rule) if size == 2 else rule()
+        return rule() if tile.values and not described else tile
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -154,6 +161,8 @@ def coded_product(
     if takes_pairs(x, weight, pairs):
         return launch_pairs_float8(x, weight, experts, bias, pairs, activation, weights)
     launch = launch_mxfp4_product if is_mxfp4(weight) else launch_coded_product
+    if tile.values:
+        launch = launch_values_product
     return launch(x, weight, experts, bias, pairs, activation, tile, weights)
 
 

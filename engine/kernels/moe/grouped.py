@@ -32,6 +32,7 @@ class Tile(NamedTuple):
     warps: int
     splits: int = 1  # programs that share a tile's sums, of pairs that are not sorted; MXFP4 alone
     persistent: bool = False  # a program goes from tile to tile: moe/grouped_persistent, of sorted pairs
+    values: bool = False  # scales multiply values: moe/values, of sorted pairs
 
 
 @triton.jit

@@ -6,10 +6,10 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.code_sums import scales_sums
 from engine.kernels.gemm.groups import KINDS
-from engine.kernels.gemm.widen import E2M1, E4M3
+from engine.kernels.gemm.widen import E2M1, E4M3, INT4
 from engine.kernels.moe.coded import coded_kernel, coded_tile
 from engine.kernels.moe.combine import BLOCK, combine_kernel
-from engine.kernels.moe.grouped import grouped_kernel, tile_of
+from engine.kernels.moe.grouped import Tile, grouped_kernel, tile_of
 from engine.kernels.moe.grouped_persistent import persistent_kernel
 from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
 from engine.kernels.moe.pairs import TURN, pairs_kernel
@@ -20,6 +20,7 @@ from engine.kernels.moe.sort import BLOCKS, sort_kernel
 from engine.kernels.moe.spread import BLOCK as COUNTED
 from engine.kernels.moe.spread import spread_kernel
 from engine.kernels.moe.tiles import LINES
+from engine.kernels.moe.values import values_kernel
 from engine.kernels.target import Target
 from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles
 
@@ -219,3 +220,48 @@ def test_persistent_products_compile(target, gated, tile, gather, activation, wh
         assert ptx.count("cp.async.cg.shared.global") >= 4 * tile.stages * gather
         assert "cp.async.bulk.tensor.3d" in ptx
         assert "st.local" not in ptx
+
+
+VALUES = {
+    "out": T, "x": T, "scales": T, "zeros": "*i8", "row_scales": "*fp32", "bias": "*fp32", "weights": "*fp32",
+    "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "groups": "i32",
+}  # fmt: skip
+NVFP4 = [("E2M1 by 16", True, Tile(64, 64, 64, 3, 4, values=True))]
+OF_VALUES = [
+    (form, shape.gated, tile)
+    for form, shapes in LINES["sm_90"].items()
+    for shape, line in shapes.items()
+    for tile in dict.fromkeys(line)
+    if tile.values
+]
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(("form", "gated", "tile"), NVFP4 + OF_VALUES)
+@pytest.mark.parametrize("even", [True, False])
+def test_products_whose_scales_multiply_values_compile(form, gated, tile, even):
+    """For Hopper alone; no register goes to memory."""
+    kind, group = {
+        "MXFP4": (E2M1, 32),
+        "INT4 by 128": (INT4, 128),
+        "E4M3 by 128": (E4M3, 128),
+        "E2M1 by 16": (E2M1, 16),
+    }[form]
+    sides = 2 if gated else 1
+    signature = {
+        **VALUES,
+        "words": f"tensordesc<i16[{sides},{tile.block_n},{tile.block_k // (2 if kind == E4M3 else 4)}]>",
+        "scales": "*i32" if form == "MXFP4" else "*fp32" if kind == E4M3 else T,
+    }
+    if not gated:
+        signature["x"] = f"tensordesc<bf16[{tile.block_m},{tile.block_k}]>"
+    constants = {
+        "TOP_K": 4, "GATED": gated, "ACT": int(Activation.CLAMPED_SWIGLU), "EXPERTS": 32, "KIND": kind, "GROUP": group,
+        "SCALES": True, "ZEROS": kind == INT4, "ROW_SCALES": False, "PAIRED": form == "MXFP4", "PAIRS": True,
+        "EVEN": even, "BLOCK_M": tile.block_m, "ROWS": tile.block_n * sides, "BLOCK_K": tile.block_k, "OVERLAP": True,
+        "weights": None,
+    }  # fmt: skip
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    made = compiles("sm_90", values_kernel, signature, constants, options, aligned=True)
+    assert f"wgmma.mma_async.sync.aligned.m64n{tile.block_m}k16" in made.asm["ptx"]
+    assert "st.local" not in made.asm["ptx"]

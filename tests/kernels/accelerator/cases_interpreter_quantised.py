@@ -94,7 +94,8 @@ def test_scales_on_values(kind, width, depth, group, activation, whole, turns):
 
 def test_every_turn_of_scaled_values_has_a_program():
     """Whatever the shape: whole tiles first, then runs that cover the others; most of the slots have work."""
-    for rows in (65, 128, 200, 512, 4096):
+    for rows in (2, 32, 65, 128, 200, 512, 4096):
+        slots = 132 * (4 if rows <= 32 else 2)  # up to four programs a unit where tiles are small
         for width, depth, group, gated in (
             (6144, 4096, 128, False), (4096, 12288, 128, False), (24576, 4096, 128, True), (1024, 2048, 32, False),
             (64, 96, 32, False), (151936, 4096, 64, False), (256, 64, 128, True),
@@ -105,8 +106,8 @@ def test_every_turn_of_scaled_values_has_a_program():
             assert 0 <= cut.whole <= tiles
             assert 0 < cut.turns <= turns
             others = -(-(tiles - cut.whole) * turns // cut.turns)
-            assert cut.whole + others <= max(264, tiles) + 264
-            assert others <= 264 + 4 or cut.turns == turns
+            assert cut.whole + others <= max(slots, tiles) + slots
+            assert others <= slots + 4 or cut.turns == turns
 
 
 @pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8])
