@@ -4,7 +4,7 @@ Random weights of a real shape (--load-format dummy), greedy, random prompts, pr
 Each shape runs in a process of its own, once with an empty kernel cache and once more with a full one for the times to
 ready. Prints what was seen beside aim, floor and peer; writes gpu_offline.json into --out.
 Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR]
-         [--only decode,host,ttft,prefill,offline,prefix,profile] [--deterministic] [--weights w4]
+         [--only decode,host,ttft,prefill,offline,prefix,profile,prompt] [--deterministic] [--weights w4]
          [--model-impl transformers]
 """
 
@@ -191,22 +191,11 @@ class Bench:
 
     async def profile(self) -> None:
         """Where the device's time goes in decode steps, by kernel, and how long it stands idle; by torch's profiler."""
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-
-        if not torch.cuda.is_available() or self.settings["device"] == "cpu":
+        if not has_card(self.settings["device"]):
             return
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # its own start takes seconds
-            torch.cuda.synchronize()
         for rows in (self.sizes.rows[0], self.sizes.rows[-1]):
-            with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+            with recorded() as events:
                 seen = await decode(self.engine, self.steps, rows, 256, self.draw)
-                torch.cuda.synchronize()
-            events = [
-                (event.start_ns() / 1e3, event.end_ns() / 1e3, event.name())
-                for event in found.profiler.kineto_results.events()
-                if str(event.device_type()).endswith("CUDA")
-            ]
             skew = time.time() - time.perf_counter()  # the profiler's clock is the wall's
             begun, ended = ((at + skew) * 1e6 for at in seen.window)
             inside = [event for event in events if begun <= event[0] <= ended]
@@ -214,6 +203,43 @@ class Bench:
             self.put(f"profiled step, {rows} rows at 256", table["step_us"] / 1e3, "ms")
             self.put(f"profiled step, {rows} rows at 256, idle", table["idle_us"], "us")
             print_kernels(f"{self.shape}: kernels of a decode step of {rows} rows", table)
+
+    async def prompt(self) -> None:
+        """The kernels from a lone prompt of 512 tokens to its first token; idle is what lies between two prompts."""
+        if not has_card(self.settings["device"]):
+            return
+        await Crowd(self.engine, self.prompts(1, 512), [1]).run()
+        with recorded() as events:
+            for _ in range(REPEATS):
+                await Crowd(self.engine, self.prompts(1, 512), [1]).run()
+        table = self.more["profile of a prompt"] = kernels(events, REPEATS)
+        self.put("profiled prompt of 512, busy", (table["step_us"] - table["idle_us"]) / 1e3, "ms")
+        print_kernels(f"{self.shape}: kernels of a prompt of 512 tokens", table)
+
+
+def has_card(device: str) -> bool:
+    import torch
+
+    return device != "cpu" and torch.cuda.is_available()
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[tuple[float, float, str]]]:
+    """(start, end, name) in microseconds of what the device ran; filled at the end."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # its own start takes seconds
+        torch.cuda.synchronize()
+    events: list[tuple[float, float, str]] = []
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+        yield events
+        torch.cuda.synchronize()
+    events += [
+        (event.start_ns() / 1e3, event.end_ns() / 1e3, event.name())
+        for event in found.profiler.kineto_results.events()
+        if str(event.device_type()).endswith("CUDA")
+    ]
 
 
 def host(found: Decode) -> dict[str, Any]:
