@@ -46,7 +46,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", [*ROUTINGS, "Qwen3-30B-A3B"])
-@pytest.mark.parametrize("rows", [1, 17, 300])
+@pytest.mark.parametrize("rows", [1, 17, 300, 2100])
 def test_routes(name, rows):
     """Wherever the ranks of experts that are chosen and left out are further apart than what rounding may change."""
     routing = ROUTINGS.get(name, Routing(128, 8, renormalise=True))
@@ -63,6 +63,9 @@ def test_routes(name, rows):
         again = launch_route(x, router, bias, correction, routing, scales=scales)
         assert torch.equal(again[0], chosen)
         assert torch.equal(again[1], weights)
+    few = launch_route(x[:17].contiguous(), router, bias, correction, routing, scales=scales)
+    assert torch.equal(few[0], chosen[:17])
+    assert torch.equal(few[1], weights[:17])
     count = torch.tensor([rows // 2], dtype=torch.int32, device="cuda")
     ids, mapping = torch.zeros(rows, 2, routing.top_k, dtype=torch.uint8, device="cuda"), torch.randperm(rows).cuda()
     padded = launch_route(x, router, bias, correction, routing, count, Kept(ids, mapping).layer(1), scales)

@@ -23,12 +23,14 @@ from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.kept import Kept
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import tl, triton
+from engine.kernels.target import target, tl, triton
 from engine.model_config import Routing
 
 BLOCK_M = 16  # tokens of a tile, whatever their number: the bits of a token's logits depend on the tile
 BLOCK_N = 16  # experts of a program
+WIDER = ((2048, 64), (256, 32))  # from so many rows on, of 16-bit routers: rows are read less often
 BLOCK_K = 128
+STAGES = 6  # where loads go past the registers: a turn takes a fifth of the time that its loads take
 
 
 @triton.jit
@@ -234,14 +236,18 @@ def launch_route(
     ids, mapping, line = (None, None, 0) if kept is None else (kept.ids, kept.mapping, kept.ids.stride(0))
     assert kept is None or (kept.ids.shape[1:] == (routing.top_k,) and kept.ids.stride(1) == 1)
     assert kept is None or len(kept.mapping) == rows
-    route_kernel[(triton.cdiv(experts, BLOCK_N), tiles)](
+    block_n = BLOCK_N
+    if router.itemsize == 2:
+        block_n = next((wide for least, wide in WIDER if rows >= least and experts >= wide), BLOCK_N)
+    route_kernel[(triton.cdiv(experts, block_n), tiles)](
         chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, scales, count, mapping, line,
         rows, experts, depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid",
         NEAR=routing.nearness if routing.score == "near" else None, TOP_K=routing.top_k,
         RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
         SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=4, num_stages=3, **launch_options(),
+        BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_K=BLOCK_K, num_warps=4,
+        num_stages=STAGES if target().loads_past_registers else 3, **launch_options(),
     )  # fmt: skip
     return chosen, weights
 

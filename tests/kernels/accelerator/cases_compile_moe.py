@@ -124,6 +124,7 @@ KERNELS = {
         for name, sigmoid, groups, kept, router, rest in (
             ("softmax", False, 1, 1, T, dict.fromkeys(("bias", "correction", "scales", "count", "kept", "mapping"))),
             ("groups", True, 8, 4, "*fp32", {}),
+            ("of many rows", False, 1, 1, T, {"BLOCK_N": 64, **dict.fromkeys(("bias", "correction", "scales"))}),
             ("near", False, 1, 1, T, {**dict.fromkeys(("bias", "correction", "scales", "kept")), "NEAR": 0.02}),
         )
     },

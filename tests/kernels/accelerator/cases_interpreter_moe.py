@@ -14,7 +14,7 @@ import triton  # noqa: F401  (before any kernel file, so that they take it; TRIT
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.epilogue import empty_unscaled
 from engine.kernels.gemm.split_k import arrivals
-from engine.kernels.moe import grouped_persistent
+from engine.kernels.moe import grouped_persistent, route
 from engine.kernels.moe.combine import BLOCK, combine_reference, launch_combine
 from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped
 from engine.kernels.moe.grouped_persistent import launch_persistent
@@ -82,6 +82,17 @@ def test_routes_of_few_rows(name):
     assert torch.equal(ids[[8, 0], 1].int(), chosen[:2])
     assert ids.sum() == chosen[:2].sum()
     assert not arrivals(x.device).any()
+
+
+def test_programs_of_more_experts_choose_the_same(monkeypatch):
+    """As those of many rows: the bits of a row do not depend on how many there are."""
+    routing = Routing(70, 3, renormalise=True)
+    x, router = torch.randn(19, 140).half(), (torch.randn(70, 140) / 8).half()
+    few = launch_route(x, router, None, None, routing)
+    for wide in (32, 64):
+        monkeypatch.setattr(route, "WIDER", ((8, wide),))
+        many = launch_route(x, router, None, None, routing)
+        assert all(torch.equal(one, other) for one, other in zip(few, many))
 
 
 def test_a_router_in_float32_takes_half_precision_rows():
