@@ -169,7 +169,7 @@ def test_joined_matrices_take_the_largest_scale_of_their_inputs(caplog):
 class TestTimedProducts:
     """The choice at the start, with made-up clocks."""
 
-    ROWS = (1, 32, 64)
+    ROWS = (8, 32, 64)
 
     @pytest.fixture
     def weight(self, monkeypatch):

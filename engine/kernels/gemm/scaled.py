@@ -42,7 +42,7 @@ from engine.kernels.gemm.groups import Packed
 log = logging.getLogger(__name__)
 
 OURS, LIBRARYS = TORCHS, b"library"  # the rivals' names in `quickest`, whose first needs no gain
-LEAST_ROWS = 2  # one row has a kernel of its own
+LEAST_ROWS = 17  # up to 16 rows time is the reading of the weights
 FOUR = 4  # rows of x, and blocks of columns of a weight, that the library reads at a time
 MULTIPLE = 16  # of both sides of a weight, which the library wants
 AGREEMENT = 1e-2  # relative norm of what two ways may differ by: both round their results
