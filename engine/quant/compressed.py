@@ -17,24 +17,13 @@ import torch
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
-from engine.quant.compressed_groups import groups_of, refuse_transforms
+from engine.quant.compressed_groups import FORMATS, groups_of, refuse_transforms
 from engine.quant.compressed_integers import Integers8, PackedIntegers
 from engine.quant.compressed_packed import packed
 from engine.quant.floats8 import Floats8, floats8
 from engine.quant.names import Names, left_out
 from engine.quant.stored import POWERS, SCALES, Floats4, check_whole, extras
 
-FORMATS = (
-    "dense",
-    "pack-quantized",
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized",
-    "mxfp8-quantized",
-    "mixed-precision",
-)
 NVFP4 = "nvfp4-pack-quantized"
 Settings = dict[str, Any]  # of a group's weights, or of their inputs
 

@@ -10,6 +10,17 @@ from typing import Any
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 
+FORMATS = (
+    "dense",
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "mixed-precision",
+)
 IN_WEIGHTS = ("weight_input", "weight_output")  # where a rotation is part of the codes
 
 
@@ -27,13 +38,10 @@ def groups_of(settings: Section) -> list[dict[str, Any]]:
         names = group.get("targets") or []
         if not isinstance(names, list) or not all(isinstance(target, str) for target in names):
             raise ConfigError(f"{path}.targets={names!r} must be a list of names of modules")
-        size = weights.get("group_size")
-        if size is not None and type(size) is not int:
-            raise ConfigError(f"{path}.weights.group_size={size!r} must be a number of columns, or -1")
-        blocks = weights.get("block_structure")
-        if blocks and not _two_sizes(blocks):
-            raise ConfigError(f"{path}.weights.block_structure={blocks!r} must be two sizes, as [128, 128]")
-        form = group.get("format") or settings.values.get("format")
+        form = group.get("format") or settings.values.get("format") or "dense"
+        if form not in FORMATS:
+            raise ConfigError(f"{path}.format={form!r}; read are {', '.join(FORMATS)}")
+        _check_weights(f"{path}.weights", weights, form)
         if inputs.get("type") == "int" and form == "int-quantized" and inputs.get("num_bits", 8) != 8:
             raise ConfigError(
                 f"{path}.input_activations.num_bits={inputs['num_bits']}; integers meet inputs of 8 bits: quantise the "
@@ -45,6 +53,18 @@ def groups_of(settings: Section) -> list[dict[str, Any]]:
                 "checkpoint again with symmetric inputs"
             )
     return list(groups.values())
+
+
+def _check_weights(path: str, weights: dict[str, Any], form: str) -> None:
+    bits, size, blocks = weights.get("num_bits", 8), weights.get("group_size"), weights.get("block_structure")
+    if type(bits) is not int or (form == "pack-quantized" and "num_bits" in weights and bits not in (4, 8)):
+        raise ConfigError(f"{path}.num_bits={bits!r}; 4 and 8 are read: quantise the checkpoint again with one of them")
+    if size is not None and type(size) is not int:
+        raise ConfigError(f"{path}.group_size={size!r} must be a number of columns, or -1")
+    if blocks and not _two_sizes(blocks):
+        raise ConfigError(f"{path}.block_structure={blocks!r} must be two sizes, as [128, 128]")
+    if not isinstance(weights.get("strategy", "tensor"), str):
+        raise ConfigError(f"{path}.strategy={weights['strategy']!r} must be a word, as 'channel'")
 
 
 def refuse_transforms(settings: Section) -> None:
