@@ -268,7 +268,7 @@ def layout_of(
 ) -> CacheLayout:
     """Where keys and values lie, and in which numbers; arguments as of stored_specs."""
     specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
-    beside = routed_bytes(model.config.text) if config.return_routed_experts and model.pooler is None else 0
+    beside = routed_bytes(model.config.text, specs) if config.return_routed_experts and model.pooler is None else 0
     return CacheLayout(specs, sizes.block_size, beside)
 
 

@@ -8,6 +8,7 @@ comes back, the experts of all its tokens, read through its block table before a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.layout import CacheLayout
-from engine.cache.spec import KIND_FULL
+from engine.cache.spec import KIND_FULL, CacheSpec
 from engine.errors import ConfigError
 from engine.kernels.moe.kept import Kept
 from engine.model_config import TextConfig
@@ -41,9 +42,14 @@ def routed_shape(text: TextConfig) -> tuple[int, int, torch.dtype]:
     return len(routings), widths.pop(), torch.uint8 if most <= 256 else torch.int16
 
 
-def routed_bytes(text: TextConfig) -> int:
-    """What a token's experts take."""
+def routed_bytes(text: TextConfig, specs: Sequence[CacheSpec]) -> int:
+    """What a token's experts take; ConfigError where no layer sees every token."""
     layers, top_k, dtype = routed_shape(text)
+    if layers and not any(spec.kind == KIND_FULL for spec in specs):
+        raise ConfigError(
+            "--enable-return-routed-experts: every layer of this model has a sliding window, so the experts of older "
+            "tokens are gone, like their blocks, before an answer ends; leave the flag out"
+        )
     return layers * top_k * dtype.itemsize
 
 
@@ -53,13 +59,8 @@ class RoutedIds:
     def __init__(self, text: TextConfig, layout: CacheLayout, accelerator: Accelerator | None = None) -> None:
         self._layers, self._top_k, self._dtype = routed_shape(text)
         self._block_size = layout.block_size
-        full = [number for number, group in enumerate(layout.groups) if group.spec.kind == KIND_FULL]
-        if not full:
-            raise ConfigError(
-                "--enable-return-routed-experts: every layer of this model has a sliding window, so the experts of "
-                "older tokens are gone, like their blocks, before an answer ends; leave the flag out"
-            )
-        self.group = full[0]  # whose block tables and slot mapping say where a token is
+        # The first group whose layers see every token: its block tables and slot mapping say where a token is.
+        self.group = next(number for number, group in enumerate(layout.groups) if group.spec.kind == KIND_FULL)
         self._accelerator = accelerator
         self._blocks: Tensor  # [num_blocks, block_size, layers, top_k]
         if accelerator is not None:  # what the gathering of CHUNK blocks passes through

@@ -12,8 +12,8 @@ import torch
 import engine.runtime
 from engine import Engine, FinishReason, Request, SamplingParams
 from engine.cache.layout import CacheLayout
-from engine.cache.routed import RoutedIds, routed_bytes
-from engine.cache.spec import SlidingSpec
+from engine.cache.routed import routed_bytes
+from engine.cache.spec import FullSpec, SlidingSpec
 from engine.errors import ConfigError, RequestError
 from engine.models.registry import load_model_config
 from tests import tiny
@@ -153,9 +153,9 @@ async def test_what_cannot_be_told_is_refused_before_a_slot_is_spent(name, setti
 
 def test_the_cache_counts_the_bytes_of_experts():
     text = load_model_config(tiny.checkpoint("qwen3_moe")).text
-    assert routed_bytes(text) == 2 * 5  # two layers with experts, one byte for each of five
     spec = SlidingSpec(2, 8, torch.float32, 9)
+    assert routed_bytes(text, [spec, FullSpec(2, 8, torch.float32)]) == 2 * 5  # in two layers a byte for each of five
     plain, layout = CacheLayout([spec], 16), CacheLayout([spec], 16, beside=10)
     assert layout.block_bytes == plain.block_bytes + 160
     with pytest.raises(ConfigError, match="every layer of this model has a sliding window"):
-        RoutedIds(text, layout)
+        routed_bytes(text, [spec])

@@ -61,6 +61,13 @@ def test_what_cannot_be_served_is_refused_with_the_start_s_reason(tmp_path, caps
     assert reason in said[-1]
 
 
+def test_experts_that_windows_forget_are_refused_as_the_start_does(tmp_path, capsys):
+    config = json.loads((tiny.checkpoint("mixtral") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 9}))
+    assert cli.main(["check", str(tmp_path), "--load-format", "dummy", "--enable-return-routed-experts"]) == 1
+    assert "refused: --enable-return-routed-experts: every layer of this model has a" in capsys.readouterr().out
+
+
 def test_without_weights_random_ones_are_described(tmp_path, capsys):
     shutil.copy(tiny.checkpoint("llama") / "config.json", tmp_path)
     assert cli.main(["check", str(tmp_path)]) == 1
