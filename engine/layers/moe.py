@@ -31,7 +31,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import Normed, RMSNorm
 from engine.model_config import ExpertsConfig, TextConfig
-from engine.quant.base import UNQUANTISED, Quantised, Scheme
+from engine.quant.base import UNQUANTISED, Quantised, Scheme, Stored
 from engine.quant.blocks import GROUP, block_codes
 from engine.quant.stacked import Stacked
 from engine.quant.stored import checked_group
@@ -108,10 +108,11 @@ class PerExpert:
 class Experts:
     """One product of every expert: a matrix, or gate and up, of each."""
 
-    __slots__ = ("in_features", "layout", "num_experts", "pieces", "scheme", "stacked", "weight")
+    __slots__ = ("in_features", "layout", "making", "num_experts", "pieces", "scheme", "stacked", "weight")
 
     scheme: Scheme  # of experts that lie apart; the other layouts have none
     stacked: Stacked | None  # of codes that lie as the family's floats do
+    making: Stored | None  # makes codes of floats that lie in one tensor
     weight: ExpertsWeight
 
     def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int) -> None:
@@ -119,7 +120,7 @@ class Experts:
         self.layout = config.layout
         self.in_features = in_features
         self.pieces = pieces  # rows of gate and of up, or of down
-        self.stacked = None
+        self.stacked = self.making = None
         if config.layout == "apart":
             self.scheme = UNQUANTISED
 
@@ -129,12 +130,12 @@ class Experts:
         if self.layout == "apart":
             return self.scheme.expects(self.pieces * count, (columns,))
         if self.layout == "joined":
-            return {"weight": (Wanted((count, rows, columns)),)}
+            return {"weight": (self._floats(count, rows, columns),)}
         if self.layout in ("upright", "turned"):
             return self._in_one(rows, columns)
         if self.layout == "one below the other":
             sizes = (count * rows // 2, columns) if len(self.pieces) > 1 else (count * columns, rows)
-            return {name: (Wanted(sizes),) for name in self._below}
+            return {name: (self._floats(*sizes),) for name in self._below}
         bias = {f"{kind}_bias": (Wanted((count, rows)),)}
         if self.layout == "by turns":
             return {**self._in_one(rows, columns), **bias}
@@ -168,13 +169,20 @@ class Experts:
         if f"{kind}_bias" in pieces:
             found, turns = _whole(pieces, f"{kind}_bias").float(), len(self.pieces)
             biases = torch.cat([found[:, turn::turns] for turn in range(turns)], 1)
+        if self.making is not None:
+            floats = (matrix.to(placement.device) for matrix in matrices if isinstance(matrix, Tensor))
+            matrices = [self.making.read({"weight": matrix.contiguous()}) for matrix in floats]
         self.weight = pack_experts(matrices, biases, self.num_experts, placement, gated=len(self.pieces) > 1)
 
     @property
     def stacked_codes(self) -> int:
         """How many matrices lie as codes in one tensor of all experts."""
-        has_codes = self.layout == "codes by turns" or self.stacked is not None
-        return self.num_experts * len(self.pieces) if has_codes else 0
+        return self.num_experts * len(self.pieces) if self.layout == "codes by turns" or self.stacked_as else 0
+
+    @property
+    def stacked_as(self) -> Stored | None:
+        """How those are stored, where the layout alone does not say so."""
+        return self.making if self.stacked is None else self.stacked.stored
 
     @property
     def product(self) -> str:
@@ -201,7 +209,12 @@ class Experts:
         if self.stacked is not None:
             return self.stacked.expects(rows, columns)
         sizes = (columns, rows) if self.is_turned else (rows, columns)
-        return {self._kind: (Wanted((self.num_experts, *sizes)),)}
+        return {self._kind: (self._floats(self.num_experts, *sizes),)}
+
+    def _floats(self, *shape: int) -> Wanted:
+        """One tensor of floats, which may become codes."""
+        wanted = Wanted(shape)
+        return wanted if self.making is None else wanted._replace(kept=self.making.wants(1, 1)["weight"].kept)
 
     def _codes(self, matrices: Sequence[Codes]) -> Sequence[Codes]:
         """Rows of gate before those of up."""

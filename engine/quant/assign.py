@@ -18,7 +18,7 @@ from engine.quant.dialects import DIALECTS
 from engine.quant.names import USUAL
 from engine.quant.online import ONLINE
 from engine.quant.stacked import stacked
-from engine.weights.files import Shard
+from engine.weights.files import Shard, TensorInfo
 from engine.weights.names import compact
 from engine.weights.table import Table, Wanted, parts_of
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniloop.engine")
 
+FLOATS: Headers = {"weight": TensorInfo((), "BF16", 0, 0)}  # of a module that holds all experts of a layer
 CODES = {
     "weight_packed",
     "qweight",
@@ -50,9 +51,12 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
     part: Any  # with a scheme: a layer of engine/layers/linear.py, or Experts
     any_quantised, listed = False, []
     for row, names, part in parts_of(table, model):
-        if found is not None and hasattr(part, "stacked"):
-            part.stacked = stacked(part, dialect, names[0], found.get(names[0], {}))
-            any_quantised |= part.stacked is not None
+        if hasattr(part, "stacked"):
+            if found is not None:
+                part.stacked = stacked(part, dialect, names[0], found.get(names[0], {}))
+            if not hasattr(part, "scheme") and not part.stacked_codes:
+                part.making = dialect.stored(names[0], part.in_features, FLOATS)
+            any_quantised |= part.stacked_codes > 0
         if not hasattr(part, "scheme"):
             if "weight" in part.expects():  # else the codes are another part's, to which this one belongs
                 _refuse_codes(names, found)

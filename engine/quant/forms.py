@@ -32,9 +32,12 @@ def form_line(model: Model, float8_units: bool) -> str | None:
     part: Any
     for row, names, part in parts_of(model.weight_table(), model):
         if stacked := getattr(part, "stacked_codes", 0):
-            forms["MXFP4" if part.stacked is None else part.stacked.stored.form] += stacked
+            forms["MXFP4" if part.stacked_as is None else part.stacked_as.form] += stacked
             floats += FLOAT_BYTES * part.num_experts * sum(part.pieces) * part.in_features
             coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
+            continue
+        if hasattr(part, "stacked") and not hasattr(part, "scheme"):  # floats of all experts in one tensor
+            kept += part.num_experts * len(part.pieces)
             continue
         scheme = getattr(part, "scheme", None)
         if scheme is None or getattr(part, "kept", False):  # routers are floats in memory

@@ -1,9 +1,9 @@
 """--quantization: FP8 made of a checkpoint's floats while they are read, and names of methods that checkpoints have.
 
 Owner: the thread that builds the model. In: the operator's word, the configuration. Out: the configuration that the
-model is built from. Online, each row of a decoder layer's matrix gets a scale of its own, its largest magnitude / 448;
-embeddings, the head, norms, routers, towers and experts that lie in one tensor stay. A part is quantised when its
-pieces are complete, so no second copy of the model is held. Inputs are quantised per token where units take FP8.
+model is built from. Online, each row of a decoder layer's matrix gets a scale of its own, its largest magnitude / 448,
+also of experts that lie in one tensor; embeddings, the head, norms, routers and towers stay. A part is quantised when
+its pieces are complete, so no second copy of the model is held. Inputs are quantised per token where units take FP8.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from engine.errors import ConfigError
 from engine.estimate import estimate
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.group_panels import GroupPanels
+from engine.kernels.gemm.pack import Placement
 from engine.models.registry import build_model, load_model_config
 from engine.quant import forms
 from engine.quant.assign import assign
@@ -62,7 +63,7 @@ async def test_a_model_is_served_and_rows_do_not_depend_on_company():
 
 
 def test_layers_by_another_name_become_codes_too():
-    """DBRX calls them blocks; its experts lie in one tensor, which stays."""
+    """DBRX calls them blocks."""
     config = load_model_config(tiny.checkpoint("dbrx"))
     model, floats = (build_model(each, torch.float32) for each in (requested(config, "fp8"), config))
     for each in (model, floats):
@@ -70,6 +71,26 @@ def test_layers_by_another_name_become_codes_too():
     got, want = (each.layers[1].attention.qkv.weight for each in (model, floats))
     assert got.num_bytes < 0.4 * want.num_bytes
     assert (got.dense() - want.dense()).abs().max() <= want.dense().abs().max() / 28
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])  # the latter packs as for an accelerator
+@pytest.mark.parametrize("name", ["dbrx", "gemma4-moe", "gpt_oss", "granite_moe", "llama4", "qwen3_vl_moe"])
+def test_experts_that_lie_in_one_tensor_become_codes_too(name, device):
+    config = load_model_config(tiny.checkpoint(name))
+    model, floats = (build_model(each, torch.float32) for each in (requested(config, "fp8"), config))
+    for each in (model, floats):
+        load_weights(each, config.folder, "auto", Placement(torch.float32, device))
+    sparse = [(layer.experts, other.experts) for layer, other in zip(model.layers, floats.layers) if layer.experts]
+    assert sparse
+    for layer, other in sparse:
+        for got, want in ((layer.gate_up.weight, other.gate_up.weight), (layer.down.weight, other.down.weight)):
+            assert got.num_bytes < 0.5 * want.num_bytes
+            assert (got.dense(1) - want.dense(1)).abs().max() <= want.dense(1).abs().max() / 28
+        assert torch.equal(layer.router.weight.dense(), other.router.weight.dense())
+    line = forms.form_line(model, float8_units=False)
+    coded = sum(3 * layer.gate_up.num_experts for layer, _ in sparse)
+    assert int(line.split(": ")[1].split()[0]) >= coded
+    assert weight_bytes(model) < 0.75 * weight_bytes(floats)
 
 
 @pytest.mark.parametrize(
