@@ -30,6 +30,17 @@ MAX_COUNT = 1 << 22  # of an array; vocabularies have fewer tokens
 MAX_TENSORS = 1 << 16
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+# Facts by the ends of their names: what they are, and whether they are lists of it.
+KINDS: dict[str, tuple[tuple[type, ...], bool]] = {
+    "general.architecture": ((str,), False),
+    "tokenizer.ggml.model": ((str,), False),
+    "tokenizer.ggml.pre": ((str,), False),
+    "_token_id": ((int,), False),
+    "tokenizer.ggml.tokens": ((str,), True),
+    "tokenizer.ggml.merges": ((str,), True),
+    "tokenizer.ggml.token_type": ((int,), True),
+    "tokenizer.ggml.scores": ((float, int), True),
+}
 # Numbers of ggml_type; those that are read, and names of others for the complaint.
 FLOATS = {0: ("F32", torch.float32), 1: ("F16", torch.float16), 30: ("BF16", torch.bfloat16)}
 CODES = {
@@ -227,9 +238,10 @@ def read_gguf(path: Path) -> Gguf:
     facts = {}
     for _ in range(num_facts):
         name = cursor.text()
-        facts[name] = cursor.value(cursor.number("I"))
-    if facts.get("split.count", 1) > 1:
-        raise ConfigError(f"{path} is one of {facts['split.count']} pieces: join them with llama-gguf-split --merge")
+        facts[name] = _checked(cursor, name, cursor.value(cursor.number("I")))
+    pieces = facts.get("split.count", 1)
+    if isinstance(pieces, int) and pieces > 1:
+        raise ConfigError(f"{path} is one of {pieces} pieces: join them with llama-gguf-split --merge")
     described = [_described(cursor) for _ in range(num_tensors)]
     alignment = facts.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
@@ -242,8 +254,23 @@ def read_gguf(path: Path) -> Gguf:
     return Gguf(path, facts, tensors)
 
 
+def _checked(cursor: _Cursor, name: str, value: Any) -> Any:
+    """A fact of the kind that its name says."""
+    kind = next((kind for ending, kind in KINDS.items() if name.endswith(ending)), None)
+    if kind is None:
+        return value
+    types, listed = kind
+    values = value if isinstance(value, list) else [value]
+    if isinstance(value, list) != listed or not all(isinstance(each, types) for each in values):
+        said = "a list of" if listed else "one"
+        raise cursor.damaged(f"has as {name} something else than {said} {' or '.join(each.__name__ for each in types)}")
+    return value
+
+
 def _described(cursor: _Cursor) -> tuple[str, Stored]:
     name, dims = cursor.text(), cursor.number("I")
+    if not name.isprintable():
+        raise cursor.damaged(f"has a tensor by the name {name!a}")
     if not 1 <= dims <= 4:
         raise cursor.damaged(f"has {name} of {dims} dimensions")
     shape = tuple(reversed(cursor.take(f"<{dims}Q")))

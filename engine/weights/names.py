@@ -29,19 +29,24 @@ def is_cache_scale(name: str) -> bool:
 
 
 def compact(names: Iterable[str]) -> str:
-    """The names with commas; runs of numbers as first-last, with the count of names behind."""
-    groups: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+    """The names with commas; runs of numbers as first-last, with the count of names behind. One line of any names."""
+    groups: dict[tuple[str | None, ...], list[tuple[int, ...]]] = {}  # None: a number
     for name in names:
-        parts = name.split(".")
-        numbers = tuple(int(part) for part in parts if part.isdecimal())
-        groups.setdefault(tuple("" if part.isdecimal() else part for part in parts), []).append(numbers)
+        parts = (name if name.isprintable() else ascii(name)[1:-1]).split(".")
+        numbers = tuple(int(part) for part in parts if _counts(part))
+        groups.setdefault(tuple(None if _counts(part) else part for part in parts), []).append(numbers)
     return ", ".join(_told(parts, found) for parts, found in groups.items())
 
 
-def _told(parts: tuple[str, ...], found: list[tuple[int, ...]]) -> str:
+def _counts(part: str) -> bool:
+    """Whether a part of a name is the number of a layer or of an expert."""
+    return part.isdecimal() and len(part) < 10
+
+
+def _told(parts: tuple[str | None, ...], found: list[tuple[int, ...]]) -> str:
     axes = [sorted(set(axis)) for axis in zip(*found)]
-    shown = iter(_runs(axis) for axis in axes)
-    name = ".".join(part or next(shown) for part in parts)
+    shown = iter([_runs(axis) for axis in axes])
+    name = ".".join(next(shown) if part is None else part for part in parts)
     if len(found) == 1:
         return name
     whole = math.prod(map(len, axes)) == len(found)

@@ -107,6 +107,11 @@ def _pieces(facts: Mapping[str, Any], tokens: list[str], types: list[int], path:
     found.sort(key=lambda scored: -scored[0])
     prefix = bool(facts.get("tokenizer.ggml.add_space_prefix", True))
     unknown = facts.get("tokenizer.ggml.unknown_token_id", 0)
+    if not 0 <= unknown < len(tokens):
+        raise ConfigError(
+            f"{path}: tokenizer.ggml.unknown_token_id={unknown}: tokens are 0 to {len(tokens) - 1}; convert the model "
+            "again"
+        )
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     first = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
     steps = [

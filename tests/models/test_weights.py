@@ -288,6 +288,18 @@ def test_what_lacks_in_every_layer_is_told_once(copy):
     assert len(text) < len(str(folder)) + 600
 
 
+@pytest.mark.parametrize(
+    "name", ["a..weight", ".weight", "up_proj.", "", "a\nb\x1b[31m.weight", f"layers.{'9' * 5000}.w"]
+)
+def test_tensors_by_any_name_are_told_in_one_line(copy, name):
+    folder = copy("llama")
+    rewrite(folder, lambda tensors: {**tensors, name: torch.zeros(1)})
+    with pytest.raises(ConfigError, match="1 left over: ") as error:
+        load(folder)
+    assert str(error.value).isprintable()
+    assert name.replace("\n", "\\n").replace("\x1b", "\\x1b") in str(error.value)
+
+
 BROKEN = [float("nan"), float("inf")]
 
 

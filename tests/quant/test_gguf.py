@@ -155,6 +155,17 @@ def other_architecture(data: bytes) -> bytes:
     return data.replace(b"llama", b"mamba")
 
 
+def odd_name(data: bytes) -> bytes:
+    return data.replace(b"blk.0.attn_q.weight", b"blk.0.attn_q\nweight")
+
+
+def other_kind_of_fact(data: bytes) -> bytes:
+    """A list of numbers in the place of a number."""
+    name = b"tokenizer.ggml.eos_token_id"
+    at = data.index(name) + len(name)
+    return data[:at] + struct.pack("<IIQ", 9, 4, 1) + data[at + 4 :]
+
+
 def other_type(data: bytes) -> bytes:
     """The type of the first tensor: behind its name, its dimensions' number and its two dimensions."""
     at = data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16
@@ -168,6 +179,8 @@ def other_type(data: bytes) -> bytes:
         (other_magic, "is no GGUF file"),
         (endless_text, "claims a text of"),
         (many_tensors, "claims 1099511627776 tensors"),
+        (odd_name, r"has a tensor by the name 'blk.0.attn_q\\nweight'"),
+        (other_kind_of_fact, "has as tokenizer.ggml.eos_token_id something else than one int"),
         (other_architecture, "general.architecture='mamba'; of GGUF files llama, qwen2, qwen3 are served"),
         (
             other_type,
