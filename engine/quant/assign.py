@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
-from engine.quant.base import Dialect, Expected, Headers, Quantised, Stored, named
+from engine.quant.base import Dialect, Expected, Headers, Quantised, Stored
 from engine.quant.dialects import DIALECTS
 from engine.quant.names import USUAL
 from engine.quant.online import ONLINE
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniloop.engine")
 
+TOLD = 5  # faults in a refusal
 FLOATS: Headers = {"weight": TensorInfo((), "BF16", 0, 0)}  # of a module that holds all experts of a layer
 CODES = {
     "weight_packed",
@@ -50,6 +51,7 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
     found = None if shards is None else modules_of(table, shards)
     part: Any  # with a scheme: a layer of engine/layers/linear.py, or Experts
     any_quantised, listed = False, []
+    wrong: dict[str, list[str]] = {}  # what is wrong -> of which modules
     for row, names, part in parts_of(table, model):
         if hasattr(part, "stacked"):
             if found is not None:
@@ -65,14 +67,17 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
             continue
         if stored := getattr(part, "stored", ()):  # which module each of its pieces is made of
             names = [names[number] for number in stored]
-        pieces = tuple(_stored(dialect, name, part.in_features, found) for name in names)
+        pieces = tuple(_stored(dialect, name, part.in_features, found, wrong) for name in names)
         if any(piece is not None for piece in pieces):
             part.scheme = Quantised(pieces, tuple(names))
             any_quantised = True
-            if "#" in row.names[0]:
-                _refuse_unlike(names, part.expects())
+            if "#" in row.names[0] and not wrong:
+                _refuse_unlike(names, part.expects(), found)
         if found is not None:
             listed += [name for name, piece in zip(names, pieces) if piece and _is_listed(dialect, name, part)]
+    if wrong:
+        told = [f"{compact(names)}: {said}" for said, names in wrong.items()]
+        raise ConfigError("; ".join(told[:TOLD] + [f"and {len(told[TOLD:])} more"] * (len(told) > TOLD)))
     if settings["quant_method"] == ONLINE and not any_quantised:
         raise ConfigError(
             f"--quantization fp8: {config.architecture} has no layers that are quantised while they are read; leave "
@@ -85,9 +90,14 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
         )  # fmt: skip
 
 
-def _stored(dialect: Dialect, name: str, columns: int, found: Mapping[str, Headers] | None) -> Stored | None:
-    with named(name):
+def _stored(
+    dialect: Dialect, name: str, columns: int, found: Mapping[str, Headers] | None, wrong: dict[str, list[str]]
+) -> Stored | None:
+    try:
         return dialect.stored(name, columns, None if found is None else found.get(name, {}))
+    except ConfigError as error:
+        wrong.setdefault(str(error), []).append(name)
+        return None
 
 
 def _is_listed(dialect: Dialect, name: str, part: Any) -> bool:
@@ -95,14 +105,16 @@ def _is_listed(dialect: Dialect, name: str, part: Any) -> bool:
     return name not in USUAL and dialect.stored(name, part.in_features, None) is None
 
 
-def _refuse_unlike(names: Sequence[str], expected: Expected) -> None:
-    """Experts of a layer are one weight: in the files each has the same tensors."""
+def _refuse_unlike(names: Sequence[str], expected: Expected, found: Mapping[str, Headers] | None) -> None:
+    """Experts of a layer are one weight: in the files each has the same tensors. Those without any are missing."""
     alike: dict[frozenset[tuple[str, Wanted]], list[str]] = {}
     for number, name in enumerate(names):
+        if found is not None and name not in found:
+            continue
         form = frozenset((kind, wanted) for kind, pieces in expected.items() if (wanted := pieces[number]) is not None)
         alike.setdefault(form, []).append(name)
     if len(alike) > 1:
-        told = [f"{compact(found)} as {_told(form)}" for form, found in alike.items()]
+        told = [f"{compact(experts)} as {_told(form)}" for form, experts in alike.items()]
         raise ConfigError(
             f"experts of one layer are stored in unlike forms: {'; '.join(told)}; one form for all experts of a layer "
             "is read: fetch the files again, or quantise the checkpoint again with all of them alike"

@@ -90,11 +90,11 @@ class BitsAndBytes:
         table = str(state).removeprefix(STATE)
         if table not in TABLES:
             raise ConfigError(f"codes of another kind ({table}) than nf4 and fp4; {AGAIN}")
-        check_whole(headers, f"{STATE}{table}", "weight")
-        if headers["weight"].dtype != "U8" or "weight.absmax" not in headers:
+        check_whole(headers, f"{STATE}{table}", "weight", "weight.absmax")
+        if headers["weight"].dtype != "U8":
             raise ConfigError(
-                f"weight has dtype {headers['weight'].dtype}; codes stored as U8, with weight.absmax, are read: "
-                "quantise the checkpoint again with bnb_4bit_quant_storage=uint8"
+                f"weight has dtype {headers['weight'].dtype}; codes stored as U8 are read: quantise the checkpoint "
+                "again with bnb_4bit_quant_storage=uint8"
             )
         scales = headers["weight.absmax"]
         codes = 2 * torch.Size(headers["weight"].shape).numel()

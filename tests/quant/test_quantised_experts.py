@@ -159,6 +159,29 @@ def test_experts_in_unlike_forms_are_refused(sparse, name, change, said, tmp_pat
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "gone", "said"),
+    [
+        ("fp8 blocks", "weight_scale_inv", r"experts.2-4.gate_proj \(3\), .*2-4.down_proj \(3\): FP8 codes without a"),
+        ("ct w4 32", "weight_scale", r"experts.2-4.gate_proj \(3\), .*: weight_packed without weight_scale; "),
+        ("fp8 blocks", "", r"; 9 missing: layers.1.mlp.experts.2-4.gate_proj.weight \(3\), "),
+        ("gptq 32", "", r"; 9 missing: layers.1.mlp.experts.2-4.gate_proj.weight \(3\), "),
+    ],
+)
+def test_experts_that_files_lack_in_whole_or_in_part_are_told_compactly(sparse, name, gone, said, tmp_path):
+    draw, tensors = torch.Generator().manual_seed(2), {}
+    for key, tensor in load_file(sparse / "model.safetensors").items():
+        module, _, kind = key.rpartition(".")
+        coded = module.endswith("_proj") and kind == "weight"
+        made = VARIANTS[name].write(draw, *tensor.shape) if coded else {kind: tensor}
+        lacks = any(f".experts.{expert}." in key for expert in (2, 3, 4))
+        tensors |= {f"{module}.{kind}": each for kind, each in made.items() if not lacks or (gone and kind != gone)}
+    folder = rewritten(sparse, tmp_path / "part", tensors, quantization_config=VARIANTS[name].settings)
+    with pytest.raises(ConfigError, match=said) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+
+
 def test_experts_become_fp8_while_they_are_read(sparse):
     config = load_model_config(sparse)
     models = [build_model(each, torch.float32) for each in (config, requested(config, "fp8"))]

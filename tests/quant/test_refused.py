@@ -96,7 +96,7 @@ STATE = "weight.quant_state.bitsandbytes__"
 FILES = [
     ("bnb nf4", lambda t: changed(t, "weight.quant_map", lambda m: m.flip(0)), "quant_map is not the table of NF4; quantise"),
     ("bnb nf4", lambda t: changed(t, "weight", lambda w: w.view(-1, 2).view(torch.bfloat16)), "dtype BF16; codes stored as U8"),
-    ("bnb nf4", lambda t: without(t, "weight.absmax"), "dtype U8; codes stored as U8, with weight.absmax, are read"),
+    ("bnb nf4", lambda t: without(t, "weight.absmax"), "without weight.absmax; the checkpoint is not whole"),
     ("bnb nf4", lambda t: changed(without(t, f"{STATE}nf4"), f"{STATE}af4", lambda _: t[f"{DOWN}.{STATE}nf4"]), "another kind \\(af4\\) than nf4 and fp4; quantise"),
     ("bnb nf4", lambda t: changed(without(t, f"{STATE}nf4"), f"{STATE}fp4", lambda _: t[f"{DOWN}.{STATE}nf4"]), "quant_map is not the table of FP4; quantise"),
     ("bnb nf4", lambda t: changed(t, f"{STATE}nf4", lambda s: s[1:]), "holds no JSON object of bitsandbytes; fetch"),
