@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import shutil
@@ -24,6 +25,8 @@ from engine.quant.forms import form_line
 from engine.quant.gptq import PackedGptq
 from engine.weights.table import parts_of
 from tests import tiny
+from tests.engine_kit import answer, running
+from tests.invariance.test_text import PROMPTS, request
 from tests.models.harness import Harness, load
 from tests.quant import oracle
 from tests.quant.compared import check_weights
@@ -60,6 +63,24 @@ def test_a_dialect_has_the_logits_of_a_float_model(folder_of, name, tmp_path):
     assert float((got - want).norm() / want.norm()) < 2e-4
     again = harness.add(TOKENS)
     assert torch.equal(harness.prefill(again, chunk=3), got)
+
+
+FORMS = ("fp8 blocks", "ct int8", "ct w4 asymmetric", "gptq act unlike", "ct nvfp4", "bnb nf4", "ct mixed")
+
+
+@pytest.mark.parametrize("name", FORMS)
+async def test_tokens_of_a_form_do_not_depend_on_circumstances(folder_of, name):
+    """Alone; beside others, in chunks, from the prefix cache, preempted and computed again."""
+    settings = {"device": "cpu", "dtype": "float32"}
+    async with running(folder_of(name), **settings) as served:
+        alone = [(await answer(served, request(prompt)))[0] for prompt in PROMPTS[:8]]
+    tight = {"max_prefill_chunk": 7, "num_gpu_blocks_override": 20, "max_model_len": 160, "debug_poison": True}
+    async with running(folder_of(name), **settings, **tight) as served:
+        for _ in range(2):
+            together = await asyncio.gather(*[answer(served, request(prompt)) for prompt in PROMPTS[:8]])
+            assert [choices[0] for choices in together] == alone
+        assert served.stats.prefix_hits > 0
+        assert served.stats.preemptions > 0
 
 
 @pytest.mark.parametrize("name", INTEGER_INPUTS)
