@@ -26,11 +26,12 @@ from engine.models.base import Model, check_prompt_rows
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.kv import numbers_line
-from engine.quant.online import ONLINE, requested
+from engine.quant.online import requested
 from engine.runtime import layout_of, sizes_of
 from engine.step.executor import Sizes
-from engine.weights.files import Shard
+from engine.weights.files import Shard, TensorInfo
 from engine.weights.load import match, weight_bytes
+from engine.weights.table import expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,9 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     model = build_model(model_config, dtype, "cpu", shards)
     check_prompt_rows(config.enable_prompt_embeds, model)
     names = {} if shards is None else match(model, shards, config.model)
-    online = (model_config.raw.get("quantization_config") or {}).get("quant_method") == ONLINE
-    kept = shards and device == "cpu" and model_config.implementation == "native" and not online
+    kept = shards and device == "cpu" and model_config.implementation == "native"
     kept = kept and not any(shard.gguf for shard in shards or ())  # whose codes are widened while they are read
-    weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
+    weights = _host_bytes(shards, names, model) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
     layout = layout_of(config, model, sizes, shards, read=False)
     longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
@@ -109,12 +109,16 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     )
 
 
-def _host_bytes(shards: list[Shard], names: Mapping[str, str], dtype: torch.dtype) -> int:
+def _host_bytes(shards: list[Shard], names: Mapping[str, str], model: Model) -> int:
     """On a CPU, where bfloat16 and codes stay as they are, as in engine/quant/base.py; `names`: as by `match`."""
-    tensors = [info for shard in shards for name, info in shard.tensors.items() if name in names]
-    return sum(
-        math.prod(info.shape) * dtype.itemsize if info.dtype in ("F32", "F16") else info.num_bytes for info in tensors
-    )
+    places = expand(model.weight_table(), model)
+
+    def taken(info: TensorInfo, kept: torch.dtype | None) -> int:
+        widened = kept or (model.dtype if info.dtype in ("F32", "F16") else None)
+        return info.num_bytes if widened is None else math.prod(info.shape) * widened.itemsize
+
+    tensors = {names[name]: info for shard in shards for name, info in shard.tensors.items() if name in names}
+    return sum(taken(info, places[name].wanted.kept) for name, info in tensors.items())
 
 
 def _device_blocks(

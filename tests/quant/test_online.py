@@ -29,7 +29,7 @@ from tests import tiny
 from tests.engine_kit import answer, running
 from tests.invariance.test_text import PROMPTS, request
 from tests.models.harness import load
-from tests.quant.written import VARIANTS, packed_settings, write
+from tests.quant.written import VARIANTS, Variant, packed_settings, write
 
 EXAMPLE = Path(__file__).parents[2] / "examples/quantized.py"
 
@@ -115,6 +115,18 @@ def test_other_words_are_refused(tmp_path):
         requested(load_model_config(tiny.checkpoint("llama")), "awq_marlin")
     with pytest.raises(ConfigError, match="GPT2LMHeadModel has no layers that are quantised"):
         estimate(EngineConfig(str(tiny.checkpoint("gpt2")), quantization="fp8", device="cpu"), None)
+
+
+def test_fewer_bytes_are_planned_on_a_cpu_too(tmp_path):
+    """Where what stays in bfloat16 takes no more than in the file."""
+    plain = Variant({}, lambda draw, rows, columns: {"weight": torch.zeros(rows, columns, dtype=torch.bfloat16)})
+    folder = write(tmp_path, plain, dtype=torch.bfloat16)
+    floats, codes = (
+        estimate(EngineConfig(str(folder), quantization=word, device="cpu"), open_checkpoint(folder)).weight_bytes
+        for word in ("", "fp8")
+    )
+    matrices = 2 * (192 * 192 * 2 + 2 * 64 * 192 + 3 * 320 * 192)
+    assert floats - codes == matrices  # a byte of each number
 
 
 def test_check_names_the_method_and_the_matrices(tmp_path):
