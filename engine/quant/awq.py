@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
 from engine.quant.names import left_out
-from engine.quant.stored import SCALES, checked_group, extras, fields, form_of, offsets, scale_of
+from engine.quant.stored import SCALES, checked_group, extras, fields, form_of, group_of, offsets, scale_of
 from engine.weights.table import Wanted
 
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # output 8 c + j is field PLACES[j] of word c
@@ -76,4 +76,4 @@ class Awq:
             return None if module in self._left_out else PackedAwq(self.group)
         if "qweight" not in headers:
             return None
-        return PackedAwq(self.group, tuple(extras(headers, ("bias",)).items()))
+        return PackedAwq(group_of(headers, columns, self.group), tuple(extras(headers, ("bias",)).items()))

@@ -28,6 +28,7 @@ from engine.quant.stored import (
     extras,
     fields,
     form_of,
+    group_of,
     integers,
     offsets,
     scale_of,
@@ -108,8 +109,7 @@ class Gptq:
             return None
         if (words := headers["qweight"].shape) and words[0] * 32 in (columns * 4, columns * 8):
             bits = words[0] * 32 // columns  # `dynamic` gives modules others
-        if "scales" in headers and headers["scales"].shape and columns % max(1, headers["scales"].shape[0]) == 0:
-            group = columns // max(1, headers["scales"].shape[0]) if headers["scales"].shape[0] > 1 else -1
+        group = group_of(headers, columns, group)
         if ordered and "g_idx" not in headers and 0 < group < columns:
             raise ConfigError("desc_act without g_idx; the checkpoint is not whole: fetch the files again")
         return PackedGptq(bits, group, symmetric, self.older, tuple(extras(headers, ("g_idx", "bias")).items()))

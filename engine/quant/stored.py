@@ -107,6 +107,14 @@ def checked_group(columns: int, group: int) -> int:
     return group
 
 
+def group_of(headers: Headers, columns: int, said: int) -> int:
+    """Columns that share a scale, by the lines of `scales` where they divide the columns; else as the settings say."""
+    lines = headers["scales"].shape[0] if "scales" in headers and headers["scales"].shape else 0
+    if lines < 1 or columns % lines:
+        return said
+    return columns // lines if lines > 1 else -1
+
+
 def form_of(bits: int, group: int, has_zeros: bool) -> str:
     """Integers, in a few words."""
     return f"INT{bits} by {'rows' if group < 1 else group}{' with zero points' if has_zeros else ''}"

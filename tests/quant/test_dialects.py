@@ -175,6 +175,14 @@ def test_the_decoder_may_say_how_it_is_quantised(tmp_path, path):
     assert found.values["quantization_config"] == VARIANTS["awq 64"].settings
 
 
+def test_files_of_awq_say_how_many_columns_share_a_scale(folder_of, tmp_path):
+    folder = shutil.copytree(folder_of("awq 64"), tmp_path / "said")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 32
+    (folder / "config.json").write_text(json.dumps(config))
+    assert check_weights(load(folder, "float32"), folder_of("awq 64")) == 8
+
+
 def test_dynamic_says_which_modules_have_zero_points(folder_of, tmp_path):
     """GPTQ's `sym` of the other modules does not hold for them."""
     folder = write(tmp_path, VARIANTS["gptq asymmetric"])
