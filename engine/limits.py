@@ -88,7 +88,10 @@ def _shortest_or_longest(starts: np.ndarray, n: int, count: int) -> int:
 
 def _check_routed(count: int, limits: Limits) -> None:
     if not limits.has_experts:
-        raise RequestError("return_routed_experts: this model's layers have no experts; leave the field out")
+        raise RequestError(
+            "return_routed_experts: this model's layers have no experts, or run through transformers, which does not "
+            "tell them; leave the field out"
+        )
     if not limits.routed_experts:
         raise RequestError(
             "return_routed_experts: this server keeps no experts; leave the field out, or start the server with "

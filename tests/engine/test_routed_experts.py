@@ -141,6 +141,7 @@ async def test_asking_changes_no_token_and_a_server_that_keeps_experts_answers_t
     [
         ("qwen3_moe", {}, 4, "this server keeps no experts; leave the field out, or start the server with --enable-"),
         ("llama", ON, 4, "this model's layers have no experts"),
+        ("mixtral", {**ON, "model_impl": "transformers"}, 4, "or run through transformers, which does not tell them"),
         ("qwen3_moe", ON, 128, "the prompt fills the context of 128 tokens"),
     ],
 )
