@@ -112,7 +112,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Config]:
     if arguments.help or arguments.version:
         say(help_text(flags, arguments.help) if arguments.help else f"omniloop {__version__}")
         raise SystemExit(0)
-    values = from_file(arguments.config_file, flags) if arguments.config_file else {}
+    values = from_file(arguments.config_file, flags) if arguments.config_file is not None else {}
     config = build({**values, **arguments.values})
     other, server = unread_key(), config.server
     if command == "serve" and other and not (server.api_key or server.api_key_file):

@@ -143,7 +143,7 @@ def number(flag: Flag, text: str) -> int | float:
         if (counts_tokens or flag.name.endswith("-bytes")) and text[-1:] in scale:
             return int(float(text[:-1]) * scale[text[-1]])
         return flag.kind(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the second for `infk`
         what = "a whole number" if flag.kind is int else "a number"
         raise UsageError(f"--{flag.name} {text}: must be {what}") from None
 
@@ -158,7 +158,7 @@ def in_range(flag: Flag, value: int | float) -> int | float:
 
 def unknown(name: str, flags: dict[str, Flag], where: str = "", others: Others = FOREIGN) -> UsageError:
     known = [*flags, *(f"no-{f.name}" for f in flags.values() if f.kind is bool), *others, "config", "help", "version"]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
+    near = difflib.get_close_matches(name, [each for each in known if each != name], n=1, cutoff=0.65)
     return UsageError(f"unknown flag --{name}{where}" + (f"; did you mean --{near[0]}?" if near else ""))
 
 
@@ -168,6 +168,17 @@ def pass_over(name: str, text: str, entry: Foreign, where: str = "") -> None:
     if text not in entry.holds:
         raise UsageError(said)
     print(f"omniloop: {said.removesuffix('; leave the flag out')}; the flag changes nothing", file=sys.stderr)
+
+
+def pass_switch(name: str, text: str, others: Others, where: str = "") -> None:
+    """A switch of another server; `text` turns it on or off, and off is what its opposite says."""
+    entry = foreign(name if SWITCHED.get(text.lower(), True) else opposite(name, others), others)
+    assert entry is not None
+    pass_over(name, text, entry._replace(holds=(text,) if entry.holds else ()), where)
+
+
+def opposite(name: str, others: Others) -> str:
+    return f"no-{name}" if name in others else name.removeprefix("no-")
 
 
 SWITCHED = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -180,7 +191,7 @@ class Arguments:
         self.flags = flags
         self.others = others
         self.values: dict[str, Any] = {}
-        self.config_file = ""
+        self.config_file: str | None = None
         self.help = ""  # "all", or the word that the lines shown must hold
         self.version = False
         self.several = ""  # a list flag that goes on taking words
@@ -219,8 +230,8 @@ class Arguments:
         flag = self.flags.get(name)
         if dot and not (foreign(name, self.others) if flag is None else isinstance(flag.default, dict)):
             raise unknown(f"{name}.{path}", self.flags, "", self.others)
-        if flag is None and name.startswith("no-") and self.is_bool(name[3:]) and not equals:
-            self.values[name[3:]] = False
+        if flag is None and name.startswith("no-") and self.is_bool(name[3:]):
+            self.values[name[3:]] = not (boolean(name, text) if equals else True)
             return
         other = foreign(name, self.others) if flag is None else None
         if flag is None and other is None and name != "config":
@@ -235,12 +246,14 @@ class Arguments:
             if following is None or (following.startswith("--") and len(following) > 2):
                 raise UsageError(f"--{name}: needs a value")
             text = following
-        if other is not None:
-            pass_over(name, "" if other.switch and text.lower() == "true" else text, other)
+        if other is not None and other.switch and (text.lower() in SWITCHED or not text):
+            pass_switch(name, text, self.others)
+        elif other is not None:
+            pass_over(name, text, other)
         elif flag is None:
             self.config_file = text
         elif flag.kind is bool:
-            self.values[name] = boolean(flag, text)
+            self.values[name] = boolean(name, text)
         elif isinstance(flag.default, tuple):
             self.values[name] = (*self.values.get(name, ()), *listed(flag, text))
             self.several = name if flag.hints.get("several") else ""
@@ -287,9 +300,9 @@ def listed(flag: Flag, text: str) -> list[Any]:
     return [word for word in words if word]
 
 
-def boolean(flag: Flag, text: str) -> bool:
+def boolean(name: str, text: str) -> bool:
     if text.lower() not in SWITCHED:
-        raise UsageError(f"--{flag.name}={text}: must be true or false")
+        raise UsageError(f"--{name}={text}: must be true or false")
     return SWITCHED[text.lower()]
 
 
@@ -302,7 +315,7 @@ def from_file(path: str, flags: dict[str, Flag], others: Others = FOREIGN) -> di
             content = yaml.safe_load(file) or {}
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, UnicodeDecodeError):
         raise UsageError(f"--config {path}: is not valid YAML") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {path}: must hold names and values, one per line")
@@ -316,24 +329,30 @@ def from_mapping(
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).replace("_", "-")
-        if name not in flags and (other := foreign(name, others)):
-            pass_over(name, "" if value is True else str(value), other, where)
-            continue
-        if name not in flags:
+        negated = flags.get(name[3:]) if name.startswith("no-") else None
+        if name in flags:
+            values[name] = typed(flags[name], value)
+        elif negated is not None and negated.kind is bool:
+            values[negated.name] = not typed(negated, value)
+        elif (other := foreign(name, others)) is None:
             raise unknown(name, flags, where, others)
-        values[name] = typed(flags[name], value)
+        elif other.switch and isinstance(value, bool):
+            pass_switch(name, str(value).lower(), others, where)
+        elif value is not None:
+            pass_over(name, "" if value is True else str(value), other, where)
     return values
 
 
 def typed(flag: Flag, value: Any) -> Any:
-    """A value that YAML has typed already."""
+    """A value that YAML has typed already; null is the default, so that `api-key:` counts as given and empty."""
+    if value is None:
+        return flag.default
+    text = json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)  # default: YAML has dates
     if flag.kind is bool:
-        return value if isinstance(value, bool) else boolean(flag, str(value))
+        return value if isinstance(value, bool) else boolean(flag.name, text)
     if isinstance(flag.default, tuple):
-        return tuple(listed(flag, json.dumps(value) if isinstance(value, list) else str(value)))
-    if isinstance(flag.default, dict):
-        return convert(flag, json.dumps(value))
-    return convert(flag, "" if value is None else str(value))
+        return tuple(listed(flag, text))
+    return convert(flag, text)
 
 
 def value_name(flag: Flag) -> str:

@@ -281,8 +281,8 @@ def meant(name: str, text: str) -> Meant | None:
 
 
 def foreign(name: str, others: Mapping[str, Foreign] = FOREIGN) -> Foreign | None:
-    """The flag's entry; the opposite of a switch has one too, which no value fits."""
+    """The flag's entry; the opposite of a switch has one too, and asks for what holds where the switch does not."""
     found = others.get(name)
     if found is None and name.startswith("no-") and (found := others.get(name[3:])) is not None:
-        return Foreign(found.advice, switch=True) if found.switch else None
+        return Foreign(found.advice, () if found.holds else ("",), switch=True) if found.switch else None
     return found

@@ -80,7 +80,7 @@ def parse(words: Sequence[str], say: Say, build: Build) -> Callable[[], int]:
     if arguments.help:
         say(command_help(name, command, own))
         raise SystemExit(0)
-    values = from_file(arguments.config_file, flags, others) if arguments.config_file else {}
+    values = from_file(arguments.config_file, flags, others) if arguments.config_file is not None else {}
     values |= arguments.values
     chosen = command.flags(**{own[flag].field: value for flag, value in values.items() if flag in own})
     for flag in ("json", "plot"):

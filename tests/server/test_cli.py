@@ -47,6 +47,7 @@ def test_booleans_switch_both_ways():
     assert config_of("--no-enable-prefix-caching").cache.enable_prefix_caching is False
     assert config_of("--enable_prefix_caching").cache.enable_prefix_caching is True
     assert config_of("--enable-prefix-caching=false").cache.enable_prefix_caching is False
+    assert config_of("--no-enable-prefix-caching=true").cache.enable_prefix_caching is False
     assert config_of("--disable-access-log").server.disable_access_log is True
 
 
@@ -99,6 +100,7 @@ def test_the_model_may_stand_alone():
         (["--tensor-paralel-size", "2"], "did you mean --tensor-parallel-size?"),
         (["--help=frog"], "--help=frog: no flag speaks of it"),
         (["--port", "x"], "--port x: must be a whole number"),
+        (["--max-model-len", "infk"], "--max-model-len infk: must be a whole number"),
         (["--port", "70000"], "--port 70000: must be 0 to 65535"),
         (["--port"], "--port: needs a value"),
         (["--port", "--host"], "--port: needs a value"),
@@ -181,6 +183,36 @@ def test_files_hold_the_same_names_and_the_command_line_wins(tmp_path):
     path.write_text("- 9\n")
     with pytest.raises(UsageError, match="names and values"):
         config_of("--config", str(path))
+
+
+def read(tmp_path, text):
+    """Config of a file."""
+    path = tmp_path / "server.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return config_of("--config", str(path))
+
+
+def test_a_file_may_hold_json_as_text_switches_turned_off_and_nulls(tmp_path):
+    assert read(tmp_path, "limit-mm-per-prompt: '{\"image\": 2}'").media.limit_mm_per_prompt == {"image": 2}
+    assert read(tmp_path, "limit_mm_per_prompt: image=2,video=0").media.limit_mm_per_prompt == {"image": 2, "video": 0}
+    dated = read(tmp_path, "default-chat-template-kwargs: {today: 2026-01-02}\nrevision: 2026-01-02")
+    assert dated.chat.default_chat_template_kwargs == {"today": "2026-01-02"}
+    assert dated.model.revision == "2026-01-02"
+    assert read(tmp_path, "no-enable-prefix-caching: true").cache.enable_prefix_caching is False
+    assert read(tmp_path, "dtype:\nserved-model-name: null\nkv-transfer-config: null") == Config()
+
+
+@pytest.mark.parametrize("text", ["api-key:", "api-key-file: null"])
+def test_s02_a_key_that_a_file_leaves_empty_is_refused(tmp_path, text):
+    with pytest.raises(UsageError, match="is empty; give a value"):
+        read(tmp_path, text)
+
+
+def test_a_file_that_is_no_text_is_refused_and_so_is_no_name(tmp_path):
+    with pytest.raises(UsageError, match="is not valid YAML"):
+        read(tmp_path, b"\xff\xfe\0")
+    with pytest.raises(UsageError, match="No such file"):
+        config_of("--config=")
 
 
 def test_keys_come_from_the_environment_too(monkeypatch):
@@ -276,6 +308,7 @@ def test_a_key_meant_for_vllm_does_not_leave_the_server_open(monkeypatch):
         ["--swap-space", "4"],
         ["-tp=1", "-O3"],
         ["--enable-tokenizer-info-endpoint", "--enable-server-load-tracking"],
+        ["--no-enable-lora", "--enable-sleep-mode=false", "--no-disable-hybrid-kv-cache-manager"],
     ],
 )
 def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(words, capsys):
@@ -290,6 +323,7 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(wor
     [
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: one process drives one device"),
         (["-tp", "two"], "--tensor-parallel-size two: one process"),
+        (["--no-enable-lora=false"], "--no-enable-lora false: adapters are not served"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always cut"),
         (["--enable-chunked-prefill=false"], "--enable-chunked-prefill false: prompts are always cut"),
         (["--uvicorn-log-level", "info"], "--uvicorn-log-level info: is called --log-level here"),
@@ -317,9 +351,9 @@ def test_a_value_that_only_another_server_knows_is_taken_for_what_it_means(tmp_p
 
 def test_a_file_may_hold_flags_of_another_server(tmp_path, capsys):
     file = tmp_path / "flags.yaml"
-    file.write_text("tensor-parallel-size: 1\nenable_chunked_prefill: true\nport: 5\n")
+    file.write_text("tensor-parallel-size: 1\nenable_chunked_prefill: true\nenable-lora: false\nport: 5\n")
     assert config_of("--config", str(file)).server.port == 5
-    assert capsys.readouterr().err.count("the flag changes nothing") == 2
+    assert capsys.readouterr().err.count("the flag changes nothing") == 3
     file.write_text("tensor-parallel-size: 2\n")
     with pytest.raises(UsageError, match=r"--tensor-parallel-size 2 in .*flags\.yaml: one process drives"):
         config_of("--config", str(file))
