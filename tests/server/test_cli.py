@@ -309,6 +309,7 @@ def test_a_key_meant_for_vllm_does_not_leave_the_server_open(monkeypatch):
         ["-tp=1", "-O3"],
         ["--enable-tokenizer-info-endpoint", "--enable-server-load-tracking"],
         ["--no-enable-lora", "--enable-sleep-mode=false", "--no-disable-hybrid-kv-cache-manager"],
+        ["-pcp", "1", "--enable-offline-docs", "-cb", "--log-error-stack", "--no-mmap=false"],
     ],
 )
 def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(words, capsys):
@@ -323,6 +324,7 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(wor
     [
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: one process drives one device"),
         (["-tp", "two"], "--tensor-parallel-size two: one process"),
+        (["--no-mmap"], "--no-mmap: shards stream to the device"),
         (["--no-enable-lora=false"], "--no-enable-lora false: adapters are not served"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always cut"),
         (["--enable-chunked-prefill=false"], "--enable-chunked-prefill false: prompts are always cut"),
