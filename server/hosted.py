@@ -57,15 +57,16 @@ class Hosted:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        leaving = Leaving(receive)
         root = scope.get("root_path", "")
         path = scope["path"].removeprefix(root) if scope["path"].startswith(f"{root}/") else scope["path"]
+        inner = {**scope, "path": path, "root_path": ""}
+        if scope["type"] != "http":
+            await self.app(inner, receive, send)
+            return
+        leaving = Leaving(receive)
         extensions = {**scope.get("extensions", {}), LEAVING: leaving.watch}
         try:
-            await self.app({**scope, "path": path, "root_path": "", "extensions": extensions}, receive, send)
+            await self.app({**inner, "extensions": extensions}, receive, send)
         finally:
             await leaving.close()
 

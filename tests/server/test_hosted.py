@@ -146,6 +146,21 @@ async def test_paths_are_those_behind_the_mount(served):
         assert call.status == status, path
 
 
+async def test_the_socket_s_path_is_that_behind_the_mount_too(served):
+    app, _ = served
+    found = []
+    for root, path in (("/llm", "/llm/v1/realtime"), ("", "/v1/realtime"), ("", "/llm/v1/realtime")):
+        call = Call(app, "GET", path)
+        said: list[dict[str, Any]] = []
+
+        async def keep(message: dict[str, Any], said: list[dict[str, Any]] = said) -> None:
+            said.append(message)
+
+        await app({**call.scope(), "type": "websocket", "root_path": root}, call.receive, keep)
+        found.append(said[0]["status"])
+    assert found == [501, 501, 404]
+
+
 async def test_a_model_that_cannot_be_served_fails_the_start(caplog):
     async with living(Hosted(config_of(model={"model": "/nowhere"}))) as first:
         assert first["type"] == "lifespan.startup.failed"
