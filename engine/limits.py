@@ -196,8 +196,20 @@ def _check_changes(params: SamplingParams, limits: Limits) -> None:
             f"logit_bias and, with min_tokens, stop tokens name {len(params.edited_token_ids)} ids; "
             f"at most {MAX_EDITS} are allowed: name fewer, or use allowed_token_ids"
         )
-    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+    if params.allowed_token_ids is not None:
+        _check_some_allowed(params, set(params.allowed_token_ids))
+
+
+def _check_some_allowed(params: SamplingParams, allowed: set[int]) -> None:
+    """Where nothing may be chosen, the largest of nothing would be."""
+    if not allowed:
         raise RequestError("allowed_token_ids is empty; name at least one id or leave it out")
+    ending = params.ending_token_ids if params.min_tokens else ()
+    if not allowed.difference(ending, (word[0] for word in params.bad_words if len(word) == 1)):
+        raise RequestError(
+            "allowed_token_ids: bad_words forbid every id that is allowed, or min_tokens does because all of them end "
+            "the answer; allow another one"
+        )
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:

@@ -324,7 +324,7 @@ def _on_device(
 def warm_up(runtime: Runtime) -> None:
     """One prompt and two decode steps through the real path: the first request meets nothing for the first time."""
     scheduler, executor = runtime.scheduler, runtime.executor
-    prompt = np.zeros(min(32, runtime.limits.max_model_len - 3), np.int32)
+    prompt = np.zeros(max(1, min(32, runtime.limits.max_model_len - 3)), np.int32)
     request = Request(prompt, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
     empty = np.zeros(0, np.int32)
     slot = scheduler.add(

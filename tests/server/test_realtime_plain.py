@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import orjson
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from server.speech.listening import Listening
 from server.speech.stream import InOrder
+from tests.server.live import listening
 from tests.server.test_realtime import Socket, spoken
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -103,3 +108,15 @@ async def test_windows_that_a_fault_has_ended_leave_nothing_for_the_next_turn():
     order.add(order.front, "", ())
     assert order.add(order.front, "three", ()) == " three"
     assert order.text == "one two three"
+
+
+async def test_a_refused_socket_is_answered_and_logged_as_no_fault(client, caplog):
+    """However many fields its query has."""
+    caplog.set_level(logging.ERROR)
+    async with listening(client) as url:
+        address = url.replace("http", "ws") + "/v1/realtime?" + "&".join(f"field{at}=1" for at in range(40))
+        async with connect(address) as socket:
+            assert b"session.created" in await socket.recv(decode=False)
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"{address}&model=other")
+    assert (refused.value.response.status_code, caplog.records) == (404, [])
