@@ -73,6 +73,7 @@ class Exchange:
         "key_name",
         "line",
         "method",
+        "of_anthropic",
         "on_drain",
         "path",
         "queued_s",
@@ -94,6 +95,9 @@ class Exchange:
         self.state = state
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.of_anthropic = self.path.startswith("/v1/messages") or (  # how refusals are written
+            self.path.startswith("/v1/models") and bool(header_of(scope, b"anthropic-version"))
+        )
         self.raw_send = send
         extensions = scope.get("extensions", {})
         self.abort: Callable[[], None] = extensions.get("omniloop.abort", nothing)
@@ -161,8 +165,7 @@ class Exchange:
         headers += [(name.encode(), value.encode("ascii", "replace")) for name, value in error.headers.items()]
         if error.close:
             headers.append((b"connection", b"close"))
-        of_messages = self.path.startswith("/v1/messages")
-        body = error.messages_body(self.request_id) if of_messages else error.body()
+        body = error.messages_body(self.request_id) if self.of_anthropic else error.body()
         await self.answer(error.status, body, headers)
 
 

@@ -98,3 +98,18 @@ async def test_wrong_key_is_refused(serve):
     async with listening(client) as url, anthropic.AsyncAnthropic(**options(url)) as api:
         with pytest.raises(anthropic.AuthenticationError):
             await api.messages.create(**HELLO)
+
+
+async def test_models_are_refused_in_the_client_s_own_words(client):
+    def talk(url):
+        with anthropic.Anthropic(**options(url)) as api:
+            assert [model.id for model in api.models.list()] == ["omniloop"]
+            assert api.models.retrieve("omniloop").display_name == "omniloop"
+            with pytest.raises(anthropic.NotFoundError) as refused:
+                api.models.retrieve("other")
+        return refused.value.body
+
+    async with listening(client) as url:
+        body = await asyncio.to_thread(talk, url)
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+    assert (await client.get("/v1/models/other")).error["type"] == "NotFoundError"
