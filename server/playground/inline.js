@@ -14,7 +14,8 @@ const FORMS = [
   [/^\*\*\*(?=\S)([\s\S]*?\S)\*\*\*/, (match) => h("strong", {}, h("em", {}, inline(match[1])))],
   [/^(\*\*|__)(?=\S)([\s\S]*?\S)\1(?![*_])/, (match, before) => emphasis("strong", match, before)],
   [
-    /^([*_])(?=\S)((?:[^*_]|\*\*[\s\S]*?\*\*|__[\s\S]*?__)*?\S)\1(?!\w)/,
+    // What is strong within ends at its first mark: a text of many marks must have one reading, or the search never ends.
+    /^([*_])(?=\S)((?:[^*_]|\*\*(?:(?!\*\*)[\s\S])*\*\*|__(?:(?!__)[\s\S])*__)*?\S)\1(?!\w)/,
     (match, before) => emphasis("em", match, before),
   ],
   [/^~~(?=\S)([\s\S]*?\S)~~/, (match) => h("del", {}, inline(match[1]))],

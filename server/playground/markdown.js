@@ -11,6 +11,7 @@ const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)(.*)$/;
 const QUOTE = /^ {0,3}>\s?(.*)$/;
 const DIVIDER = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DEEPEST = 24; // lists and quotes inside each other; a model that repeats `> ` would fill the browser's stack
 const MATH = /^ {0,3}(\$\$|\\\[)\s*(.*)$/;
 
 /** The Markdown of one answer, as it grows. */
@@ -108,11 +109,11 @@ function endOfList(lines, at) {
 
 const RENDERERS = { code, math, heading, rule, quote, list, table, paragraph };
 
-function render(block) {
-  return RENDERERS[block.kind](block.lines, block);
+function render(block, depth = 0) {
+  return RENDERERS[block.kind](block.lines, depth, block);
 }
 
-function code(lines, block) {
+function code(lines, depth, block) {
   return codeBlock(lines.slice(1).join("\n"), block.language);
 }
 
@@ -135,15 +136,15 @@ function rule() {
   return h("hr");
 }
 
-function quote(lines) {
-  return h("blockquote", {}, inside(lines.map((line) => QUOTE.exec(line)?.[1] ?? line)));
+function quote(lines, depth) {
+  return h("blockquote", {}, inside(lines.map((line) => QUOTE.exec(line)?.[1] ?? line), depth));
 }
 
 function paragraph(lines) {
   return h("p", {}, inline(lines.map((line) => line.replace(/^\s+/, "")).join("\n")));
 }
 
-function list(lines) {
+function list(lines, depth) {
   const [, spaces, marker] = ITEM.exec(lines[0]);
   const items = [];
   for (const line of lines) {
@@ -156,15 +157,15 @@ function list(lines) {
   return h(
     ordered ? "ol" : "ul",
     { start: ordered && parseInt(marker, 10) !== 1 ? parseInt(marker, 10) : null },
-    items.map(([first, ...rest]) => listItem(first, rest, loose)),
+    items.map(([first, ...rest]) => listItem(first, rest, loose, depth)),
   );
 }
 
-function listItem(first, rest, loose) {
+function listItem(first, rest, loose, depth) {
   const filled = rest.filter((line) => line.trim());
   const indent = Math.min(...filled.map((line) => /^ */.exec(line)[0].length), 8);
   const task = /^\[([ xX])\]\s+(.*)$/.exec(first);
-  const body = inside([task ? task[2] : first, ...rest.map((line) => line.slice(filled.length ? indent : 0))]);
+  const body = inside([task ? task[2] : first, ...rest.map((line) => line.slice(filled.length ? indent : 0))], depth);
   const children = loose ? body : body.flatMap((node) => (node.tagName === "P" ? [...node.childNodes] : [node]));
   if (!task) return h("li", {}, children);
   const label = task[1] === " " ? "open" : "done";
@@ -176,8 +177,9 @@ function listItem(first, rest, loose) {
   );
 }
 
-function inside(lines) {
-  return blocksOf(lines).map(render);
+function inside(lines, depth) {
+  if (depth === DEEPEST) return [paragraph(lines)];
+  return blocksOf(lines).map((block) => render(block, depth + 1));
 }
 
 function table(lines) {
