@@ -21,14 +21,16 @@ from engine.weights.files import Shard, open_checkpoint
 from server.config import Config
 from server.gguf import as_folder, is_gguf
 from server.joined import is_split, join
-from server.load import check_folder, hub_of, is_hub_name
+from server.load import check_chat, check_folder, hub_of, is_hub_name, tokenizer_folder
+from server.render.load_tokenizer import load_tokenizer
 
 
 def lines(config: Config) -> Iterator[str]:
     """What `check` prints; raises ConfigError with the reason why the model cannot be served.
 
-    Where this device's memory is what does not do, that comes last: the lines say what another one needs.
+    Where a tokenizer is missing, or this device's memory does not do, that comes last: the lines say what is needed.
     """
+    check_chat(config.chat)
     folder, shards = headers(config)
     yield f"model: {config.folder}" + ("" if str(folder) == config.folder else f", its files in {folder}")
     found = described(config.engine(str(folder)), shards)
@@ -47,6 +49,8 @@ def lines(config: Config) -> Iterator[str]:
     context = f", {gib(found.context_bytes)} for a context of {found.context:,} tokens" if found.context else ""
     numbers = f"; {found.numbers}" if found.numbers else ""
     yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens{context}{numbers}"
+    if not config.model.skip_tokenizer_init:
+        load_tokenizer(tokenizer_folder(config, str(folder), hub_of(config)), config.model.tokenizer_mode)
     yield from of_device(config, found)
 
 

@@ -58,9 +58,7 @@ async def fetch(state: AppState) -> None:
     Flags that name parsers and a template are looked at first: a model may take long to come.
     """
     chat = state.config.chat
-    check_names(chat.tool_call_parser, chat.reasoning_parser, plugins_of(chat))
-    if chat.chat_template:
-        await in_pool(state, "template file", lambda: check_template(chat.chat_template))
+    await in_pool(state, "template file", lambda: check_chat(chat)) if chat.chat_template else check_chat(chat)
     if not is_hub_name(state.folder) and not is_gguf(state.folder):
         check_folder(state.folder)
     named = is_hub_name(state.folder) or is_hub_name(state.tokenizer_source)
@@ -83,9 +81,13 @@ def fetched(config: Config, stopped: threading.Event) -> tuple[str, str]:
     """Folders of model and tokenizer, when both are here."""
     hub = hub_of(config, stopped)
     model = whole(config, hub)
-    if not config.model.tokenizer:
-        return model, model
-    return model, located(config, config.model.tokenizer, replace(hub, revision="", flag="--tokenizer"), weights=False)
+    return model, tokenizer_folder(config, model, hub)
+
+
+def tokenizer_folder(config: Config, model: str, hub: Hub) -> str:
+    """The model's folder, or what --tokenizer names."""
+    named = config.model.tokenizer
+    return located(config, named, replace(hub, revision="", flag="--tokenizer"), weights=False) if named else model
 
 
 def whole(config: Config, hub: Hub) -> str:
@@ -278,10 +280,13 @@ def make_grammars(state: AppState) -> GrammarCompiler | None:
     )
 
 
-def check_template(given: str) -> None:
-    from server.render.template_choice import check_given
+def check_chat(chat: ChatConfig) -> None:
+    """Flags that name parsers and a template. Raises ConfigError."""
+    check_names(chat.tool_call_parser, chat.reasoning_parser, plugins_of(chat))
+    if chat.chat_template:
+        from server.render.template_choice import check_given
 
-    check_given(given)
+        check_given(chat.chat_template)
 
 
 def make_renderer(state: AppState) -> Renderer:

@@ -72,8 +72,25 @@ def test_without_weights_random_ones_are_described(tmp_path, capsys):
     shutil.copy(tiny.checkpoint("llama") / "config.json", tmp_path)
     assert cli.main(["check", str(tmp_path)]) == 1
     assert "holds neither model.safetensors" in capsys.readouterr().out
-    assert cli.main(["check", str(tmp_path), "--load-format", "dummy"]) == 0
+    dummy = ["check", str(tmp_path), "--load-format", "dummy"]
+    assert cli.main(dummy) == 1
+    assert "refused: " + str(tmp_path) + ": no tokenizer.json" in capsys.readouterr().out
+    assert cli.main([*dummy, "--skip-tokenizer-init"]) == 0
     assert "weights: random (--load-format dummy)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--tokenizer", "/nowhere"], "--tokenizer /nowhere: there is no such folder or file"),
+        (["--tool-call-parser", "nonsense"], "--tool-call-parser nonsense: is not known"),
+        (["--chat-template", "/nowhere/a.jinja"], "--chat-template /nowhere/a.jinja: is not a readable file"),
+        (["--chat-template", "{{ end"], "--chat-template: The chat template does not compile"),
+    ],
+)
+def test_flags_about_texts_are_refused_as_the_start_refuses_them(capsys, flags, reason):
+    assert cli.main(["check", str(tiny.checkpoint("llama")), *flags]) == 1
+    assert f"refused: {reason}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window"])
@@ -97,7 +114,7 @@ def test_a_model_too_large_for_the_device_is_described_before_it_is_refused(monk
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
     monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(8 * GIB, 8 * GIB))
-    assert cli.main(["check", str(tmp_path), "--load-format", "dummy"]) == 1
+    assert cli.main(["check", str(tmp_path), "--load-format", "dummy", "--skip-tokenizer-init"]) == 1
     served, weights, cache, device, refused = capsys.readouterr().out.splitlines()[1:]
     assert served == "served: natively, as LlamaForCausalLM (Llama); takes text"
     assert "14.96 GiB on the device" in weights
