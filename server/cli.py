@@ -59,6 +59,8 @@ def check(config: Config) -> None:
         raise UsageError("--allowed-origins '*' with --allow-credentials: name the origins, or drop credentials")
     if server.root_path and (not server.root_path.startswith("/") or server.root_path.endswith("/")):
         raise UsageError(f"--root-path {server.root_path}: must begin with / and not end with it")
+    if server.enable_dev_endpoints and not server.admin_api_key and not config.is_loopback:
+        raise UsageError("--enable-dev-endpoints: needs --admin-api-key, or a loopback address (--host 127.0.0.1)")
     if bool(server.ssl_keyfile) != bool(server.ssl_certfile):
         raise UsageError("--ssl-keyfile and --ssl-certfile: give both or neither")
     try:

@@ -28,7 +28,7 @@ from server.state import AppState
 # Paths, addresses of files and secrets: never shown.
 HIDDEN = {
     "api_key", "api_key_file", "admin_api_key", "uds", "ssl_keyfile", "ssl_certfile", "model", "tokenizer",
-    "download_dir", "hf_token",
+    "download_dir", "hf_token", "tool_parser_plugin", "reasoning_parser_plugin",
     "trace", "otlp_traces_endpoint",
     "chat_template", "default_chat_template_kwargs", "allowed_local_media_path", "root_path", "served_model_name",
 }  # fmt: skip

@@ -125,6 +125,7 @@ def test_the_model_may_stand_alone():
         (["--limit-mm-per-prompt", '{"image": {"width": 5}}'], "image=None: must be whole numbers"),
         (["--ssl-keyfile", "k"], "give both or neither"),
         (["--allowed-origins", "*", "--allow-credentials"], "name the origins"),
+        (["--enable-dev-endpoints"], "--enable-dev-endpoints: needs --admin-api-key, or a loopback address"),
         (["--generation-config", "other"], "must be auto or vllm"),
         (["--override-generation-config", '{"beams": 1}'], "there is no default 'beams'; known are temperature, top_p"),
         (["--allowed-local-media-path", "/nowhere"], "--allowed-local-media-path /nowhere: there is no such folder"),

@@ -114,6 +114,7 @@ async def test_s03_settings_show_no_paths_and_no_keys(serve):
         server={**HERE, "api_key": ("secret-word",), "admin_api_key": "boss-word", "ssl_keyfile": "/some/place"},
         model={"model": "/a/folder/of/mine"},
         media={"allowed_local_media_path": "/media/here"},
+        chat={"tool_parser_plugin": "/some/tools.py", "reasoning_parser_plugin": "/some/reasoning.py"},
     )
     client.headers = {**LOCAL, "x-api-key": "secret-word"}
     for form in ("text", "json"):
