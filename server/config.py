@@ -57,7 +57,7 @@ class ServerConfig:
             *("authorization", "content-type", "x-api-key", "x-request-id", "user-agent", "idempotency-key"),
             *("openai-*", "anthropic-*", "x-stainless-*"),  # what the clients of these names send from a page
         ),
-        "headers browsers may send; name-* is a family",
+        "headers browsers may send; name-* is a family, * all",
     )
     allow_credentials: bool = flag(False, "let browsers send credentials; not with origin '*'")
     shutdown_delay: float = flag(0.0, "seconds to go on accepting after SIGTERM, while ready says 503", low=0)

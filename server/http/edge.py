@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from server.state import AppState
 
 HEADER_NAME = re.compile(rb"[a-z0-9-]{1,64}")
+EXPOSED = b"x-request-id, retry-after, x-structured-relaxed, x-replaced-frames"  # what a page's own code may read
 LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 
@@ -44,7 +45,7 @@ class Edge:
         exchange: Exchange = scope["exchange"]
         host, origin, asked = one_of_each(scope)
         if self.hosts and host_name(host) not in self.hosts:
-            raise ApiError(421, "host_not_allowed", "this server does not answer for that host")
+            raise ApiError(421, "host_not_allowed", "this server does not answer for that host (--allowed-hosts)")
         if origin:
             self.check_origin(exchange, origin, host)
         if exchange.method == "OPTIONS":
@@ -59,7 +60,7 @@ class Edge:
         if self.any_origin or origin in self.origins:
             shown = origin if not self.any_origin else b"*"
             exchange.headers.append((b"access-control-allow-origin", shown))
-            exchange.headers.append((b"access-control-expose-headers", b"x-request-id"))
+            exchange.headers.append((b"access-control-expose-headers", EXPOSED))
             if not self.any_origin:
                 exchange.headers.append((b"vary", b"origin"))
             if server.allow_credentials:
@@ -95,14 +96,14 @@ class Edge:
         await exchange.answer(200, b"", headers)
 
     def headers_for(self, scope: Scope) -> list[bytes]:
-        """What a browser may send: the listed names, and those it asks for that begin as a listed `name-*` does.
+        """What a browser may send: the listed names, and those it asks for that begin as a listed `name-*` or `*` does.
 
-        Such a family is not told as it is listed, because browsers do not know patterns.
+        Such a family is not told as it is listed: browsers know no patterns but `*`, which leaves out `authorization`.
         """
         listed = [name.lower().encode() for name in self.state.config.server.allowed_headers]
-        families = tuple(name[:-1] for name in listed if name.endswith(b"-*"))
+        families = tuple(name[:-1] for name in listed if name.endswith(b"*"))
         wanted = b",".join(value for name, value in scope["headers"] if name == b"access-control-request-headers")
-        names = [name for name in listed if not name.endswith(b"-*")]
+        names = [name for name in listed if not name.endswith(b"*")]
         for name in (word.strip().lower() for word in wanted.split(b",")):
             if name.startswith(families) and name not in names and HEADER_NAME.fullmatch(name):
                 names.append(name)

@@ -242,6 +242,7 @@ async def test_s01_loopback_binds_answer_loopback_names_only(serve):
     reply = await client.get("/version", headers={"host": "rebound.example"})
     assert reply.status == 421
     assert reply.error["reason"] == "host_not_allowed"
+    assert "--allowed-hosts" in reply.error["message"]
 
 
 async def test_s06_unlisted_origins_are_refused_without_keys(serve):
@@ -322,6 +323,15 @@ async def test_s06_clients_in_a_page_may_send_their_headers(serve):
     assert "x-stainless-new" in others
     assert not any(name.startswith(("cookie", "x-other", "anthropic", "x-stainless-y")) for name in others)
     assert not any("*" in name for name in others)
+
+
+async def test_s06_a_star_allows_all_headers_by_name(serve):
+    """Browsers read a star as all but `authorization`."""
+    client = serve(server={"allowed_origins": ("*",), "allowed_headers": ("*",)})
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-mine"}
+    reply = await client.call("OPTIONS", "/v1/messages", headers={"origin": "https://x", **asked}).finish()
+    assert reply.reply_headers["access-control-allow-headers"] == "authorization, x-mine"
+    assert "retry-after" in reply.reply_headers["access-control-expose-headers"]
 
 
 async def test_s06_any_origin(serve):
