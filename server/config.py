@@ -354,9 +354,12 @@ def unread_key() -> str:
 
 
 def environment_keys() -> tuple[str, ...]:
-    """Keys from SERVER_API_KEY, comma-separated; the one variable whose value is read. Raises ValueError."""
+    """Keys from SERVER_API_KEY, comma-separated; the one variable whose value is read. Raises ValueError.
+
+    Spaces around them, such as the line's end of a file that became a secret, are no part: no header can hold them.
+    """
     text = os.environ.get("SERVER_API_KEY")
-    keys = tuple(key for key in (text or "").split(",") if key)
+    keys = tuple(key for key in map(str.strip, (text or "").split(",")) if key)
     if text is not None and not keys:
         raise ValueError("SERVER_API_KEY: is set and holds no key; give one, or unset the variable")
     return keys

@@ -294,6 +294,7 @@ def listed(flag: Flag, text: str) -> list[Any]:
             words = [str(item) for item in json.loads(text)]
         except ValueError:
             raise UsageError(f"--{flag.name} {text}: must be a JSON list, or words with commas") from None
+    words = [word.strip() for word in words]
     if typing.get_args(flag.kind)[0] is int:
         whole = dataclasses.replace(flag, kind=int)
         return [in_range(whole, number(whole, word)) for word in words if word]

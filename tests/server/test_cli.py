@@ -52,7 +52,7 @@ def test_booleans_switch_both_ways():
 
 
 def test_lists_repeat_and_split():
-    assert config_of("--allowed-origins", "a,b", "--allowed-origins", "c").server.allowed_origins == ("a", "b", "c")
+    assert config_of("--allowed-origins", "a, b", "--allowed-origins", "c").server.allowed_origins == ("a", "b", "c")
     assert config_of("--api-key", "one", "--api-key", "two").server.api_key == ("one", "two")
     assert config_of("--media-ports", "[80, 8080]").media.media_ports == (80, 8080)
     assert config_of("--served-model-name", "a", "b", "--port", "1").server.served_model_name == ("a", "b")
@@ -219,15 +219,17 @@ def test_a_file_that_is_no_text_is_refused_and_so_is_no_name(tmp_path):
 def test_keys_come_from_the_environment_too(monkeypatch):
     monkeypatch.setenv("SERVER_API_KEY", "three")
     assert config_of("--api-key", "one").server.api_key == ("one", "three")
+    monkeypatch.setenv("SERVER_API_KEY", "three, four\n")
+    assert config_of("--api-key", "one, two").server.api_key == ("one", "two", "three", "four")
 
 
-@pytest.mark.parametrize("words", [("--api-key", ""), ("--api-key=",), ("--api-key-file", ""), ("--api-key", ",")])
+@pytest.mark.parametrize("words", [("--api-key", ""), ("--api-key=",), ("--api-key-file", ""), ("--api-key", " ,")])
 def test_s02_an_empty_key_is_refused(words):
     with pytest.raises(UsageError, match=r"--api-key(-file)?: is empty"):
         config_of(*words)
 
 
-@pytest.mark.parametrize("text", ["", ","])
+@pytest.mark.parametrize("text", ["", ",", "\n"])
 def test_s02_an_empty_key_in_the_environment_is_refused(monkeypatch, text):
     monkeypatch.setenv("SERVER_API_KEY", text)
     with pytest.raises(UsageError, match="SERVER_API_KEY: is set and holds no key"):
