@@ -24,9 +24,10 @@ export function requestOf(path, settings, about) {
     body.logprobs = true;
     body.top_logprobs = about.max_logprobs < 0 ? 5 : Math.min(5, about.max_logprobs);
   }
-  if (settings.schema)
+  // What was set beside another server may be nothing to this one, whose page does not show the field.
+  if (settings.schema && about.structured_outputs)
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: settings.schema } };
-  if (settings.tools) body.tools = settings.tools;
+  if (settings.tools && about.tool_calls) body.tools = settings.tools;
   if (about.thinking_switch && settings.thinking !== undefined)
     body.chat_template_kwargs = { enable_thinking: settings.thinking };
   return { route: "v1/chat/completions", body: { ...body, ...settings.extra } };

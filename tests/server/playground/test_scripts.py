@@ -1,0 +1,106 @@
+"""The page's scripts, run by node with elements that only know their names: what they make, and that they end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.routes import playground
+
+pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="node is not on this machine")
+PAGE = Path(playground.__file__).parents[1] / "playground"
+ELEMENTS = """
+class Made {
+  constructor(tag) {
+    this.tagName = tag.toUpperCase();
+    this.childNodes = [];
+    this.listeners = {};
+    this.classList = { toggle() {} };
+  }
+  append(...nodes) {
+    this.childNodes.push(...nodes);
+    for (const node of nodes) if (node instanceof Made) node.parent = this;
+  }
+  replaceChildren(...nodes) { this.childNodes = []; this.append(...nodes); }
+  replaceWith(node) { this.parent.childNodes[this.parent.childNodes.indexOf(this)] = node; node.parent = this.parent; }
+  get firstChild() { return this.childNodes[0]; }
+  setAttribute() {}
+  addEventListener(name, call) { this.listeners[name] = call; }
+  dispatchEvent() {}
+  focus() {}
+  toString() { return `<${this.tagName.toLowerCase()}>${this.childNodes.join("")}</>`; }
+}
+const made = (tag) => new Made(tag);
+const createElementNS = (space, tag) => made(tag);
+globalThis.document = { baseURI: "http://x/", createElement: made, createElementNS, getElementById: () => made("div") };
+let text = "";
+for await (const piece of process.stdin) text += piece;
+const given = JSON.parse(text);
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[str, Any], Any]:
+    """The value of a script that imports the page's files and reads `given`."""
+    for file in PAGE.glob("*.js"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+
+    def ran(script: str, given: Any) -> Any:
+        (tmp_path / "run.js").write_text(f"{ELEMENTS}{script}")
+        sent = json.dumps(given).encode()
+        done = subprocess.run(
+            ["node", "run.js"], cwd=tmp_path, input=sent, capture_output=True, timeout=30, check=False
+        )
+        assert not done.returncode, done.stderr.decode()[-1000:]
+        return json.loads(done.stdout)
+
+    return ran
+
+
+MARKDOWN = """
+const { MarkdownView } = await import("./markdown.js");
+const shown = given.map((source) => {
+  const element = made("div");
+  new MarkdownView(element).update(source);
+  return element.childNodes.join("");
+});
+console.log(JSON.stringify(shown));
+"""
+
+
+def test_marks_within_marks_are_read_and_marks_without_an_end_are_text(run):
+    assert run(MARKDOWN, ["*a **b** c*", "***a***", "__a _b_ c__", "**a **b", "> - a\n> - b"]) == [
+        "<p><em>a <strong>b</> c</></>",
+        "<p><strong><em>a</></></>",
+        "<p><strong>a <em>b</> c</></>",
+        "<p>**a **b</>",
+        "<blockquote><ul><li>a</><li>b</></></>",
+    ]
+
+
+def test_an_answer_that_repeats_itself_is_shown(run):
+    """Models that loop write such texts; searching for a mark's end took forever, and depth filled the stack."""
+    repeated = [f"{piece * 2000}the end" for piece in ("**a ", "*a_", "__b ", "> ", ">", "- ", "* ", "1. ", "[a](")]
+    assert all("the end" in made for made in run(MARKDOWN, repeated))
+
+
+def test_settings_that_this_server_does_not_take_are_not_sent(run):
+    """They stay in the browser from another server at the same address, and the page shows no field to clear."""
+    about = {"task": "chat", "models": ["m"], "max_logprobs": 20, "structured_outputs": True, "tool_calls": True}
+    settings = {"schema": {"type": "object"}, "tools": [{"type": "function"}], "logprobs": True, "model": "other"}
+    script = """
+const { requestOf } = await import("./answer.js");
+const path = [{ role: "user", text: "hi", files: [] }];
+console.log(JSON.stringify(given.map(([settings, about]) => Object.keys(requestOf(path, settings, about).body))));
+"""
+    less = {**about, "structured_outputs": False, "tool_calls": False, "max_logprobs": 0}
+    takes, takes_less = run(script, [(settings, about), (settings, less)])
+    assert {"response_format", "tools", "logprobs"} <= {*takes}
+    assert takes_less == ["model", "messages"]
