@@ -137,6 +137,7 @@ export class MessageView {
     };
     const send = (event) => {
       event.preventDefault();
+      close(); // this version has its own words again
       this.actions.edit(this.node, field.value);
     };
     const keys = (event) => {

@@ -104,3 +104,21 @@ console.log(JSON.stringify(given.map(([settings, about]) => Object.keys(requestO
     takes, takes_less = run(script, [(settings, about), (settings, less)])
     assert {"response_format", "tools", "logprobs"} <= {*takes}
     assert takes_less == ["model", "messages"]
+
+
+def test_a_question_that_was_edited_shows_its_own_words_again(run):
+    """Its view is kept, for going back to this version."""
+    script = """
+globalThis.Event = class {};
+const { MessageView } = await import("./message.js");
+const sent = [];
+const node = { role: "user", text: given, files: [] };
+const view = new MessageView(node, { edit: (_, text) => sent.push(text), siblings: () => [node] });
+view.words.textContent = given;
+view.edit();
+const form = view.element.childNodes.find((child) => child.tagName === "FORM");
+form.childNodes[0].value = "other";
+form.listeners.submit({ preventDefault() {} });
+console.log(JSON.stringify([sent, view.element.childNodes.includes(view.words), view.foot.hidden]));
+"""
+    assert run(script, "first") == [["other"], True, False]
