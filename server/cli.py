@@ -27,6 +27,11 @@ COMMANDS = {
     "bench": "measure a server or the engine; python -m server bench --help lists what",
     "info": "print libraries, processor, driver, cards, flags and the model, and exit",
 }
+# What keeps others out: `--api-key "$UNSET"` must not open the server to them.
+CLOSING = (
+    *("api-key", "api-key-file", "admin-api-key", "ssl-keyfile", "ssl-certfile", "uds"),
+    *("allowed-hosts", "allowed-media-domains"),
+)
 
 
 def build(values: dict[str, Any]) -> Config:
@@ -40,7 +45,7 @@ def build(values: dict[str, Any]) -> Config:
         grouped.setdefault(flags[name].group, {})[flags[name].field] = value
     sections = typing.get_type_hints(Config)
     config = Config(**{group: sections[group](**items) for group, items in grouped.items()})
-    for name in ("api-key", "api-key-file"):  # `--api-key "$UNSET"` must not open the server to everybody
+    for name in CLOSING:
         if name in values and not values[name]:
             raise UsageError(f"--{name}: is empty; give a value, or leave the flag out")
     try:
