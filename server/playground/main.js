@@ -27,7 +27,7 @@ let about = null;
 let settings = null;
 
 const panel = new Panel();
-const sidebar = new Sidebar(() => chat.conversation.id, open, drop);
+const sidebar = new Sidebar(() => chat.conversation, open, drop);
 const chat = new Chat(
   () => settings.values,
   () => about,

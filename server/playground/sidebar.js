@@ -10,7 +10,7 @@ import {
 } from "./store.js";
 
 export class Sidebar {
-  /** `current()` is the open conversation's id; `open(conversation)` shows another; `drop()` forgets the open one. */
+  /** `current()` is the open conversation; `open(conversation)` shows another; `drop()` forgets the open one. */
   constructor(current, open, drop) {
     this.current = current;
     this.open = open;
@@ -34,7 +34,7 @@ export class Sidebar {
   }
 
   entry(entry) {
-    const isOpen = entry.id === this.current();
+    const isOpen = entry.id === this.current().id;
     const title = h(
       "button",
       { type: "button", class: "title", "aria-current": isOpen && "true", onclick: () => this.choose(entry.id) },
@@ -63,11 +63,11 @@ export class Sidebar {
     const field = h("input", { type: "text", "aria-label": "New title", value: entry.title });
     const done = async (keep) => {
       field.onblur = null;
-      const conversation = keep && (await loadConversation(entry.id));
+      const open = this.current(); // an answer may be growing in it, so no copy takes its place
+      const conversation = keep && (entry.id === open.id ? open : await loadConversation(entry.id));
       if (conversation) {
         conversation.title = field.value.trim();
         await saveConversation(conversation);
-        if (entry.id === this.current()) this.open(conversation);
       }
       this.show();
     };
@@ -83,7 +83,7 @@ export class Sidebar {
   async remove(entry) {
     const conversation = await loadConversation(entry.id);
     await removeConversation(entry.id);
-    if (entry.id === this.current()) this.drop();
+    if (entry.id === this.current().id) this.drop();
     this.show();
     say(`${entry.title} is removed`, true, async () => {
       await saveConversation(conversation);

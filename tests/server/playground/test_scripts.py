@@ -122,3 +122,22 @@ form.listeners.submit({ preventDefault() {} });
 console.log(JSON.stringify([sent, view.element.childNodes.includes(view.words), view.foot.hidden]));
 """
     assert run(script, "first") == [["other"], True, False]
+
+
+def test_the_open_conversation_is_renamed_without_being_opened_again(run):
+    """Opening would end an answer that is being written, and what the answer stores had the old title."""
+    script = """
+globalThis.indexedDB = { open() { const asked = {}; queueMicrotask(() => asked.onerror()); return asked; } };
+Object.assign(Made.prototype, { value: "", select() {} });
+const { Sidebar } = await import("./sidebar.js");
+const conversation = { id: "1", title: "", nodes: [], updated: 1 };
+const opened = [];
+const sidebar = new Sidebar(() => conversation, (other) => opened.push(other), () => {});
+const row = made("li"), title = made("button");
+row.append(title);
+sidebar.rename({ id: "1", title: "old" }, title);
+row.childNodes[0].value = given;
+await row.childNodes[0].onblur();
+console.log(JSON.stringify([conversation.title, opened.length]));
+"""
+    assert run(script, "new name") == ["new name", 0]
