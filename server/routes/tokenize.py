@@ -81,6 +81,7 @@ async def ids_of(state: AppState, body: TokenizeBody) -> np.ndarray:
         add_generation_prompt=not open_end if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=open_end,
         template_kwargs=body.chat_template_kwargs,
+        chat_template=body.chat_template,
         add_special_tokens=bool(body.add_special_tokens),
     )
     return prompt.token_ids

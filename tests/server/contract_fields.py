@@ -161,7 +161,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_edge.py::test_tokenize_and_detokenize_go_round": "prompt messages return_token_strs",
         "test_tools.py::test_s05_too_many_tools_are_refused_on_every_route": "tools",
         "test_route_fields.py::test_a_conversation_is_tokenized_as_asked": "add_special_tokens add_generation_prompt "
-        "continue_final_message chat_template_kwargs",
+        "continue_final_message chat_template chat_template_kwargs",
     },
     DetokenizeBody: {
         "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",

@@ -110,6 +110,12 @@ async def test_a_conversation_is_tokenized_as_asked(client):
         tokens[name] = client.state.tokenizer.decode(reply.json()["tokens"])
     assert tokens["plain"] == tokens["closed"] + "[assistant]"
     assert tokens["moody"] == tokens["plain"] + " mood=m"
+    own = {"messages": messages, "chat_template": "{{ messages[0].role }} speaks"}
+    refused = await client.post("/tokenize", own)
+    assert (refused.status, refused.error["param"]) == (403, "chat_template")
+    use_template(client, trust_request_chat_template=True)
+    reply = await client.post("/tokenize", own)
+    assert client.state.tokenizer.decode(reply.json()["tokens"]) == "user speaks"
 
 
 async def test_what_a_response_echoes_unchanged(client):
