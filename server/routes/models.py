@@ -56,8 +56,9 @@ async def listing(request: Request) -> Response:
 
 
 async def one(request: Request) -> Response:
-    state = state_of(request)
-    return json_response(card(state, check_model(state, request.path_params["id"])))
+    """A name's object; without a name (`/v1/models/`) all of them."""
+    state, name = state_of(request), request.path_params["id"]
+    return json_response(card(state, check_model(state, name))) if name else await listing(request)
 
 
 async def info(request: Request) -> Response:

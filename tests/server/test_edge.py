@@ -378,6 +378,7 @@ async def test_models_are_listed_once_per_name(serve, state):
     assert (body["first_id"], body["last_id"], body["has_more"]) == ("a", "org/b", False)
     assert body["data"][0]["max_model_len"] == state.engine.max_model_len
     assert (await client.get("/v1/models/org/b")).json()["id"] == "org/b"
+    assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
     reply = await client.get("/v1/models/c")
     assert reply.status == 404
     assert reply.error["param"] == "model"
