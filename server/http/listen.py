@@ -7,6 +7,7 @@ clients get an answer (503) instead of a refused connection. Signals belong to p
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -61,9 +62,11 @@ def bind(config: Config) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """A Unix socket; one that a killed server left behind is replaced."""
+    """A Unix socket; one that a killed server left behind is replaced, and one that somebody listens on is not."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
+            if is_heard(path):
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
             os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -74,6 +77,19 @@ def bind_unix(path: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def is_heard(path: str) -> bool:
+    """Whether a process listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:  # its backlog is full
+            return True
+        except OSError:
+            return False
+        return True
 
 
 def address(config: Config, listener: socket.socket) -> tuple[str, int]:

@@ -18,6 +18,9 @@ import httpx
 import openai
 import pytest
 
+from server.cli import parse
+from server.http.listen import BindError, bind
+
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--port", "0", "--host", "127.0.0.1", "--num-gpu-blocks-override", "1024", "--num-threads", "1"]
 
@@ -313,6 +316,16 @@ def test_unix_sockets(tmp_path):
     finally:
         assert server.stop() == 0
     assert not os.path.exists(path)
+
+
+def test_a_unix_socket_that_somebody_listens_on_is_not_taken_away(tmp_path):
+    """One that a killed server left behind is."""
+    path = str(tmp_path / "s")
+    config = parse(["--uds", path])[1]
+    with bind(config), pytest.raises(BindError, match=f"cannot listen on {path}: Address already in use"):
+        bind(config)
+    assert os.path.exists(path)
+    bind(config).close()
 
 
 def test_a_taken_port_and_a_missing_model_end_in_one_line(server):
