@@ -29,7 +29,7 @@ COMMANDS = {
 }
 # What keeps others out: `--api-key "$UNSET"` must not open the server to them.
 CLOSING = (
-    *("api-key", "api-key-file", "admin-api-key", "ssl-keyfile", "ssl-certfile", "uds"),
+    *("api-key", "api-key-file", "admin-api-key", "ssl-keyfile", "ssl-certfile", "host", "uds"),
     *("allowed-hosts", "allowed-media-domains"),
 )
 

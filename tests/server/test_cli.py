@@ -229,7 +229,9 @@ def test_s02_an_empty_key_is_refused(words):
         config_of(*words)
 
 
-@pytest.mark.parametrize("name", ["admin-api-key", "ssl-keyfile", "uds", "allowed-hosts", "allowed-media-domains"])
+@pytest.mark.parametrize(
+    "name", ["admin-api-key", "ssl-keyfile", "host", "uds", "allowed-hosts", "allowed-media-domains"]
+)
 def test_s02_nothing_that_keeps_others_out_may_be_empty(name):
     """As a variable that is not set would leave it."""
     with pytest.raises(UsageError, match=f"--{name}: is empty; give a value, or leave the flag out"):
