@@ -151,7 +151,7 @@ def behind(
     form, (said, _) = parsing.parsers.written, parsing.reasoning_state(prompt)
     if form is None or said == "closed":
         return structure.key, structure.make
-    ids = state.tokenizer.added_tokens
+    ids = parsing.parsers.markers.ids
     key = structure.key + f"{parsing.parsers.reasoning_name} {said}".encode()
     return key, lambda: behind_thinking(structure.make(), form, said, ids)
 

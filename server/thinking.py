@@ -2,8 +2,8 @@
 
 Owner: none, pure functions; called in the pool. In: the grammar that the answer itself must follow, the model's
 reasoning format and what the prompt says about it. Out: the same grammar, begun later. Markers that are tokens leave
-the row free until their id comes; markers that are plain text, and harmony's channels, become a grammar around the
-answer's.
+the row free until their id comes; markers that are plain text or several tokens, and harmony's channels, become a
+grammar around the answer's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from engine.grammar.compile import Grammar
 from engine.grammar.spec import GrammarSpec
 from server.errors import not_here
 from server.output.reasoning import ReasoningFormat, State
-from server.structure import Structure, literal
+from server.output.tools.values import spelled
+from server.structure import Structure
 
 HARMONY = """\
 start: thought* <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @answer
@@ -34,19 +35,25 @@ def behind_thinking(spec: GrammarSpec, form: ReasoningFormat, state: State, ids:
         return spec
     ends = tuple(ids[text] for text in form.ends if text in ids)
     calls = tuple(ids[text] for text in form.stops if text in ids and f"<[{ids[text]}]>" in spec.text)
-    begins = tuple(ids[text] for text in form.begins if text in ids)
+    begins = tuple(dict.fromkeys(first for text in form.begins if (first := first_of(text, ids)) is not None))
     must_end = state == "open" or form.always
     if ends and (must_end or begins) and not form.suffix:
         return replace(spec, starts=(*ends, *calls), fed=calls, opens=() if must_end else begins)
-    closing = " | ".join(literal(text) for text in form.ends)
     rest = " /[^>]*>/" if form.suffix else ""
-    lines = [f"thought[lazy]: /(?s:.*)/ ({closing}){rest}"]
-    if must_end:
-        lines.append("start: thought @answer")
-    else:
-        opening = " | ".join(literal(text) for text in form.begins)
-        lines.append(f"start: (({opening}) thought)? @answer")
+    lines = [f"thought[lazy]: /(?s:.*)/ ({_any_of(form.ends, ids)}){rest}"]
+    if any(first_of(text, ids) is not None for text in form.ends):  # no text goes beyond a token
+        lines = [f"thought: TEXT ({_any_of(form.ends, ids)}){rest}", "TEXT: /(?s:.*)/"]
+    lines.append("start: " + ("thought" if must_end else f"(({_any_of(form.begins, ids)}) thought)?") + " @answer")
     return replace(spec, around="\n".join(lines), starts=(), fed=())
+
+
+def first_of(marker: str, ids: Mapping[str, int]) -> int | None:
+    """The token that a marker begins with; None where the marker begins with letters."""
+    return next((ids[name] for name in sorted(ids, key=len, reverse=True) if marker.startswith(name)), None)
+
+
+def _any_of(markers: tuple[str, ...], ids: Mapping[str, int]) -> str:
+    return " | ".join(f"({spelled(text, ids)})" for text in markers)
 
 
 FREE = Structure(b"free", lambda: GrammarSpec("free", ""), "thinking_token_budget")

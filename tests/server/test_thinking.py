@@ -104,6 +104,31 @@ async def test_the_final_message_of_harmony_is_held(text, wanted):
     assert takes(in_harmony(YES), text, HARMONY) == wanted
 
 
+CHANNEL = {"<|channel>": 7, "<channel|>": 8}
+K3 = ("<|open|>", "<|close|>", "<|sep|>")
+
+
+async def test_a_marker_of_a_token_and_letters_opens_reasoning_by_its_token():
+    found = behind_thinking(YES, REASONING["gemma4"], "may open", CHANNEL)
+    assert (found.starts, found.opens, found.around) == ((8,), (7,), "")
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "wanted"),
+    [
+        ("open", "hm <close|close<|close|>think<|sep|>yes", True),
+        ("open", "hm<|close|>think<|sep|>no", False),
+        ("open", "yes", False),
+        ("may open", "yes", True),
+        ("may open", "<|open|>think<|sep|>hm<|close|>think<|sep|>yes", True),
+        ("may open", "<|open|>think<|sep|>yes", False),
+    ],
+)
+async def test_markers_of_several_tokens_become_a_grammar_around_the_answers(state, text, wanted):
+    ids = {name: 256 + at for at, name in enumerate(K3)}
+    assert takes(behind_thinking(YES, REASONING["kimi_k3"], state, ids), text, K3) == wanted
+
+
 async def test_content_is_held_and_reasoning_is_free(client, monkeypatch):
     parsers = choose_parsers(client.state.tokenizer, [], "", tools="none", reasoning="granite")
     monkeypatch.setattr(client.state, "parsers", parsers)
