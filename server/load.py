@@ -264,7 +264,8 @@ def make_grammars(state: AppState) -> GrammarCompiler | None:
 
     tokenizer, limits = state.tokenizer, state.config.limits
     try:
-        markers = set(tokenizer.added_tokens.values())  # no text of an answer's is spelled with these
+        # No text of an answer's is spelled with added tokens, but for white space: Gemma and GPT-NeoX add runs of that.
+        markers = {number for number in tokenizer.added_tokens.values() if tokenizer.token_bytes(number).strip()}
         vocabulary = GrammarVocabulary(
             tokenizer.token_bytes,
             markers.__contains__,

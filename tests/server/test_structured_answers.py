@@ -5,9 +5,15 @@ import re
 
 import jsonschema
 import pytest
+from tokenizers import AddedToken
 
 from engine.grammar.advance import GrammarRow
+from engine.grammar.spec import GrammarSpec
+from server.load import make_grammars
+from server.render.hf_tokenizer import HfTokenizer
+from server.render.load_tokenizer import load_tokenizer
 from tests.server.conftest import quiet
+from tests.server.scripted import EMBEDDED
 from tests.server.test_structure import SCHEMA as NULL
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -43,6 +49,20 @@ async def test_every_route_holds_answers_to_a_schema(client):
         fits((await client.post("/v1/messages", {**body, **where})).json()["content"][0]["text"])
     body = {"token_ids": [5, 6, 7], "output_mode": "text", "sampling_params": {**FREE, "response_format": FORMAT}}
     fits((await client.post("/inference/v1/generate", body)).json()["choices"][0]["text"])
+
+
+async def test_white_space_that_is_an_added_token_is_text_and_a_marker_is_not(client, monkeypatch):
+    core = load_tokenizer(EMBEDDED).core
+    core.add_tokens([AddedToken(text, normalized=False) for text in ("\n", "\n\n", "   ", "<tool>")])
+    known = HfTokenizer(core, {}, {})
+    monkeypatch.setattr(client.state, "tokenizer", known)
+    compiler = make_grammars(client.state)
+    grammar = await compiler.get(b"lines", lambda: GrammarSpec("lark", "start: /(?s:.*)/"))
+    text = known.encode("a\n\nb\nc   d")
+    assert text[1] == known.added_tokens["\n\n"]
+    assert grammar.matcher().try_consume_tokens(text) == len(text)
+    assert not grammar.matcher().consume_token(known.added_tokens["<tool>"])
+    compiler.close()
 
 
 async def test_a_schema_that_was_refused_before_is_refused_under_the_name_of_each_routes_field(client):
