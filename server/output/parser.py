@@ -225,6 +225,8 @@ def _answer(
         yield from think(source, sink, reasoning, state, fresh)
         wrappers = reasoning.wrappers
     if tools is not None:
+        if wrappers:  # they stand around calls too
+            tools = replace(tools, skips=tuple(dict.fromkeys((*tools.skips, *wrappers))))
         yield from tools.machine(source, sink, tools, schemas)
     while (yield from until(source, wrappers, sink.content)):
         sink.drop_space()

@@ -233,6 +233,18 @@ def test_a_call_inside_reasoning_is_reasoning_unless_the_format_ends_there(token
     assert thought == (f"x{call}", "y", [])
 
 
+@pytest.mark.parametrize("tools", ["hermes", "ernie45", "qwen3_coder", "glm45", "pythonic", "mistral", "minimax_m3"])
+@pytest.mark.parametrize("call", [False, True])
+def test_markers_around_an_answer_are_no_content_beside_tools_either(tokenizer, tools, call):
+    """What a template shows may name one family's reasoning and another one's calls."""
+    written = CALLS[tools][1] % "f" if call and tools in ("hermes", "qwen3_coder", "glm45") else ""
+    text = f"hm\n</think>\n\n<response>\nHi\n</response>\n{written}"
+    for pieces in ([text], text):
+        thought, content, calls = said(parser_of(tokenizer, tools, "ernie45", state="open"), pieces)
+        assert (thought, content) == ("hm", "Hi")
+        assert [name for name, _ in calls] == (["f"] if written else [])
+
+
 def test_ids_are_as_the_model_family_wants_them(tokenizer):
     def ids(name, text, **wishes):
         parser = parser_of(tokenizer, name, **wishes)
