@@ -21,7 +21,7 @@ from server.output.tools.formats import HARMONY_TOOLS, TOOLS
 from server.render.tokenizer import Tokenizer
 
 TOOLS_FLAG, REASONING_FLAG = "--tool-call-parser", "--reasoning-parser"
-# (texts that all stand in the chat template, parser)
+# (texts that all stand in the chat template, parser). Templates may join markers of parts: "<" + dsml + "invoke".
 TOOL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>", "functions"), "openai"),
     (("<seed:tool_call>",), "seed_oss"),
@@ -34,12 +34,14 @@ TOOL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<｜DSML｜ calls>",), "deepseek_v41"),
     (("<｜DSML｜tool_calls>",), "deepseek_v4"),
-    (("<｜DSML｜",), "deepseek_v32"),
+    (("｜DSML｜", "function_calls>"), "deepseek_v32"),
+    (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
+    (("｜DSML｜",), "deepseek_v32"),
     (("<｜tool▁sep｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁sep｜>",), "deepseek_v31"),
     (("<steptml:invoke",), "step3"),
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
-    (("<|open|>call",), "kimi_k3"),
+    (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<|START_ACTION|>",), "cohere_command3"),
     (("<|tool_call>call:",), "gemma4"),
@@ -51,11 +53,13 @@ TOOL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<dots_function_call>",), "dots"),
     (("<function_calls>",), "olmo3"),
     (("<|tool_call_start|>",), "lfm2"),
+    (('"parameters": dictionary of argument name', "<|python_start|>"), "llama4_json"),
     (("<|python_start|>",), "llama4_pythonic"),
     (("<tool_calls>",), "jamba"),
     (("<|tool_call|>",), "granite"),
     (("<tool_call>", '"name"'), "hermes"),
     (("<tool_call>", "name"), "hermes"),
+    (("<|role_sep|>", "'role': 'function call'"), "gigachat3"),
     (("<|python_tag|>",), "llama3_json"),
     (('"parameters": dictionary of argument name',), "llama3_json"),
     (("functools[",), "phi4_mini_json"),
@@ -66,7 +70,7 @@ REASONING_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<seed:think>",), "seed_oss"),
     (("<mm:think>",), "minimax_m3"),
     (("◁think▷",), "kimi"),
-    (("<|open|>think",), "kimi_k3"),
+    (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
     (("[THINK]",), "mistral"),
     (("<|channel>thought",), "gemma4"),
     (("<|START_THINKING|>", "<|START_TEXT|>"), "cohere_command4"),

@@ -177,5 +177,7 @@ TOOLS: dict[str, ToolFormat] = {
         json_calls.calls, ("<tool_call>", "```json", "</think>"), ("</tool_call>",), end_call="```", bare="[",
         variant="sure",
     ),
-    "gigachat3": ToolFormat(json_calls.calls, ("function call<|role_sep|>\n", "<|function_call|>")),
+    "gigachat3": ToolFormat(
+        json_calls.calls, ("function call<|role_sep|>\n", "<|function_call|>"), skips=("<|message_sep|>",)
+    ),
 }  # fmt: skip

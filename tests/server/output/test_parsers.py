@@ -296,6 +296,14 @@ def test_the_checkpoint_chooses_and_the_operator_wins(tokenizer, marked):
     assert chosen("<tool_call>f<arg_key></think>") == ("glm47", "glm45")
     assert chosen("<｜Assistant｜></think>") == ("none", "deepseek_r1")
     assert chosen("", "gpt_oss") == ("openai", "openai_gptoss")
+    dsml = "<｜Assistant｜>thinking</think>{% set dsml = '｜DSML｜' %}<{{ dsml }}invoke{{ message.tool_calls }}"
+    assert chosen(dsml + "<{{ dsml }}function_calls>") == ("deepseek_v32", "deepseek_v3")
+    assert chosen(dsml + "<{{ dsml }}tool_calls>") == ("deepseek_v4", "deepseek_v3")
+    assert chosen("'<|open|>' + tag + '<|sep|>' + '<|close|>'") == ("kimi_k3", "kimi_k3")
+    assert chosen("role_sep='<|role_sep|>' {'role': 'function call'}") == ("gigachat3", "none")
+    asked = '{"name": function name, "parameters": dictionary of argument name and its value}'
+    assert chosen(f"<|python_start|>{asked}") == ("llama4_json", "none")
+    assert chosen("<|python_start|>[f(a=1)]") == ("llama4_pythonic", "none")
     assert chosen("<tool_call>name", tools="none", reasoning="deepseek-r1") == ("none", "deepseek_r1")
     with pytest.raises(
         ConfigError, match="--tool-call-parser nothing: is not known; give auto, none or one of apertus"

@@ -227,6 +227,8 @@ TOOL_CASES = [
     ("xlam", 'Text\n```json\n[{"name":"f","arguments":{"a":1}}]\n```\nmore', "Text\nmore", [("f", '{"a": 1}')]),
     ("xlam", 'Text\n```json\n[{"name":"f"}]\n```\nmore', 'Text\n```json\n[{"name":"f"}]\n```\nmore', []),
     ("gigachat3", 'function call<|role_sep|>\n{"name":"f","arguments":{"a":1}}', "", [("f", '{"a": 1}')]),
+    ("gigachat3", 'Hi<|message_sep|>\n\nfunction call<|role_sep|>\n{"name":"f","arguments":{"a":1}}<|message_sep|>\n\n', "Hi",
+     [("f", '{"a": 1}')]),
     ("dots", '<dots_function_call>\n<invoke name="f">\n<parameter name="s">V</parameter></invoke></dots_function_call>',
      "", [("f", '{"s": "V"}')]),
     ("longcat", '<longcat_tool_call>{"name":"f","arguments":{}}</longcat_tool_call>', "", [("f", "{}")]),
