@@ -46,6 +46,8 @@ def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reade
             first = False
             source.keep()
             char = yield from space(source)
+            if char == "{" and (form.ends or form.separator):  # another one, behind white space alone
+                continue
         elif first:
             return False
         if listed and char == ",":
