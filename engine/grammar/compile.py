@@ -229,6 +229,7 @@ def compile_now(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Grammar:
 _CAUSES: tuple[tuple[str, GrammarReason, str], ...] = (
     ("circular", "grammar_invalid", "a $ref that leads back to itself has keywords beside it; move them"),
     ("maxProperties", "grammar_invalid", "minProperties and maxProperties need each named property to be required"),
+    ("disjoint", "grammar_invalid", "two patterns of patternProperties match one name; make them exclude each other"),
     ("unsatisfiable|NoExtension", "grammar_invalid", "no text satisfies the grammar"),
     ("unimplemented|not supported", "grammar_invalid", "the grammar asks for what is not supported"),
     ("unknown|not found|undefined|not present", "grammar_invalid", "the grammar names what it does not define"),

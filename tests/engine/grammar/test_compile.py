@@ -138,6 +138,7 @@ async def test_a_long_grammar_is_refused_before_the_library_sees_it(pool):
         ("schema", '{"$ref": "#"}', "no text satisfies"),
         ("schema", '{"type": "integer", "minimum": 5, "maximum": 4}', "no text satisfies"),
         ("schema", '{"uniqueItems": true}', "not supported"),
+        ("schema", '{"patternProperties": {"^a": {"type": "null"}, "b$": {}}}', "two patterns of patternProperties"),
         ("ebnf", 'start: "a\n', 'line 1 of the grammar: got "; a text or an expression must end on the line'),
         ("ebnf", "start: missing", "line 1, column 8: the grammar names what it does not define"),
         ("ebnf", "start: /(/", "not well formed"),
