@@ -9,7 +9,6 @@ use `schema_text` (strict: what cannot be enforced is refused with its path) and
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import orjson
 from engine.grammar.spec import GrammarSpec
 from server.config import LimitsConfig
 from server.errors import ApiError, invalid, shown
+from server.output.tools.values import literal
 from server.patterns import check_pattern, expression, space_pattern
 from server.schema.common import SamplingFields
 from server.schema_rules import Cleaner, measure, too_complex, wrong
@@ -137,11 +137,6 @@ def relaxed(
 def content_key(*parts: Any) -> bytes:
     """A Structure's key for JSON values that say everything about it."""
     return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS), digest_size=16).digest()
-
-
-def literal(text: str) -> str:
-    """A text as Lark writes it."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _structure(kind: str, value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> Structure:

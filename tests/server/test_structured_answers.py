@@ -83,7 +83,12 @@ async def test_a_schema_that_was_refused_before_is_refused_under_the_name_of_eac
         assert reply.error["message"].startswith(f"{field}.uniqueItems: "), path
 
 
-@pytest.mark.parametrize("of", [[f"{n} birds" for n in range(4096)], ["a", "ab", "abc"]], ids=["most", "prefixes"])
+SIGNS = ["a\x7f\x00\x1b", 'b"\\', "\n\t\u2028"]
+
+
+@pytest.mark.parametrize(
+    "of", [[f"{n} birds" for n in range(4096)], ["a", "ab", "abc"], SIGNS], ids=["most", "prefixes", "signs"]
+)
 async def test_an_answer_is_one_of_the_choices(client, of):
     reply = await client.chat(structured_outputs={"choice": of}, **FREE)
     assert reply.json()["choices"][0]["message"]["content"] in of

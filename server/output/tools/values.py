@@ -56,7 +56,7 @@ class Tool:
 
 def literal(text: str) -> str:
     """A text as Lark writes it; "" where it is empty."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
 
 
 def spelled(text: str, ids: Mapping[str, int]) -> str:
