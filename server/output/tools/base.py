@@ -24,6 +24,7 @@ Dataclass = TypeVar("Dataclass")
 
 UNKNOWN = frozenset({"unknown"})
 KINDS = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+MOST_SCHEMAS = 200  # that are looked into for the types of one parameter
 INTEGER = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 
 
@@ -146,11 +147,15 @@ class Schemas:
         return kinds_of(found, root)
 
 
-def inside(schema: Any, root: Any, step: str | None, depth: int = 8) -> Any:
-    """The schema of a property or, where `step` is None, of the items; None where nothing is said of it."""
-    schema = referred(schema, root)
-    if not isinstance(schema, Mapping) or not depth:
+def inside(schema: Any, root: Any, step: str | None, seen: set[int] | None = None) -> Any:
+    """The schema of a property or, where `step` is None, of the items; None where nothing is said of it.
+
+    `seen`: schemas in which nothing was found, so that alternatives which lead to one place are followed once.
+    """
+    schema, seen = referred(schema, root), set() if seen is None else seen
+    if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) > MOST_SCHEMAS:
         return None
+    seen.add(id(schema))
     named = schema.get("properties")
     found = schema.get("items") if step is None else named.get(step) if isinstance(named, Mapping) else None
     rest = schema.get("additionalProperties")
@@ -159,7 +164,7 @@ def inside(schema: Any, root: Any, step: str | None, depth: int = 8) -> Any:
     for name in ("anyOf", "oneOf", "allOf"):
         branches = schema.get(name)
         for branch in branches[:64] if found is None and isinstance(branches, list) else ():
-            found = found or inside(branch, root, step, depth - 1)
+            found = found or inside(branch, root, step, seen)
     return found
 
 
@@ -176,26 +181,40 @@ def referred(schema: Any, root: Any) -> Any:
     return None
 
 
-def kinds_of(schema: Any, root: Any, depth: int = 8) -> frozenset[str]:
+def kinds_of(schema: Any, root: Any) -> frozenset[str]:
     """Types of a schema; UNKNOWN where it names none."""
-    if not isinstance(schema, Mapping) or not depth:
+    return _kinds(schema, root, {}) or UNKNOWN
+
+
+def _kinds(schema: Any, root: Any, known: dict[int, frozenset[str]]) -> frozenset[str]:
+    """`known`: by schema; none as yet for one that is being looked at, since an alternative that leads back to its own
+    union adds nothing."""
+    if not isinstance(schema, Mapping) or len(known) > MOST_SCHEMAS:
         return UNKNOWN
+    at = id(schema)
+    if at not in known:
+        known[at] = frozenset()
+        known[at] = _kinds_said(schema, root, known)
+    return known[at]
+
+
+def _kinds_said(schema: Mapping[str, Any], root: Any, known: dict[int, frozenset[str]]) -> frozenset[str]:
     kind = schema.get("type")
     if isinstance(kind, str) or (isinstance(kind, list) and kind):
         listed = [kind] if isinstance(kind, str) else [item for item in kind if isinstance(item, str)]
         return frozenset(listed) & KINDS or UNKNOWN
     if "$ref" in schema:
-        return kinds_of(referred(schema, root), root, depth - 1)
+        return _kinds(referred(schema, root), root, known)
     values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         return frozenset(KIND_OF.get(type(value), "object") for value in values)
     for name in ("anyOf", "oneOf"):
         branches = schema.get(name)
         if isinstance(branches, list) and branches:
-            return frozenset().union(*(kinds_of(branch, root, depth - 1) for branch in branches[:64]))
+            return frozenset().union(*(_kinds(branch, root, known) for branch in branches[:64]))
     parts = schema.get("allOf")
     for part in parts[:64] if isinstance(parts, list) else ():
-        if (found := kinds_of(part, root, depth - 1)) != UNKNOWN:
+        if (found := _kinds(part, root, known)) and found != UNKNOWN:
             return found
     return UNKNOWN
 

@@ -18,7 +18,7 @@ from server.output.markers import Markers
 from server.output.parser import OutputParser, Parsers, Parsing
 from server.output.parser_choice import REASONING_SIGNS, TOOL_SIGNS, check_names, choose_parsers
 from server.output.reasoning import REASONING, state_of
-from server.output.tools.base import spelled, texts_of
+from server.output.tools.base import Schemas, spelled, texts_of
 from server.output.tools.formats import TOOLS
 from server.output.tools.json_text import number
 from server.render.hf_tokenizer import HfTokenizer
@@ -378,6 +378,20 @@ def test_a_long_hostile_answer_takes_linear_time(tokenizer):
             parser.take()
         parser.finish()
         assert time.process_time() - begun < 1.5 * slowness(3), (tools, piece)
+
+
+def test_types_of_a_parameter_are_found_once_where_alternatives_lead_to_one_place():
+    """The reader of a call asks for them on the loop, and a client may write 64 alternatives on each level."""
+    defs = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 64} for n in range(20)}
+    defs |= {"a20": {"type": "null"}, "r": {"anyOf": [{"$ref": "#/$defs/r"}, {"type": "integer"}]}}
+    named = {"a": {"$ref": "#/$defs/a0"}, "r": {"$ref": "#/$defs/r"}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": named, "$defs": defs}}}
+    begun = time.process_time()
+    assert Schemas([tool]).kinds("f", "a") == {"null"}
+    assert Schemas([tool]).kinds("f", "r") == {"integer"}
+    tool["function"]["parameters"] = {"$ref": "#/$defs/a0", "$defs": defs}
+    assert Schemas([tool]).kinds("f", "a") == {"unknown"}
+    assert time.process_time() - begun < 0.1 * slowness()
 
 
 def test_arguments_are_json_whenever_the_model_wrote_json(tokenizer):
