@@ -20,7 +20,7 @@ from server.output.tools.harmony_calls import harmony_calls
 from server.output.tools.shapes import grammar_of, wake_of
 from server.output.tools.values import Tool
 from server.render.tools import ToolPlace
-from server.schema_rules import wrong
+from server.schema_rules import too_complex, wrong
 from server.structure import Structure, content_key, relaxed, schema_text
 
 ANY_OBJECT = {"type": "object", "properties": {}}
@@ -104,7 +104,10 @@ def _make(
         return replace(made, relaxed=tuple(sorted(set(dropped))))
     assert parsers.written_tools is not None
     must = calls.must or spec is not None
-    text = grammar_of(parsers.written_tools, parsers.markers.ids, tools, must=must, most=calls.most)
+    try:
+        text = grammar_of(parsers.written_tools, parsers.markers.ids, tools, must=must, most=calls.most)
+    except RecursionError:  # along $ref, which no limit on nesting counts
+        raise too_complex(param, "a tool's parameters nest too deeply, or are made of themselves alone") from None
     if text is None and spec is not None:
         return spec
     if text is None:

@@ -19,12 +19,13 @@ import orjson
 
 from server.errors import shown
 from server.output.tools.base import kinds_of
-from server.schema_rules import NUMBERS, TYPES, subschemas, wrong
+from server.schema_rules import NUMBERS, TYPES, subschemas, too_complex, wrong
 
 SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> what %json takes
 Leave = Callable[[str, str], None]  # (keyword, path) of what a notation cannot hold: raises, or tells
 SHORT = 40
 MOST_REPEATS = 2000  # of a counted text or list
+MOST_PARTS = 4096  # of anyOf and allOf, all of a tool's
 BY_TYPE = {"properties": "object", "required": "object", "additionalProperties": "object", "items": "array",
            "prefixItems": "array", "minItems": "array", "maxItems": "array", "patterns": "string", "format": "string",
            "minLength": "string", "maxLength": "string", **dict.fromkeys(NUMBERS, "number")}  # fmt: skip
@@ -97,7 +98,7 @@ class Values:
         self._root: dict[str, Any] = orjson.loads(tool.text(tool.parameters, tool.path))
         self._options = self._root.pop("x-guidance")
         self._schemas = dict(subschemas(self._root))
-        self._count = 0
+        self._count = self._num_parts = 0
         self._named: dict[str, str] = {}  # rules of $ref, and of anything
 
     def arguments(self) -> dict[str, Any]:
@@ -164,6 +165,9 @@ class Values:
         if "pattern" in schema:
             found["patterns"] = [*found.get("patterns", ()), schema["pattern"]]
         for part in schema.get("allOf", ()):
+            self._num_parts += 1
+            if self._num_parts > MOST_PARTS:  # parts that name the same parts double with each level
+                raise too_complex(path, f"its anyOf and allOf unfold into more than {MOST_PARTS} parts")
             part = self.merged(self._resolved(part), path)
             for key, value in part.items():
                 if key == "properties" and not found.get(key, {}).keys() & value.keys():
@@ -282,8 +286,10 @@ class Values:
     def _resolved(self, schema: Any) -> dict[str, Any]:
         """A schema without the $ref that it is; Cleaner has refused those that lead nowhere."""
         while isinstance(schema, dict) and "$ref" in schema:
-            schema = {**self._target(schema["$ref"]), **{key: schema[key] for key in schema if key != "$ref"}}
-        return schema if isinstance(schema, dict) else {}
+            rest = {key: schema[key] for key in schema if key != "$ref"}
+            target = self._target(schema["$ref"])
+            schema = {**(target if isinstance(target, dict) else _as_object(target)), **rest}
+        return schema if isinstance(schema, dict) else _as_object(schema)
 
     def _branches(self, schema: dict[str, Any], path: str) -> list[dict[str, Any]]:
         """The alternatives of anyOf, each with what is said beside it."""
@@ -296,6 +302,11 @@ class Values:
                 whole = self.merged({**rest, "allOf": [branch if isinstance(branch, dict) else {}]}, path)
                 found += self._branches(whole, path)
         return found
+
+
+def _as_object(schema: Any) -> dict[str, Any]:
+    """true or false as an object."""
+    return {"enum": []} if schema is False else {}
 
 
 def _kinds(schema: dict[str, Any]) -> list[str]:

@@ -15,12 +15,15 @@ from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from server.config import LimitsConfig
 from server.errors import ApiError
+from server.output.parser_choice import choose_parsers
 from server.output.tools.formats import TOOLS
 from server.output.tools.harmony_calls import harmony_calls
 from server.output.tools.shapes import grammar_of
 from server.output.tools.values import Tool, searched
+from server.render.tools import ToolPlace
 from server.schema_rules import wrong
 from server.structure import relaxed, schema_text
+from server.tool_structure import Calls, tool_structure
 from tests.server.output.test_parsers import parser_of, said
 from tests.server.scripted import tokenizer
 from tests.server.test_thinking import takes
@@ -238,6 +241,40 @@ def test_what_a_form_cannot_hold_is_refused_of_strict_tools(name, keyword, schem
         written(name, whole)
     assert error.value.param == f"p.properties.k.{keyword}"
     compile_now(written(name, whole, strict=False), vocabulary)
+
+
+def made(form: str, value, **defs) -> str:
+    """The grammar that a request gets for a call with one parameter of such a schema."""
+    schema = {"type": "object", "properties": {"k": value}, "required": ["k"], "$defs": defs}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    parsers = choose_parsers(tokenizer(), [], "", tools=form, reasoning="none")
+    structure = tool_structure(parsers, [tool], [ToolPlace(False, "p")], Calls(must=True), LimitsConfig())
+    assert structure is not None
+    return structure.make().text
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45", "gemma4", "minimax_m3", "hermes"])
+@pytest.mark.parametrize("key", ["anyOf", "allOf"])
+def test_parts_that_double_with_each_level_are_refused_at_once(form, key):
+    """A client could keep a thread of the pool for hours, and take all memory."""
+    defs = {f"a{n}": {key: [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)}
+    with (
+        nullcontext() if form == "hermes" else pytest.raises(ApiError, match="unfold into more than 4096 parts") as told
+    ):
+        made(form, {key: [{"$ref": "#/$defs/a0"}]}, **defs, a40={"type": "null"})
+    assert form == "hermes" or told.value.reason == "grammar_too_complex"
+    with nullcontext() if form == "hermes" else pytest.raises(ApiError, match="of themselves alone"):
+        made(form, {"$ref": "#/$defs/r"}, r={key: [{"$ref": "#/$defs/r"}, {"type": "null"}]})
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "gemma4", "minimax_m3"])
+def test_a_schema_that_is_true_or_false_may_be_named(form, vocabulary):
+    compile_now(
+        GrammarSpec("lark", made(form, {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}, t=True)), vocabulary
+    )
+    compile_now(
+        GrammarSpec("lark", made(form, {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}, t=False)), vocabulary
+    )
 
 
 @pytest.mark.parametrize(
