@@ -54,8 +54,9 @@ class GrammarRow:
     """One choice under its grammar."""
 
     __slots__ = (
-        "_asleep", "_encode", "_ending_ids", "_fed", "_is_free", "_jumped", "_jumps", "_left", "_matcher",
-        "_min_tokens", "_opens", "_starts", "_taken", "_verdict", "end", "lane", "num_words", "over", "redoes", "wakes",
+        "_asleep", "_blanks", "_encode", "_ending_ids", "_fed", "_is_free", "_jumped", "_jumps", "_left", "_matcher",
+        "_min_tokens", "_opens", "_starts", "_taken", "_verdict", "end", "lane", "may_open", "num_words", "over",
+        "redoes", "wakes",
     )  # fmt: skip
 
     def __init__(self, grammar: Grammar, params: SamplingParams, jumps: bool = False) -> None:
@@ -66,7 +67,8 @@ class GrammarRow:
         self._ending_ids = params.ending_token_ids
         self._min_tokens = params.min_tokens
         self._starts, self._opens = frozenset(grammar.spec.starts), frozenset(grammar.spec.opens)
-        self._fed = frozenset(grammar.spec.fed)
+        self._fed, self._blanks = frozenset(grammar.spec.fed), grammar.vocabulary.blanks
+        self.may_open = bool(self._opens)  # with the next token the answer may leave its grammar for a while
         self._asleep = bool(self._starts) and not self._opens  # the grammar has not begun
         self._is_free = grammar.spec.kind == "free"
         self._jumps = jumps and self._encode is not None and chooses_freely(params)
@@ -116,9 +118,11 @@ class GrammarRow:
             return self._verdict
         self._jumped = False
         self._taken += 1
-        if self._taken == 1 and token in self._opens:
-            self._asleep = True
-            return None
+        if self.may_open:
+            self.may_open = token in self._blanks  # models write line ends in front of their reasoning
+            if token in self._opens:
+                self._asleep, self._matcher = True, self.lane.prototype.deep_copy()
+                return None
         if self._asleep:
             self._asleep = token not in self._starts
             if self._left is not None:
@@ -145,7 +149,9 @@ class GrammarRow:
         They are those that the tokenizer cuts the settled part of the forced text into. A token is chosen between two
         jumps, whichever steps were in flight.
         """
-        if not self._jumps or self._jumped or most < LEAST_JUMP or self.matcher is None or self._verdict is not None:
+        if not self._jumps or self._jumped or self.may_open or most < LEAST_JUMP:
+            return []
+        if self.matcher is None or self._verdict is not None:
             return []
         try:
             return self._forced(most)
@@ -175,11 +181,6 @@ class GrammarRow:
                 return run
         return []
 
-    @property
-    def may_open(self) -> bool:
-        """Whether the next token may be one with which the answer leaves its grammar for a while."""
-        return self._taken == 0 and bool(self._opens)
-
     def finish(self, line: np.ndarray, may_end: bool, allowed: np.ndarray | None) -> None:
         """Applies the request's other rules to a filled line, uint32 [num_words], that has lost the bit of the end.
 
@@ -189,7 +190,7 @@ class GrammarRow:
         if may_end and self._matcher.is_error():
             self._end_now(line, RowEnd(False, GrammarConflictError(CONFLICT)))
             return
-        if self._taken == 0:
+        if self.may_open:
             self._set(line, self._opens)
         if allowed is not None:
             line &= allowed

@@ -67,6 +67,7 @@ class GrammarVocabulary:
         self.memory_bytes = memory_bytes
         self._limits = limits_of(memory_bytes)
         tokens = [token_bytes(number) for number in range(num_tokens)]
+        self.blanks = frozenset(number for number, token in enumerate(tokens) if token and not token.strip())
         special = [number for number in range(num_tokens) if is_special(number)]
         self.end = num_tokens
         self.num_words = num_tokens // 32 + 1  # of a line: int32

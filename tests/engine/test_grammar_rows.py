@@ -10,7 +10,7 @@ import pytest
 
 import engine.runtime
 from engine import FinishReason, SamplingParams
-from engine.grammar.advance import GrammarRows
+from engine.grammar.advance import GrammarRow, GrammarRows
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
@@ -182,6 +182,23 @@ async def test_a_grammar_may_wait_only_if_the_answer_opens_so(path):
         ((tokens, finish, _),) = await told(engine, asked(PROMPTS[0], both, logit_bias=bias))
         assert (tokens[0], finish) == (opens, FinishReason.COMPLETE) or tokens.count(wake) == 0
     assert text(tokens[tokens.index(wake) + 1 :]) == "yes"
+
+
+def test_white_space_in_front_of_reasoning_is_none_of_the_answers():
+    opens, wake = tiny.IDS["<|vision_bos|>"], tiny.IDS["<|vision_eos|>"]
+    both = grammar(r'start: /\n?/ "yes"', starts=(wake,), opens=(opens,))
+    line_end = TOKENIZER.encode("\n")[0]
+    row, plain = (GrammarRow(both, SamplingParams(eos_token_ids=(END,))) for _ in range(2))
+    assert row.take(line_end) is None
+    assert row.may_open
+    assert row.take(opens) is None
+    assert row.matcher is None
+    assert row.take(wake) is None
+    assert row.matcher is not None
+    assert not row.may_open
+    assert row.take(line_end) is None, "the answer has a line end of its own"
+    assert plain.take(Y) is None
+    assert not plain.may_open
 
 
 CASES = {
