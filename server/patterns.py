@@ -137,3 +137,34 @@ def _ranges(inside: str) -> list[tuple[int, int]] | None:
             if low is not None and high is not None:
                 found_ranges.append((low, high))
     return found_ranges
+
+
+def searched(pattern: str) -> str | None:
+    """A schema's pattern, which is looked for anywhere, as an expression of the whole text; None: it cannot be one."""
+    import llguidance
+
+    depth, inside, at, top = 0, False, 0, False
+    anchors: list[int] = []
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            at += 1
+        elif inside:
+            inside = char != "]"
+        elif char == "[":
+            inside = True
+            at += pattern[at + 1 : at + 2] == "^"
+            at += pattern[at + 1 : at + 2] == "]"
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+        elif char == "|" and not depth:
+            top = True
+        elif char in "^$":
+            anchors.append(at)
+        at += 1
+    begins, ends = 0 in anchors, len(pattern) - 1 in anchors and pattern.endswith("$")
+    if len(anchors) != begins + ends or (anchors and top):
+        return None
+    body = pattern[begins : len(pattern) - ends]
+    whole = f"{'' if begins else '(?s:.*)'}(?:{body}){'' if ends else '(?s:.*)'}"
+    return f"/{llguidance.regex_to_lark(whole)}/"

@@ -24,7 +24,7 @@ from server.output.source import fits_tool
 from server.output.tools import json_calls, python_calls, tag_calls
 from server.output.tools.base import ToolFormat
 from server.output.tools.notations import Braces, Elements, Tagged
-from server.output.tools.values import Tool, Values, in_order, joined, literal, plain, spelled, without
+from server.output.tools.values import Tool, Values, before_token, in_order, joined, literal, plain, spelled, without
 from server.schema_rules import wrong
 
 NL = r"NL: /[ \n]{0,2}/"
@@ -56,7 +56,7 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
     trigger = next((marker for marker in (*form.begins, form.name[0]) if marker in ids), None)
     opening = f"<[{ids[trigger]}]>" if trigger else ""
     if not trigger and not form.bare:
-        return _behind_text(form, shape, section, rules, most)
+        return _behind_part(form, ids, shape, section, rules, most) or _behind_text(form, shape, section, rules, most)
     if trigger and not (section.startswith(opening) or all(call.startswith(opening) for call in shape.calls)):
         if not form.bare:
             return None
@@ -101,6 +101,28 @@ def _no_opening(form: ToolFormat, trigger: str | None) -> str:
     """Text in which no call begins: neither behind a marker in letters nor by itself."""
     marks = dict.fromkeys((*((trigger,) if trigger else ()), *_openings(form)))
     return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){plain(mark)}(?s:.*)/" for mark in marks)])
+
+
+def _behind_part(
+    form: ToolFormat, ids: Mapping[str, int], shape: Calls, section: str, rules: list[str], most: int
+) -> str | None:
+    """Calls in free text behind a marker that holds a token; None where there is none, or where it begins more."""
+    letters, rest = before_token(form.begins[0], ids) if len(form.begins) == 1 else ("", "")
+    if not rest or form.skips:
+        return None
+    head, alone = joined(literal(letters), spelled(rest, ids)), spelled(rest, ids)
+    if section.startswith(head):
+        section = joined(alone, section.removeprefix(head))
+    elif not shape.before and not shape.after and all(call.startswith(head) for call in shape.calls):
+        section = "call"
+        rules = [
+            "call: " + " | ".join(f"({joined(alone, call.removeprefix(head))})" for call in shape.calls),
+            *rules[1:],
+        ]
+    else:
+        return None
+    text = f"TEXT: {_no_opening(form, None)}\nOPEN: TEXT & /(?s:.*){plain(letters)}/"  # no text goes beyond a token
+    return "\n".join([f"start: (OPEN section){'?' if most == 1 else '*'} TEXT", text, f"section: {section}", *rules])
 
 
 def _behind_text(form: ToolFormat, shape: Calls, section: str, rules: list[str], most: int) -> str | None:

@@ -19,6 +19,7 @@ import orjson
 
 from server.errors import shown
 from server.output.tools.base import kinds_of
+from server.patterns import searched
 from server.schema_rules import NUMBERS, TYPES, subschemas, too_complex, wrong
 
 SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> what %json takes
@@ -67,6 +68,13 @@ def spelled(text: str, ids: Mapping[str, int]) -> str:
             before, _, after = text.partition(marker)
             return " ".join(filter(None, (spelled(before, ids), f"<[{ids[marker]}]>", spelled(after, ids))))
     return literal(text)
+
+
+def before_token(marker: str, ids: Mapping[str, int]) -> tuple[str, str]:
+    """(the letters in front of a marker's first token, the marker from there on); (marker, "") without a token."""
+    places = [(at, -len(name)) for name in ids if (at := marker.find(name)) >= 0]
+    at = min(places)[0] if places else len(marker)
+    return marker[:at], marker[at:]
 
 
 def joined(*parts: str) -> str:
@@ -205,10 +213,9 @@ class Values:
             limits.append(WORDS)
         terminal = f"TEXT_{name.upper()}"
         whole = " | ".join((f"({' & '.join(limits)})", *map(literal, union.words)))
-        line = "\n" if end.startswith("\n") else ""
-        marker = end.removeprefix(line)
-        if marker in self._ids:  # no text goes beyond a token
-            self.rules.append(f"{terminal}: ({whole}) {literal(line)}")
+        letters, marker = before_token(end, self._ids)
+        if marker:  # no text goes beyond a token
+            self.rules.append(f"{terminal}: ({whole}) {literal(letters)}")
             self.rules.append(f"{name}: {terminal} {spelled(marker, self._ids)}")
         else:
             self.rules.append(f"{terminal}: {whole}")
@@ -366,34 +373,3 @@ def in_order(
         skipped = "" if needed else f" | {start}{at + 1}"
         rules.append(f"{start}{at}: {text} {after}{at + 1}{skipped}")
     return f"{start}0", rules
-
-
-def searched(pattern: str) -> str | None:
-    """A schema's pattern, which is looked for anywhere, as an expression of the whole text; None: it cannot be one."""
-    import llguidance
-
-    depth, inside, at, top = 0, False, 0, False
-    anchors: list[int] = []
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "\\":
-            at += 1
-        elif inside:
-            inside = char != "]"
-        elif char == "[":
-            inside = True
-            at += pattern[at + 1 : at + 2] == "^"
-            at += pattern[at + 1 : at + 2] == "]"
-        elif char in "()":
-            depth += 1 if char == "(" else -1
-        elif char == "|" and not depth:
-            top = True
-        elif char in "^$":
-            anchors.append(at)
-        at += 1
-    begins, ends = 0 in anchors, len(pattern) - 1 in anchors and pattern.endswith("$")
-    if len(anchors) != begins + ends or (anchors and top):
-        return None
-    body = pattern[begins : len(pattern) - ends]
-    whole = f"{'' if begins else '(?s:.*)'}(?:{body}){'' if ends else '(?s:.*)'}"
-    return f"/{llguidance.regex_to_lark(whole)}/"

@@ -19,7 +19,8 @@ from server.output.parser_choice import choose_parsers
 from server.output.tools.formats import TOOLS
 from server.output.tools.harmony_calls import harmony_calls
 from server.output.tools.shapes import grammar_of
-from server.output.tools.values import Tool, searched
+from server.output.tools.values import Tool
+from server.patterns import searched
 from server.render.tools import ToolPlace
 from server.schema_rules import wrong
 from server.structure import relaxed, schema_text
@@ -241,6 +242,50 @@ def test_what_a_form_cannot_hold_is_refused_of_strict_tools(name, keyword, schem
         written(name, whole)
     assert error.value.param == f"p.properties.k.{keyword}"
     compile_now(written(name, whole, strict=False), vocabulary)
+
+
+D, K3 = "｜DSML｜", ("<|open|>", "<|close|>", "<|sep|>")
+PARTS = {  # the tokens that markers hold, a call
+    "deepseek_v32": (
+        (D,),
+        f'<{D}function_calls>\n<{D}invoke name="f">\n<{D}parameter name="w" string="true">a </b</{D}parameter>\n'
+        f'<{D}parameter name="x" string="false">3</{D}parameter>\n</{D}invoke>\n</{D}function_calls>',
+    ),
+    "kimi_k3": (
+        K3,
+        '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|open|>argument key="w" type="string"<|sep|>a </b'
+        '<|close|>argument<|sep|><|open|>argument key="x" type="object"<|sep|>3<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>",
+    ),
+    "internlm": (
+        ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+        '<|action_start|><|plugin|>\n{"name": "f", "arguments": {"w": "a </b", "x": 3}}<|action_end|>',
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PARTS)
+def test_markers_may_be_letters_and_tokens(form):
+    names, call = PARTS[form]
+    schema = {"type": "object", "properties": {"w": {"type": "string"}, "x": POINT["properties"]["x"]}}
+    tools = [Tool("f", {**schema, "required": ["w", "x"], "additionalProperties": False}, "p", text_of, refuse)]
+    ids = {name: 256 + at for at, name in enumerate(names)}
+    must, may = (grammar_of(TOOLS[form], ids, tools, must=must, most=0) for must in (True, False))
+    assert must is not None
+    assert takes(GrammarSpec("lark", must), call, names)
+    assert not takes(GrammarSpec("lark", must), call.replace("3", "300"), names)
+    if form == "kimi_k3":  # what stands around its content is made of the same tokens
+        assert may is None
+        return
+    assert may is not None
+    for text, wanted in (
+        ("", 1),
+        ("a < b\n", 1),
+        (f"Hi <b>\n{call} <", 1),
+        (call * 2, 1),
+        (call.replace("3", "300"), 0),
+    ):
+        assert takes(GrammarSpec("lark", may), text, names) == wanted, text
 
 
 def made(form: str, value, **defs) -> str:
