@@ -41,6 +41,7 @@ class ToolFormat:
     key: tuple[str, str] = ("", "")  # around a parameter's name
     end_value: str = ""
     tag_end: str = ""  # ends tags that have attributes
+    block: tuple[str, str] = ("", "")  # around a JSON object that stands for the parameters
     quotes: tuple[str, ...] = ('"', "'")  # around strings of literals
     bare: str = ""  # first characters of a call without a marker, at the start of the answer
     names: tuple[str, ...] = ("name",)  # keys of a JSON call
@@ -51,7 +52,7 @@ class ToolFormat:
     @property
     def marks(self) -> tuple[str, ...]:
         """What stands around calls, names and values."""
-        inside = (*self.name, self.end_call, *self.key, *self.quotes, self.end_value, self.tag_end)
+        inside = (*self.name, self.end_call, *self.key, *self.quotes, self.end_value, self.tag_end, *self.block)
         fence = ("```json",) if self.variant == "fenced" else ()
         return (*self.begins, *self.ends, *self.skips, *inside, *fence)
 

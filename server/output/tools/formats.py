@@ -136,6 +136,7 @@ TOOLS: dict[str, ToolFormat] = {
         key=('<|open|>argument key="', '"'),
         end_value="<|close|>argument<|sep|>",
         tag_end="<|sep|>",
+        block=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"),
     ),
     "mistral": ToolFormat(
         json_calls.named,

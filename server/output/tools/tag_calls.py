@@ -93,11 +93,14 @@ def _parameters(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, 
         char = yield from space(source)
         if not char:
             return False
+        if not opened and (yield from accept(source, form.block[0])):
+            char = yield from space(source)
         if char == "{" and not opened:  # a JSON object stands for the parameters
             if not (yield from copy_json(source, sink.arguments, "<")):
                 return False
-            yield from space(source)
-            yield from accept(source, form.end_call)
+            for end in (form.block[1], form.end_call):
+                yield from space(source)
+                yield from accept(source, end)
             break
         found = yield from accept(source, form.key[0], form.end_call)
         if not found and not source.pending:  # it ended in a mark

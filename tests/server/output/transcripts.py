@@ -154,6 +154,15 @@ TOOL_CASES = [
         "",
         [("f", '{"s": "V", "a\\"b": 3}')],
     ),
+    (
+        "kimi_k3",
+        'Hi<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>json type="object"<|sep|>{"s":"<|close|>"}'
+        '<|close|>json<|sep|><|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|>",
+        "Hi",
+        [("f", '{"s": "<|close|>"}'), ("g", "{}")],
+    ),
+    ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>json type="obj', "", [("f", "")]),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"s": "x"}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}', "", [("f", '{"s": "x"}'), ("g", "{}")]),
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"s": 1}}, {"name": "g", "arguments": {}}]', "",
      [("f", '{"s": 1}'), ("g", "{}")]),
