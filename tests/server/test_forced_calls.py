@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
 import jsonschema
@@ -198,6 +199,18 @@ async def test_calls_that_begin_without_a_marker_are_held_too(form, taken, refus
             matcher = grammar.matcher()
             takes = all(matcher.consume_token(token) for token in known.encode(text)) and matcher.is_accepting()
             assert takes == (wanted and (most == 0 or "; {" not in text)), text
+
+
+async def test_no_call_slips_in_behind_a_call_that_is_held():
+    known = tokenizer()
+    form = replace(FORMATS["llama3_json"], begins=("<tool_call>",))  # a token of this vocabulary
+    ids = {"<tool_call>": known.added_tokens["<tool_call>"]}
+    lark = grammar_of(form, ids, [Tool("weather", SCHEMA, "p", text_of, left)], must=False, most=0)
+    grammar = compile_now(GrammarSpec("lark", lark), vocabulary())
+    for behind, wanted in (("", 1), (f"; {HELD}", 1), (" ok {x}", 1), ("\n{x", 0), ('; {"name": "weather", ', 0)):
+        matcher, tokens = grammar.matcher(), known.encode(f"<tool_call>{HELD}{behind}")
+        takes = all(matcher.consume_token(token) for token in tokens) and matcher.is_accepting()
+        assert takes == bool(wanted), behind
 
 
 @pytest.mark.parametrize("most", [0, 1])

@@ -67,7 +67,11 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
         first, bare = "FIRST", f" | NL {joined(alone.before, 'call', several, alone.after)}"
         rules.append(f"FIRST: TEXT & /[ \\t\\r\\n]*([^ \\t\\r\\n{plain(form.bare)}](?s:.*))?/")
     if trigger:
-        first += " (section TEXT)" + ("?" if most == 1 else "*")
+        behind = "TEXT"
+        if form.separator:  # behind which, or behind white space alone, another call would follow
+            behind = "BEHIND"
+            rules.append(f"BEHIND: TEXT & ~/[ \\t\\r\\n]*[{plain(form.separator + form.bare)}](?s:.*)/")
+        first += f" (section {behind})" + ("?" if most == 1 else "*")
         rules.append(f"section: {section}")
     return "\n".join([f"start: {first}{bare}", f"TEXT: {_no_opening(form, trigger)}", *rules])
 
