@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from engine.errors import ConfigError
+from server.render.frames import place_of
 from server.render.token_bytes import TokenBytes
 from server.render.tokenizer import Tokenizer
 from server.render.tokenizer_config import content, named_tokens, read_config, read_templates
@@ -31,9 +32,9 @@ class HfTokenizer(Tokenizer):
         self.core = core
         named = named_tokens(config)
         _register_special(core, config, named)
-        _frame(core, config, named)
         core.no_truncation()
         core.no_padding()
+        _frame(core, config, named)
         self._bytes = TokenBytes(core)
         self._added = core.get_added_tokens_decoder()
         table = self._bytes.table(core.get_vocab(with_added_tokens=False), self._added)
@@ -72,7 +73,7 @@ class HfTokenizer(Tokenizer):
         if not add_special_tokens:
             return ids
         bare, framed = self.encode("x"), self.encode("x", add_special_tokens=True)
-        start = next(k for k in range(len(framed)) if framed[k : k + len(bare)] == bare)
+        start = place_of(bare, framed)
         return [*framed[:start], *ids, *framed[start + len(bare) :]]
 
     @functools.cached_property
@@ -107,14 +108,29 @@ class HfTokenizer(Tokenizer):
 
 
 def _frame(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
-    """`add_bos_token` and `add_eos_token`, where given, replace what tokenizer.json puts around a text."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
+    """`add_bos_token` and `add_eos_token`, where given, say whether the named token begins or ends a text.
+
+    What else tokenizer.json puts around a text stays: texts of Qwen3-Embedding end with another token than `eos_token`.
+    """
+    bare, whole = (core.encode("x", add_special_tokens=framed).ids for framed in (False, True))
+    start = place_of(bare, whole)
+    before, after = whole[:start], whole[start + len(bare) :]
+    front, back = before, after
+    bos, eos = (core.token_to_id(named.get(f"{name}_token", "")) for name in ("bos", "eos"))
+    if bos is not None and config.get("add_bos_token") is not None:
+        kept = before[1:] if before[:1] == [bos] else before
+        front = [bos, *kept] if config["add_bos_token"] else kept
+    if eos is not None and config.get("add_eos_token") is not None:
+        kept = after[:-1] if after[-1:] == [eos] else after
+        back = [*kept, eos] if config["add_eos_token"] else kept
+    if (front, back) == (before, after):
         return
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    pieces = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    tokens = [(text, core.token_to_id(text)) for text in (bos, eos) if text]
-    core.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=tokens)
+    single = [*map(str, front), "$A", *map(str, back)]
+    second = [*(f"{token}:1" for token in front), "$B:1", *(f"{token}:1" for token in back)]
+    spelled = [{"id": str(token), "ids": [token], "tokens": [core.id_to_token(token)]} for token in {*front, *back}]
+    core.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, *second], special_tokens=spelled
+    )  # fmt: skip
 
 
 def _register_special(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tokenizers import processors
 
 from engine.errors import ConfigError
 from server.output.text import TextStream
@@ -160,6 +161,33 @@ def test_add_bos_token_wins_over_the_post_processor(tmp_path, want, expected):
     bos = tokenizer.id_of("<s>")
     assert (tokenizer.encode("x", True)[0] == bos) is expected
     assert tokenizer.encode("x")[0] != bos
+
+
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": False}])
+def test_other_tokens_around_a_text_stay_whatever_the_flags_say(tmp_path, flags):
+    core = vocab.byte_fallback()
+    ids = {name: core.token_to_id(name) for name in ("<s>", "▁▁▁")}
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A ▁▁▁", pair="<s> $A ▁▁▁ $B ▁▁▁", special_tokens=list(ids.items())
+    )
+    core.enable_padding(length=8)
+    tokenizer = load_tokenizer(vocab.save(core, tmp_path / "m", {"bos_token": "<s>", "eos_token": "</s>", **flags}))
+    begins = [ids["<s>"]] if flags.get("add_bos_token", True) else []
+    x, last = tokenizer.encode("x"), [ids["▁▁▁"]]
+    assert tokenizer.encode("x", True) == [*begins, *x, *last]
+    assert tokenizer.encode_pair("x", "x")[0] == [*begins, *x, *last, *x, *last]
+
+
+@pytest.mark.parametrize("flag", ["add_bos_token", "add_eos_token"])
+def test_a_flag_adds_its_token_to_texts_and_to_both_of_a_pair(tmp_path, flag):
+    core = vocab.byte_fallback()
+    core.post_processor = None
+    folder = vocab.save(core, tmp_path / "m", {"bos_token": "<s>", "eos_token": "</s>", flag: True})
+    tokenizer = load_tokenizer(folder)
+    x = tokenizer.encode("x")
+    one = [tokenizer.id_of("<s>"), *x] if flag == "add_bos_token" else [*x, tokenizer.id_of("</s>")]
+    assert tokenizer.encode("x", True) == one
+    assert tokenizer.encode_pair("x", "x") == ([*one, *one], [0] * len(one) + [1] * len(one))
 
 
 def test_the_template_file_wins(tmp_path):
