@@ -307,8 +307,14 @@ def _dimensions(folder: Path, root: Section, prompts: dict[str, Any]) -> tuple[i
     listed = root.items("matryoshka_dimensions", ()) or prompts.get("matryoshka_dimensions") or ()
     if listed:
         return tuple(int(size) for size in listed)
-    free = root.boolean("is_matryoshka", False) or any(name in folder.name.lower() for name in ANY_DIMENSIONS)
+    free = root.boolean("is_matryoshka", False) or any(name in _name_of(folder) for name in ANY_DIMENSIONS)
     return () if free else None
+
+
+def _name_of(folder: Path) -> str:
+    """What the checkpoint is called: in the hub's cache a folder is named by a commit, in that of its repository."""
+    folder = folder.absolute()
+    return (folder.parents[1] if folder.parent.name == "snapshots" else folder).name.lower()
 
 
 def _usual_dimensions(found: PoolingConfig, given: Mapping[str, Any], body: Body) -> int:

@@ -167,6 +167,23 @@ async def test_the_operator_says_how_long_vectors_are(pooling):
         load_model_config(folder, pooler={"dimensions": 65})
 
 
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [
+        ("Qwen3-Embedding-0.6B", True),
+        ("models--Qwen--Qwen3-Embedding-0.6B/snapshots/0abc", True),
+        ("models--x--y/snapshots/0abc", False),
+        ("Qwen3-Embedding-0.6B/other", False),
+    ],
+)
+async def test_models_known_by_name_have_any_dimensions_in_the_hubs_cache_too(tmp_path, monkeypatch, name, free):
+    folder = kit.shutil.copytree(kit.embedder("qwen3"), tmp_path / name)
+    wanted = () if free else None
+    assert load_model_config(folder).pooling.dimensions == wanted
+    monkeypatch.chdir(folder)
+    assert load_model_config(".").pooling.dimensions == wanted
+
+
 async def test_prompts_of_the_checkpoint_stand_before_texts(pooling):
     client = await pooling(kit.embedder("qwen3", prompts=True))
     named = await vectors(client, "the cat", prompt_name="query")
