@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from engine.checkpoint.files import read_json
 from engine.checkpoint.pooling_lexical import lexical
-from engine.checkpoint.pooling_messages import LENGTHS, opens_answer, reads_messages
+from engine.checkpoint.pooling_messages import LENGTHS, opens_answer, pairs_template, reads_messages
 from engine.checkpoint.pooling_modules import KINDS, MODULES, activation_named, dense, kind_of, modules_of
 from engine.checkpoint.pooling_tasks import has_tasks, tasks_of
 from engine.checkpoint.pooling_tokens import late_interaction, step_tag, token_heads
@@ -163,7 +163,9 @@ def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: d
         labels = labels if len(labels) == count else tuple(f"LABEL_{k}" for k in range(count))
     else:
         layers = (HeadLayer("score", body.hidden_size, len(labels)),)
-    original = root.boolean("is_original_qwen3_reranker", False)
+    template = pairs_template(folder)
+    if original := root.boolean("is_original_qwen3_reranker", False):
+        template = "qwen3" if root.values.get("vision_config") is None else "qwen3_vl"
     if body.form == "reward":
         activation: Any = "identity"
     else:
@@ -176,8 +178,8 @@ def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: d
         labels=labels,
         bidirectional=body.sees_all,
         dimensions=None,
-        template="" if not original else "qwen3" if root.values.get("vision_config") is None else "qwen3_vl",
-        template_opens_answer=original,
+        template=template,
+        template_opens_answer=original or opens_answer(folder),
         **_of_every_kind(folder, prompts),
     )
 
@@ -240,7 +242,7 @@ def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: d
         labels=("LABEL_0",),
         bidirectional=body.sees_all,
         dimensions=None,
-        template="chat",
+        template=pairs_template(folder),
         template_opens_answer=opens_answer(folder),
         **_of_every_kind(folder, prompts),
     )

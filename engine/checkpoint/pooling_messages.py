@@ -22,6 +22,11 @@ def reads_messages(folder: Path) -> bool:
     return "message" in ways
 
 
+def pairs_template(folder: Path) -> str:
+    """How a reranker reads pairs, a name in server/pooling/pairs: as conversations, or as the tokenizer has them."""
+    return "chat" if reads_messages(folder) else ""
+
+
 def opens_answer(folder: Path) -> bool:
     """Whether the prompt of an answer stands behind a conversation: `processing_kwargs`."""
     values = read_json(folder / LENGTHS, required=False)

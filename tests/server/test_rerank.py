@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import numpy as np
 import pytest
@@ -196,11 +197,37 @@ async def test_a_template_without_the_roles_of_a_pair_is_501(pooling):
     assert (refused.status, "query" in refused.content.decode()) == (501, True)
 
 
+@functools.cache
+def classifier_of_messages():
+    """A classifier that sentence-transformers 6 saved with a chat template."""
+    folder = kit.home() / "classifier-of-messages"
+    kit.shutil.copytree(kit.classifier("qwen3", "Qwen3ForSequenceClassification", 1), folder)
+    kit.write(folder / "config.json", {**kit.read(folder / "config.json"), "pad_token_id": tiny.IDS["<|endoftext|>"]})
+    scorer = kit.logit_score(kit.PAIR_TEMPLATE, True)
+    for name in ("sentence_bert_config.json", "config_sentence_transformers.json", "chat_template.jinja"):
+        kit.shutil.copy(scorer / name, folder)
+    about = {"transformer_task": "sequence-classification", "module_output_name": "scores"}
+    kit.write(folder / "sentence_bert_config.json", {**kit.read(scorer / "sentence_bert_config.json"), **about})
+    kit.write(folder / "modules.json", kit.read(scorer / "modules.json")[:1])
+    return folder
+
+
+async def test_a_classifier_reads_pairs_by_its_template_where_its_files_say_so(pooling):
+    client = await pooling(classifier_of_messages())
+    said = [("Find it", f"query: {QUERY}", f"document: {document}") for document in DOCUMENTS]
+    texts = ["".join(f"<|im_start|>{part}<|im_end|>" for part in parts) + "<|im_start|>" for parts in said]
+    ids = [client.state.tokenizer.encode(text) for text in texts]
+    answer = await client.post("/classify", {"input": ids})
+    wanted = [entry["probs"][0] for entry in answer.json()["data"]]
+    np.testing.assert_allclose(await scores(client, text_1=QUERY, text_2=DOCUMENTS), wanted, atol=1e-5)
+
+
 @pytest.mark.full
-async def test_logit_score_is_that_of_sentence_transformers(pooling):
+@pytest.mark.parametrize("kind", ["logit score", "classifier"])
+async def test_pairs_of_a_template_are_those_of_sentence_transformers(pooling, kind):
     from sentence_transformers import CrossEncoder
 
-    folder = kit.logit_score(kit.PAIR_TEMPLATE, True)
+    folder = classifier_of_messages() if kind == "classifier" else kit.logit_score(kit.PAIR_TEMPLATE, True)
     client = await pooling(folder)
     with tiny.quiet():
         model = CrossEncoder(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
