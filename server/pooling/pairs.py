@@ -3,7 +3,7 @@
 Owner: loop; tokenized in the pool. In: texts, who is paired with whom. Out: an input for each pair, and where its
 second text begins. A document is cut where that was asked for, a query never.
 
-    classifier   the tokenizer's own pair:  [CLS] query [SEP] document [SEP]
+    classifier   the tokenizer's own pair:  [CLS] query [SEP] document [SEP]; the checkpoint's prompt begins the query
     qwen3        the text that the model was trained with, which clients must not have to know
     chat         a conversation of the roles query and document, by the checkpoint's template (conversations)
     qwen3_vl     a conversation of the user, by the checkpoint's template
@@ -189,7 +189,9 @@ def prepared(
         ])  # fmt: skip
     if instruction is not None:
         raise invalid("instruction", "instruction: this model's pairs hold none; leave the field out")
-    queries = encoded(state, pairs.queries, pairs.query_param, cut.limit)  # longer ones are refused below
+    prompt = config.prompts.get(config.default_prompt or "", "")
+    asked = [prompt + query for query in pairs.queries]
+    queries = encoded(state, asked, pairs.query_param, cut.limit)  # longer ones are refused below
     documents = encoded(state, pairs.documents, pairs.param, *cut.kept(per_document))
     before, between, after = state.frames.pair
     ids, seconds = [], np.zeros(len(pairs.of), np.int32)

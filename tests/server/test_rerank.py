@@ -73,6 +73,17 @@ async def test_pairs_of_a_decoder_are_its_tokenizers_pairs(pooling):
     np.testing.assert_allclose(found, sigmoid(np.array(logits)), atol=1e-4)
 
 
+async def test_the_checkpoints_prompt_begins_the_query_of_a_pair(pooling, tmp_path):
+    plain = kit.encoder("bert", 1)
+    folder = kit.shutil.copytree(plain, tmp_path / "prompted")
+    kit.write(
+        folder / "config_sentence_transformers.json", {"prompts": {"web": "Find it: "}, "default_prompt_name": "web"}
+    )
+    found = await scores(await pooling(folder), text_1=QUERY, text_2=DOCUMENTS)
+    wanted = await scores(await pooling(plain), text_1=f"Find it: {QUERY}", text_2=DOCUMENTS)
+    np.testing.assert_array_equal(found, wanted)
+
+
 async def test_vectors_are_compared_by_cosine(pooling):
     client = await pooling(kit.embedder("qwen3", prompts=True))
     found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
