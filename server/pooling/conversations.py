@@ -136,7 +136,7 @@ class Conversations:
         tokenizer = self._state.tokenizer
         *before, text = texts
         text = checked_text(self._state, text, name, *cut.kept(most))
-        before = [checked_text(self._state, one, kept) for one in before]
+        before = [checked_text(self._state, one, kept, cut.limit) for one in before]  # longer ones are refused below
         for one, path in ((text, name), *((one, kept) for one in before)):
             self._state.renderer.media.refuse_in_text(one, path)
         if most is not None and len(own := tokenizer.encode(text)) > most:
@@ -146,12 +146,13 @@ class Conversations:
             return [*tokenizer.encode(self.rendered([text_part(one) for one in (*before, text)])), *self.ending]
 
         ids = made(text)
-        if len(ids) > cut.most and cut.asked is None:
-            raise too_long(cut.limit, len(ids), name)
-        own = tokenizer.encode(text) if len(ids) > cut.most else []
+        if len(ids) > cut.most:
+            if (least := len(made(""))) >= cut.most:
+                raise no_room(cut, least, kept, AROUND_PAIR if before else AROUND_TEXT)
+            if cut.asked is None:
+                raise too_long(cut.limit, len(ids), name)
+            own = tokenizer.encode(text)
         while len(ids) > cut.most:  # texts may join with what stands around them: what is cut is counted again
-            if not own:
-                raise no_room(cut, len(ids), kept, AROUND_PAIR if before else AROUND_TEXT)
             over = len(ids) - cut.most
             own = own[: max(0, len(own) - over)] if cut.side == "right" else own[over:]
             ids = made(tokenizer.decode(own))
