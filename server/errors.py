@@ -40,6 +40,7 @@ TYPES = {
     404: "NotFoundError",
     422: "UnprocessableEntityError",
     429: "RateLimitError",
+    499: "RequestAbortedError",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",

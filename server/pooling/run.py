@@ -91,9 +91,12 @@ class PooledAnswer:
         try:
             await asyncio.wait_for(self._finished, max(seconds, 0.001))
         except TimeoutError:
+            self._unfinished("error")
             raise ApiError(504, "deadline", "the inputs took longer than --queue-timeout") from None
 
     def _take(self, delta: Delta) -> None:
+        if self._finished.done():
+            return
         if delta.queued is not None:
             self.state.metrics.observe("request_queue_time_seconds", delta.queued)
         if delta.encode_s:
@@ -101,7 +104,7 @@ class PooledAnswer:
         if delta.pooled is not None:
             self._arrays[delta.index] = delta.pooled
             self._left -= 1
-            if not self._left and not self._finished.done():
+            if not self._left:
                 self._finished.set_result(None)
         elif delta.finish_reason:
             error = (
@@ -120,12 +123,19 @@ class PooledAnswer:
     def fail(self, error: ApiError) -> None:
         """Ends every input with an error."""
         if not self._finished.done():
+            self._unfinished("error")
             self.exchange.reason = error.reason
             self._finished.set_exception(error)
 
     def abort(self) -> None:
         """Ends every input, as /abort_requests asks."""
+        self._unfinished("abort")
         self.fail(ApiError(499, "aborted", "the request was aborted"))
+
+    def _unfinished(self, reason: str) -> None:
+        """Counts the inputs without an array, once."""
+        self.state.metrics.finished[reason] += self._left
+        self._left = 0
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +143,7 @@ class PooledAnswer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._close is not None:
             self._close()
+        self._unfinished("abort")
         self.state.places.give_tokens(self._tokens)
         if self._registered:
             for known in {self._name, self.exchange.request_id}:

@@ -284,6 +284,27 @@ async def test_a_client_that_leaves_frees_all_its_inputs(pooling, turns):
     assert not client.state.live
 
 
+@pytest.mark.parametrize("by", ["id", "leaving"])
+async def test_requests_that_end_early_are_counted_and_those_aborted_by_id_say_so(pooling, by):
+    client = await pooling(kit.embedder("qwen3"))
+    ended = client.state.metrics.finished
+    before = dict(ended)
+    call = client.call("POST", "/v1/embeddings", {"input": [[5] * 100] * 800, "request_id": "mine"}).start()
+    for _ in range(1000):
+        await asyncio.sleep(0.002)
+        if client.state.live:
+            break
+    if by == "id":
+        assert (await client.post("/abort_requests", {"request_ids": ["embd-mine"]})).status == 200
+    else:
+        call.leave()
+    await call.finish()
+    if by == "id":
+        assert (call.status, call.error["type"], call.error["reason"]) == (499, "RequestAbortedError", "aborted")
+    assert 0 < ended["abort"] - before["abort"] <= 800
+    assert (ended["stop"], ended["error"]) == (before["stop"], before["error"])
+
+
 async def test_texts_are_made_lower_case_where_the_checkpoint_says_so(pooling, tmp_path):
     folder = kit.shutil.copytree(kit.embedder("qwen3"), tmp_path / "lower")
     kit.write(folder / "sentence_bert_config.json", {"max_seq_length": 128, "do_lower_case": True})
