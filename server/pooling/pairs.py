@@ -238,16 +238,14 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
         name = _prompt_of(config, role)
         prompt = config.prompts.get(name, "")
         adapters += [config.adapter_of(name)] * len(texts)
+        most = per_document if role == "document" else None
         if config.messages:
-            most = per_document if role == "document" else None
             made = Conversations(state, message(prompt), 1, config.template_opens_answer)
             found += [made.ids([text], cut, most, where(param, at, len(texts)), param) for at, text in enumerate(texts)]
             continue
-        listed = encoded(
-            state, [prompt + text for text in texts], param, *cut.kept(per_document if role == "document" else None)
-        )
-        if role == "document" and per_document is not None:
-            listed = [ids[:per_document] for ids in listed]
+        if most is not None and prompt:  # tokens of the document are counted, not those before it
+            most += len(encoded(state, [prompt], param)[0])
+        listed = [ids[:most] for ids in encoded(state, [prompt + text for text in texts], param, *cut.kept(most))]
         frame = frame_of(state, role)
         paths = [where(param, at, len(texts)) for at in range(len(texts))]
         ids_of = [shaped(config, framed(ids, *frame, cut, path)) for ids, path in zip(listed, paths)]

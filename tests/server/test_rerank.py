@@ -115,6 +115,15 @@ async def test_documents_are_sorted_and_cut(pooling, path):
     assert cut[3] == (await scores(client, queries=QUERY, documents=[short]))[0]
 
 
+async def test_documents_behind_a_prompt_are_cut_to_tokens_of_their_own(pooling):
+    client = await pooling(kit.embedder("bert", "mean_tokens", prompts=True))
+    document = "xyz" * 5
+    short = client.state.tokenizer.decode(client.state.tokenizer.encode(document)[:4])
+    (wanted,) = await scores(client, text_1=QUERY, text_2=short)
+    answer = await client.post("/rerank", {"query": QUERY, "documents": [document], "max_tokens_per_doc": 4})
+    assert answer.json()["results"][0]["relevance_score"] == pytest.approx(wanted, abs=1e-6)
+
+
 async def test_both_sides_go_by_four_names(pooling):
     client = await pooling(kit.embedder("qwen3"))
     wanted = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
