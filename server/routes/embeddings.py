@@ -193,9 +193,11 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
     if body.input is not None:
         raise invalid("input", "input: stands beside messages; send one of the two")
     config, opens = pooling_of(state), body.add_generation_prompt
+    before = prompt_of(state, body.prompt_name)
     if config.one_each:
-        before = prompt_of(state, body.prompt_name)
         return await text_or_picture(exchange, body.messages, cut, salt, before, body.prompt_name)
+    if body.prompt_name is not None and not config.adapters and (before or body.prompt_name in config.markers):
+        raise invalid("prompt_name", "prompt_name: begins texts of input; a conversation holds it in its own messages")
     prompt = await state.renderer.chat(
         body.messages,
         add_generation_prompt=config.messages and config.template_opens_answer if opens is None else opens,

@@ -238,6 +238,15 @@ async def test_a_conversation_is_one_input(pooling):
     assert usage["prompt_tokens"] == usage["total_tokens"] == len(client.state.tokenizer.encode(text))
 
 
+@pytest.mark.parametrize("field", [{"prompt_name": "other"}, {"prompt_name": "query"}, {"input_type": "query"}])
+async def test_a_prompt_that_no_conversation_gets_is_refused(pooling, field):
+    client = await pooling(kit.embedder("qwen3", prompts=True))
+    messages = [{"role": "user", "content": "the cat"}]
+    refused = await client.post("/v1/embeddings", {"messages": messages, **field})
+    assert (refused.status, refused.error["param"]) == (400, "prompt_name")
+    assert (await client.post("/v1/embeddings", {"messages": messages})).status == 200
+
+
 BAD = {
     "input": [None, [], {}, [[]], ["x", 5], [["x"]], [-1], [320], [[5], [1000]], ["x", ""], [True]],
     "encoding_format": ["floats"], "embed_dtype": ["int4", "float16"], "dimensions": [0, -1],
