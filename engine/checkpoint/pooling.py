@@ -118,7 +118,7 @@ def _embedder(
         one_by_one |= said.upper() in OF_TOKENS
         kind = KINDS.get(said.lower(), _usual(root, body))
     normalize = bool(given.get("use_activation", given.get("normalize", normalize)))
-    return PoolingConfig(
+    found = PoolingConfig(
         task="embed",
         kind=kind,
         activation="normalize" if normalize else "identity",
@@ -130,6 +130,13 @@ def _embedder(
         messages=reads_messages(folder),
         template_opens_answer=opens_answer(folder),
         **(_of_every_kind(folder, prompts) | late | tasks_of(folder, root, _prompts(prompts))),
+    )
+    if prompts.get("model_type") != "CrossEncoder":
+        return found
+    labels = tuple(f"LABEL_{k}" for k in range(width))  # the last module makes the logits of a pair
+    activation, template = _activation(root, prompts, labels), pairs_template(folder)
+    return replace(
+        found, task="classify", activation=activation, labels=labels, template=template, messages=False, dimensions=None
     )
 
 

@@ -242,6 +242,24 @@ async def test_a_classifier_reads_pairs_by_its_template_where_its_files_say_so(p
     np.testing.assert_allclose(await scores(client, text_1=QUERY, text_2=DOCUMENTS), wanted, atol=1e-5)
 
 
+async def test_a_cross_encoder_of_pooling_and_dense_scores_pairs(pooling, tmp_path):
+    embedder = kit.embedder("bert", "mean_tokens", dense=1, normalize=False)
+    folder = kit.shutil.copytree(embedder, tmp_path / "pairs")
+    said = {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid"}
+    kit.write(folder / "config_sentence_transformers.json", said)
+    client = await pooling(folder)
+    hidden = kit.body_of(embedder)
+    linear = kit.load_file(folder / "2_Dense" / "model.safetensors")
+    weight, bias = linear["linear.weight"].numpy()[0], linear["linear.bias"].numpy()[0]
+    wanted = []
+    for document in DOCUMENTS:
+        ids, types = client.state.tokenizer.encode_pair(QUERY, document)
+        mean = hidden(ids, token_type_ids=torch.tensor([types])).mean(0)
+        wanted.append(sigmoid(np.tanh(mean @ weight + bias)))
+    np.testing.assert_allclose(await scores(client, text_1=QUERY, text_2=DOCUMENTS), wanted, atol=1e-5)
+    assert (await client.post("/v1/embeddings", {"input": "x"})).status == 501
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["logit score", "classifier"])
 async def test_pairs_of_a_template_are_those_of_sentence_transformers(pooling, kind):
