@@ -131,7 +131,8 @@ async def classify(request: Request) -> Response:
     body = await read_json(request, ClassifyBody, state.config.limits.max_request_bytes)
     config = pooling_of(state)
     if config.task != "classify":
-        raise not_here("model", "the served model makes embeddings, not classes; ask /v1/embeddings")
+        made, ask = ("vectors of tokens", "/pooling") if config.tokens_only else ("embeddings", "/v1/embeddings")
+        raise not_here("model", f"the served model makes {made}, not classes; ask {ask}")
     if config.tokens_only:
         raise not_here("model", "the served model makes classes of tokens, not of inputs; ask /pooling")
 

@@ -157,6 +157,8 @@ async def test_a_colbert_marks_both_sides_and_leaves_punctuation_out_of_document
     close((await pooled(client, [QUERY]))[0], kit.unit(hidden(first) @ weight.T))
     refused = await client.post("/v1/embeddings", {"input": "x"})
     assert (refused.status, "ask /pooling, /score or /rerank" in refused.error["message"]) == (501, True)
+    refused = await client.post("/classify", {"input": "x"})
+    assert (refused.status, refused.error["message"].endswith("ask /pooling")) == (501, True)
 
 
 async def test_a_colbert_whose_markers_are_no_tokens_does_not_start():
