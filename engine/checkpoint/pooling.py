@@ -79,6 +79,9 @@ def read_pooling(
         found = _embedder(folder, root, modules, body, given, prompts)
     if given.get("dimensions") is not None:
         found = replace(found, usual_dimensions=_usual_dimensions(found, given, body))
+    elif found.task == "embed" and prompts.get("truncate_dim") is not None:
+        kept = Section(prompts, PROMPTS).integer("truncate_dim", least=1, most=_width(found, body))
+        found = replace(found, usual_dimensions=kept)
     if found.task == "classify":
         return _as_given(found, given)
     if not found.tokens_only and not found.layers_first:
@@ -330,12 +333,17 @@ def _usual_dimensions(found: PoolingConfig, given: Mapping[str, Any], body: Body
     """Of vectors of requests that say nothing."""
     if found.dimensions is None:
         raise ConfigError("--pooler-config: dimensions: this model's vectors cannot be cut; leave the key out")
-    width = found.layers[-1].out_features if found.layers else body.hidden_size
+    width = _width(found, body)
     asked = Section(dict(given), "--pooler-config").integer("dimensions", least=1, most=width)
     if found.dimensions and asked not in (*found.dimensions, width):
         listed = ", ".join(map(str, found.dimensions))
         raise ConfigError(f"--pooler-config: dimensions={asked}; this model has {listed}")
     return asked
+
+
+def _width(found: PoolingConfig, body: Body) -> int:
+    """Numbers of a whole vector."""
+    return found.layers[-1].out_features if found.layers else body.hidden_size
 
 
 def _prompts(values: dict[str, Any]) -> dict[str, str]:

@@ -157,6 +157,16 @@ async def test_dimensions_are_cut_and_normalised_again(pooling):
     assert abs(np.linalg.norm(raw[0]) - 1) > 0.1
 
 
+async def test_vectors_are_as_long_as_the_checkpoints_files_say(pooling, tmp_path):
+    folder = kit.shutil.copytree(kit.embedder("qwen3"), tmp_path / "cut")
+    whole = await vectors(await pooling(kit.embedder("qwen3")), FEW)
+    kit.write(folder / "config_sentence_transformers.json", {"truncate_dim": 16})
+    close(await vectors(await pooling(folder), FEW), kit.unit(whole[:, :16]))
+    kit.write(folder / "config_sentence_transformers.json", {"truncate_dim": 65})
+    with pytest.raises(ConfigError, match="truncate_dim=65 must be an integer from 1 to 64"):
+        load_model_config(folder)
+
+
 async def test_the_operator_says_how_long_vectors_are(pooling):
     folder = kit.changed(kit.embedder("qwen3"), "matryoshka", is_matryoshka=True)
     whole = await vectors(await pooling(folder), FEW)
