@@ -28,8 +28,8 @@ def prompt_named(param: str, asked: str, prompts: Mapping[str, str], exact: bool
     """Raises ApiError for a word that neither the clients nor the checkpoint know; `exact`: that names no prompt."""
     if asked in prompts:
         return asked
-    role = ROLES.get(asked, asked)
-    found = next((name for name in PROMPTS.get(role, ()) if name in prompts), None)
+    role, spelled = ROLES.get(asked, asked), {name.lower(): name for name in prompts}
+    found = next((spelled[name] for name in (*PROMPTS.get(role, ()), role) if name in spelled), None)
     if found is None and (exact or (role not in PROMPTS and role not in OTHERS)):
         known = ", ".join(dict.fromkeys((*prompts, *PROMPTS, *ROLES, *(() if exact else OTHERS))))
         raise invalid(param, f"{param}: got {shown(asked)}; must be one of {known}")

@@ -216,6 +216,16 @@ async def test_prompts_of_the_checkpoint_stand_before_texts(pooling):
     assert (refused.status, "query, document" in refused.error["message"]) == (400, True)
 
 
+async def test_words_of_clients_name_prompts_that_are_spelled_otherwise(pooling, tmp_path):
+    folder = kit.shutil.copytree(kit.embedder("qwen3"), tmp_path / "spelled")
+    prompts = {"query": "ask: ", "Classification": "sort: "}
+    kit.write(folder / "config_sentence_transformers.json", {"prompts": prompts})
+    client, plain = await pooling(folder), await pooling(kit.embedder("qwen3"))
+    for word, before in (("classification", "sort: "), ("search_query", "ask: "), ("clustering", "")):
+        found = await vectors(client, "the cat", input_type=word)
+        np.testing.assert_array_equal(found, await vectors(plain, f"{before}the cat"))
+
+
 async def test_longer_inputs_are_refused_by_index_or_cut_where_asked(pooling):
     client = await pooling(kit.embedder("qwen3"))
     long = "a b c d " * 60
