@@ -213,13 +213,13 @@ class Engine:
             self.state = "draining"
         if self._device is None:
             return
+        self.resume()
         if self._routes:
             try:
                 await asyncio.wait_for(self._idle.wait(), timeout)
             except TimeoutError:
                 for stream in {id(stream): stream for stream, _ in self._routes.values()}.values():
                     stream.abort()
-        self.resume()
         if self._watch is not None:
             self._watch.close()
         device, self._device = self._device, None

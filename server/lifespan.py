@@ -103,6 +103,7 @@ class Lifespan:
             await self.hurry_or(asyncio.sleep(server.shutdown_delay))
         if state.phase in ("ready", "leaving"):
             state.phase = "draining"
+        state.resume()  # what an operator has paused is to finish as well
         log.info("draining: %d requests are open", len(state.open_exchanges))
         for exchange in list(state.open_exchanges):
             exchange.drain()

@@ -113,6 +113,12 @@ class AppState:
         """Whether somebody wants to know how each request went."""
         return self.trace is not None or self.spans is not None
 
+    def resume(self) -> None:
+        """Ends a pause, if there is one."""
+        if getattr(self, "engine", None) is not None:  # it may still be loading
+            self.engine.resume()
+        self.running.set()
+
     def ledger(self) -> dict[str, int]:
         """What is held right now; zero when idle but for caches and totals (RELIABILITY.md)."""
         media = {} if self.media is None else self.media.ledger()

@@ -65,6 +65,7 @@ async def pause(request: Request) -> Response:
     if mode == "keep":
         state.engine.pause()
         return json_response({"status": "paused"})
+    state.engine.resume()  # after mode=keep: what runs could not end
     if mode == "abort":
         abort_all(state)
     async with client_present(request):
@@ -90,9 +91,7 @@ def abort_all(state: AppState) -> None:
 
 
 async def resume(request: Request) -> Response:
-    state = state_of(request)
-    state.engine.resume()
-    state.running.set()
+    state_of(request).resume()
     return json_response({"status": "resumed"})
 
 

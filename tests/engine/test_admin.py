@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from engine import Engine, EngineConfig
 from engine.errors import NotReadyError
 from engine.request import FinishReason
 from tests import tiny
-from tests.engine_kit import answer, answer_deltas, running, text_request
+from tests.engine_kit import SMALL, answer, answer_deltas, running, text_request
 
 QWEN3 = tiny.checkpoint("qwen3")
 PROMPT = list(range(5, 45))
@@ -43,6 +44,15 @@ async def test_a_paused_engine_still_lets_requests_leave_and_stops():
         await asyncio.sleep(0.02)
         stream.abort()
         assert [delta.finish_reason async for delta in stream] == [FinishReason.ABORT]
+
+
+async def test_a_paused_engine_that_stops_finishes_what_is_open():
+    engine = Engine(EngineConfig(model=str(QWEN3), **SMALL))
+    await engine.start()
+    engine.pause()
+    stream = engine.submit(text_request(PROMPT, 4, ignore_eos=True))
+    await engine.stop(10)
+    assert [delta.finish_reason async for delta in stream][-1] is FinishReason.LENGTH
 
 
 async def test_cached_prefixes_are_forgotten_only_while_nothing_runs():

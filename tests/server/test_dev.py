@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from server.lifespan import Lifespan
 from server.routes import dev
 from tests.server.conftest import quiet
 
@@ -85,6 +86,28 @@ async def test_a_pause_ends_what_runs_or_waits_for_it(operator, state, mode, rea
     assert (await operator.post("/resume")).status == 200
     assert (await operator.post("/pause?mode=later")).error["param"] == "mode"
     assert (await operator.get("/is_paused")).json() == {"is_paused": False}
+
+
+async def test_a_frozen_server_can_be_told_to_let_what_runs_end(operator, state):
+    running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=200)).start()
+    await busy(state)
+    await operator.post("/pause?mode=keep")
+    assert (await asyncio.wait_for(operator.post("/pause?mode=wait"), 10)).json() == {"status": "paused"}
+    await running.finish()
+    assert running.json()["choices"][0]["finish_reason"] == "length"
+    await operator.post("/resume")
+
+
+async def test_a_paused_server_that_is_to_end_finishes_what_runs_and_waits(operator, state):
+    running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=200)).start()
+    await busy(state)
+    await operator.post("/pause?mode=keep")
+    waiting = operator.call("POST", "/v1/chat/completions", ask(max_tokens=2)).start()
+    await asyncio.sleep(0.02)
+    await asyncio.wait_for(Lifespan(operator.state).drain(), 10)
+    for call in (running, waiting):
+        await call.finish()
+        assert call.json()["choices"][0]["finish_reason"] == "length"
 
 
 async def test_caches_are_forgotten(operator, state):
