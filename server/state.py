@@ -42,6 +42,10 @@ Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
 class OpenAnswer(Protocol):
     """An Answer that the engine works for, as operators and a draining server see it."""
 
+    @property
+    def done(self) -> bool:
+        """Whether it asks the engine for nothing more."""
+
     def fail(self, error: ApiError) -> None:
         """Ends every choice with an error."""
 

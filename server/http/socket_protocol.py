@@ -48,6 +48,8 @@ class Socket(WebSocketsSansIOProtocol):
         if self.close_sent and self.initial_response is None:
             raise ClientDisconnected
         await super().send(message)
+        if self.initial_response is not None and self.close_sent:  # refused with an answer, which is no fault to log
+            self.handshake_complete = True
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()

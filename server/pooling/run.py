@@ -120,6 +120,10 @@ class PooledAnswer:
         metrics.observe("e2e_request_latency_seconds", took)
         metrics.finished["stop"] += len(lengths)
 
+    @property
+    def done(self) -> bool:
+        return self._finished.done()
+
     def fail(self, error: ApiError) -> None:
         """Ends every input with an error."""
         if not self._finished.done():

@@ -33,6 +33,7 @@ HIDDEN = {
     "chat_template", "default_chat_template_kwargs", "allowed_local_media_path", "root_path", "served_model_name",
 }  # fmt: skip
 MODES = ("abort", "wait", "keep")
+LOOK_S = 0.02  # between two looks at answers that have left the engine
 
 
 def guarded(handler: Handler) -> Handler:
@@ -75,13 +76,23 @@ async def pause(request: Request) -> Response:
 
 async def quiet_or_resumed(state: AppState) -> None:
     """Until nothing runs, or somebody has ended the pause."""
-    waiting = [asyncio.ensure_future(state.engine.quiet()), asyncio.ensure_future(state.running.wait())]
+    waiting = [asyncio.ensure_future(quiet(state)), asyncio.ensure_future(state.running.wait())]
     try:
         await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
     finally:
         for future in waiting:
             future.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def quiet(state: AppState) -> None:
+    """Until no answer is open: beam search and long recordings leave the engine now and then, and come back."""
+    while True:
+        await state.engine.quiet()
+        answers = [exchange.answer_open for exchange in state.open_exchanges]
+        if all(answer is None or answer.done for answer in answers):
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 def abort_all(state: AppState) -> None:

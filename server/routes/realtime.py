@@ -27,7 +27,7 @@ async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
     exchange.route = PATH
     if exchange.state.engine.limits.pools:
         raise not_here(None, POOLS)
-    query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=16)
+    query = parse_qs(scope["query_string"].decode("latin-1"))
     intent = query.get("intent", ["transcription"])[-1]
     if intent != "transcription":
         raise invalid("intent", "intent: this server holds transcription sessions only; leave it out")

@@ -107,6 +107,10 @@ class Listening:
             self.exchange.answer_open = None
             self._describe()
 
+    @property
+    def done(self) -> bool:
+        return self.error is not None
+
     def fail(self, error: ApiError) -> None:
         """Ends the listening with an error."""
         if self.error is None:

@@ -88,6 +88,19 @@ async def test_a_pause_ends_what_runs_or_waits_for_it(operator, state, mode, rea
     assert (await operator.get("/is_paused")).json() == {"is_paused": False}
 
 
+async def test_a_pause_waits_for_all_rounds_of_a_beam_search(operator, state):
+    running = operator.call(
+        "POST", "/v1/chat/completions", ask(max_tokens=60, use_beam_search=True, n=2, logprobs=True)
+    ).start()
+    await busy(state)
+    assert (await operator.post("/pause?mode=wait")).status == 200
+    steps = state.engine.stats.steps
+    await running.finish()
+    assert state.engine.stats.steps == steps
+    assert running.json()["usage"]["completion_tokens"] == 120
+    await operator.post("/resume")
+
+
 async def test_a_frozen_server_can_be_told_to_let_what_runs_end(operator, state):
     running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=200)).start()
     await busy(state)
