@@ -115,6 +115,8 @@ async def test_prompt_logprobs_equal_in_one_go_and_in_chunks():
         ({"sampling": SamplingParams(max_tokens=2, min_tokens=3)}, "min_tokens"),
         ({"sampling": SamplingParams(stop_token_ids=(tiny.VOCAB_SIZE,))}, "token id"),
         ({"sampling": SamplingParams(logprobs=21)}, "logprobs"),
+        ({"sampling": SamplingParams(allowed_token_ids=(7, 8), bad_words=((7,), (8,)))}, "bad_words forbid every id"),
+        ({"sampling": SamplingParams(min_tokens=1, allowed_token_ids=(7,), stop_token_ids=(7,))}, "allow another"),
         ({"media": (MediaInput("image", bytes(16), ((0, 2),), 2, {}),)}, "image"),
         ({"positions": np.zeros((3, 5), np.int32)}, "positions"),
         ({"positions": np.zeros((3, len(PROMPT)), np.int32)}, r"\[1, prompt_len\] is needed"),
