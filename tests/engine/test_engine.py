@@ -319,6 +319,11 @@ async def test_wrong_settings_do_not_start(settings, words):
     await engine.stop(1)
 
 
+async def test_the_shortest_context_is_served():
+    async with running(QWEN3, max_model_len=2) as engine:
+        assert [len(choice) for choice in await answer(engine, text_request([5], 1))] == [1]
+
+
 async def test_dummy_weights_are_the_same_for_the_same_seed():
     answers = []
     for seed in (0, 0, 1):
