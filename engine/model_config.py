@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.ahead import Ahead
 from engine.request import Modality
+
+if TYPE_CHECKING:
+    import torch
 
 # What normalises queries and keys: nothing; an RMSNorm on every head, before or after rotation; an RMSNorm over the
 # whole projection; a LayerNorm on every head, each head with weights of its own.

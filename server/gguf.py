@@ -12,9 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from engine.checkpoint.gguf import config_of, generation_of
 from engine.errors import ConfigError
-from engine.weights.gguf import GGUF, read_gguf
 from server.render.gguf_tokenizer import tokenizer_files
 
 
@@ -25,6 +23,10 @@ def is_gguf(name: str) -> bool:
 
 def as_folder(name: str, tokenizer: bool) -> str:
     """The folder; `tokenizer`: the file's is wanted too."""
+    # Imported here so that a server can bind and answer 503 before torch is there.
+    from engine.checkpoint.gguf import config_of, generation_of
+    from engine.weights.gguf import GGUF, read_gguf
+
     path = Path(name).absolute()
     if not path.is_file():
         raise ConfigError(f"--model {name}: there is no such file")

@@ -19,7 +19,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.models.registry import family_of
 from server import __version__
 from server.config import EMBEDDED
 from server.errors import not_found
@@ -106,6 +105,8 @@ async def about(request: Request) -> Response:
 
 def facts(state: AppState) -> dict[str, Any]:
     """What fits the model: the page shows no control that the server would refuse."""
+    from engine.models.registry import family_of  # its torch is imported when the socket is bound
+
     model, renderer = state.engine.model, state.renderer
     task = task_of(state)
     modalities = {"chat": list(model.modalities), "transcription": ["audio"]}.get(task, ["text"])

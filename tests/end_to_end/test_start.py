@@ -327,6 +327,12 @@ def test_help_names_every_flag_and_is_quick():
     assert bare.returncode == 0, f"help must not import torch: {bare.stderr}"
 
 
+def test_the_socket_is_bound_before_torch_is_imported():
+    code = "import sys, server.process; sys.exit('torch' in sys.modules)"
+    bare = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert bare.returncode == 0, f"a probe would wait for torch: {bare.stderr}"
+
+
 @pytest.mark.parametrize("words", ["--help", "info"])
 def test_a_reader_that_leaves_early_is_no_error(words):
     shell = f"set -o pipefail; {sys.executable} -m server {words} | head -n 0"
