@@ -185,15 +185,19 @@ cdef class Settler:
         self.settled_step = plan.step_id
 
     cdef void end(self, slot_t slot) noexcept nogil:
-        """A request is over: blocks and entries go at once, the slot when no step in flight names it."""
+        """A request is over: blocks and entries go at once, the slot when no step in flight names it.
+
+        Blocks of which something is still to be read go with the slot: the next step may write to free ones.
+        """
         if self.seqs.state[slot] == RUNNING:
             self.running.leave(slot)
         elif self.seqs.state[slot] == WAITING:
             self.queue.remove(slot)
         if self.seqs.state[slot] != FINISHING:
-            self.tables.release(slot)
             self.encoder.drop(self.seqs, slot)
             self.seqs.state[slot] = FINISHING
+        if self.seqs.closing[slot] != 2 or self.seqs.in_flight[slot] == 0:
+            self.tables.release(slot)
         if self.seqs.in_flight[slot] == 0:
             self.freed_lens[self.num_freed] = self.seqs.num_tokens[slot] if self.seqs.closing[slot] == 2 else 0
             self.seqs.give(slot)

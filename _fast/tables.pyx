@@ -300,6 +300,10 @@ cdef class BlockTables:
                 if other == 0:
                     self.index.insert(own, &name, &self.scratch[0], num_words)
                     self.pool.name(own)
+                elif other != own and self.seqs.traced[slot]:
+                    # It is read by the table that the device knows: a change might not get there before its end.
+                    self.seqs.unnamed[slot] = 1
+                    return
                 elif other != own:
                     self.pool.hold(other)
                     row[j] = other

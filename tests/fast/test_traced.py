@@ -13,7 +13,7 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from tests.fast.test_scheduler import LENGTH, STOP, ids, make, plan_for, rows
 
-EOS, BLOCK = 9, 4
+EOS, BLOCK, COMPLETE = 9, 4, 7
 
 
 def test_a_row_that_ends_by_its_length_computes_its_last_token_before_its_slot_comes_back():
@@ -114,7 +114,9 @@ class Walk:
         if self.rng.random() < 0.02:
             self.scheduler.fail(plan)
         else:
-            self.scheduler.commit(plan, ids(*drawn))
+            samples = np.asarray(plan.row_flags)[: plan.num_rows] & 1
+            ends = ids(*[self.rng.random() < 0.03 for _ in drawn]) * COMPLETE * samples  # a grammar's, without a token
+            self.scheduler.commit(plan, np.where(ends, ids(-1), ids(*drawn)), ends)
         for row in range(plan.num_rows):
             number = plan.out_request[row]
             if number in self.open and plan.out_token[row] >= 0:
