@@ -125,7 +125,8 @@ cdef class EncoderTable:
             return
         entry = &self.entries[self.under_way]
         if entry.refs == 0 or not crowded:
-            if entry.refs or self.advanced_in <= settled:  # else a piece of what nobody names is in flight
+            # Else a piece of what nobody names is in flight; with no step in flight, its last plan came to nothing.
+            if entry.refs or self.advanced_in <= settled or settled == step - 1:
                 self._renew(self.under_way)
                 self.under_way = 0
             return
