@@ -11,6 +11,7 @@ import asyncio
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,9 +66,9 @@ class Steps:
 class Crowd:
     """Requests that are sent together. `run` returns when all have ended."""
 
-    def __init__(self, engine: Engine, prompts: list[np.ndarray], max_tokens: list[int]) -> None:
+    def __init__(self, engine: Engine, prompts: list[np.ndarray], max_tokens: list[int], **rules: Any) -> None:
         self.engine = engine
-        self.requests = [request(ids, count) for ids, count in zip(prompts, max_tokens, strict=True)]
+        self.requests = [request(ids, count, **rules) for ids, count in zip(prompts, max_tokens, strict=True)]
         self.tokens = self.started = self.ended = 0
         self.counts = [0] * len(prompts)
         self.firsts = [0.0] * len(prompts)  # perf_counter of each request's first token
@@ -110,9 +111,9 @@ class Crowd:
         return self.done_at - self.begun
 
 
-def request(ids: np.ndarray, max_tokens: int) -> Request:
-    """Greedy, to its full length."""
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+def request(ids: np.ndarray, max_tokens: int, **rules: Any) -> Request:
+    """Greedy unless `rules` say otherwise, to its full length."""
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **rules})
     return Request(np.asarray(ids, np.int32), sampling)
 
 
@@ -131,11 +132,11 @@ class Decode:
 
 
 async def decode(
-    engine: Engine, steps: Steps, rows: int, context: int, draw: np.random.Generator, window: int = 0
+    engine: Engine, steps: Steps, rows: int, context: int, draw: np.random.Generator, window: int = 0, **rules: Any
 ) -> Decode:
     """All rows decode at about `context` tokens; rows that are admitted earlier get shorter prompts to match.
 
-    `window` steps of it, 96 where that is 0 and the context is long enough.
+    `window` steps of it, 96 where that is 0 and the context is long enough. `rules`: of each request.
     """
     budget = engine.config.max_num_batched_tokens or 2048
     window = window or max(8, min(96, context // 2))
@@ -146,6 +147,7 @@ async def decode(
         engine,
         [draw.integers(2, vocab, length, dtype=np.int32) for length in lengths],
         [window + 2 * lag + 8 for lag in lags],
+        **rules,
     )
     await crowd.run(steps)
     # Counts of tokens lag behind steps a little, so the first steps and the last ones are left out.
