@@ -1,0 +1,48 @@
+"""gpu_start on a tiny mixture: files that it writes are read, also as FP8, and each start is told."""
+
+import json
+
+import pytest
+
+from tests.bench import gpu_start
+from tests.bench.gpu_start import Case
+
+
+def test_starts_of_files_and_of_drawn_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_start, "SHARD", 1 << 18)
+    monkeypatch.setattr(gpu_start, "CHUNK", 1 << 16)
+
+    async def starts(name, folder, args, _cache):
+        return await gpu_start.starts(Case.of(name), folder, args.device, args.starts)
+
+    monkeypatch.setattr(gpu_start, "child", lambda *args: gpu_start.asyncio.run(starts(*args)))
+    names = ["tiny", "tiny fp8", "tiny files", "tiny fp8 online"]
+    flags = ["--cases", ",".join(names), "--device", "cpu", "--layers", "2", "--starts", "1", "--out", str(tmp_path)]
+    assert gpu_start.main(flags) == 0
+    kept = json.loads((tmp_path / gpu_start.FILE).read_text())
+    assert list(kept) == names
+    assert [report["bytes"] > 1 << 20 for report in kept.values()] == [False, False, True, True]
+    shown = capsys.readouterr().out
+    for line in ("tiny fp8, ready, over", "tiny fp8 online, reading, over", "tiny files: ", "tiny files, start 1: "):
+        assert f"\n{line}" in shown
+
+
+def test_what_is_asked_is_told_of_the_last_start():
+    seen = {
+        "8b": [{"ready_s": 9.0, "read_s": 2.0}],
+        "8b fp8": [{"ready_s": 20.0, "read_s": 2.0}, {"ready_s": 8.0, "read_s": 2.0}],
+        "8b files": [{"ready_s": 5.0, "read_s": 2.0}],
+        "8b fp8 online": [{"ready_s": 7.0, "read_s": 2.5, "held": 3 * gpu_start.GIB, "peak": 5 * gpu_start.GIB}],
+        "30b-a3b": [{"ready_s": 26.0, "read_s": 2.0}],
+    }
+    lines = gpu_start.asked(seen, {"8b files": 4_000_000_000})
+    assert [line.rpartition(" ")[2] for line in lines] == ["MISSED", "met", "met", "MISSED", "MISSED", "memory"]
+    assert lines[-1] == "8b files: 2.00 GB/s of files in memory"
+
+
+@pytest.mark.parametrize("shape", ["8b", "30b-a3b", "gpt-oss-20b"])
+def test_shapes_with_fewer_layers_keep_the_rest(shape):
+    config = gpu_start.with_layers(gpu_start.SHAPES[shape], 3)
+    assert config["num_hidden_layers"] == 3
+    assert config["hidden_size"] == gpu_start.SHAPES[shape]["hidden_size"]
+    assert len(config.get("layer_types", [0] * 3)) == 3
