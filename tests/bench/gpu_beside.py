@@ -61,9 +61,10 @@ def settings_of(shape: str, folder: Path, args: argparse.Namespace, rows: list[i
     """Of both engines: as many blocks as the rows take, so that two engines fit."""
     steps = 96 + 2 * max(rows) * args.context // 512 + 8  # that a row decodes at most, behind `context` tokens
     blocks = max(rows) * (-(-(args.context + steps) // BLOCK) + 1) + 64
-    given = SIZES[shape].engine if shape.startswith("tiny") else {}
+    given = SIZES[shape].engine if shape == "tiny" else {}
     fixed = {"num_gpu_blocks_override": blocks, "max_num_seqs": max(rows)}
-    return {"model": str(folder), "load_format": "dummy", "device": args.device, **given, **fixed}
+    fixed |= {"load_format": "dummy", "enable_prefix_caching": False}
+    return {"model": str(folder), "device": args.device, **given, **fixed}
 
 
 async def compare(case: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -75,8 +76,7 @@ async def compare(case: str, args: argparse.Namespace) -> dict[str, Any]:
         settings = settings_of(case.split()[0], folder, args, rows)
         try:
             for side in ("off", "on"):
-                config = EngineConfig(**settings, enable_prefix_caching=False, **{args.setting: side == "on"})
-                engines[side] = Engine(config)
+                engines[side] = Engine(EngineConfig(**settings | {args.setting: side == "on"}))
                 await engines[side].start()
             steps = {side: Steps(engine) for side, engine in engines.items()}
             for turn in range(1 + args.turns):

@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -146,14 +147,13 @@ async def start(case: Case, folder: Path, device: str) -> dict[str, Any]:
             found["peak_allocated"] = torch.cuda.max_memory_allocated() - before
         found["read_s"] = time.perf_counter() - begun
 
-    given = TINY_ENGINE if case.shape.startswith("tiny") else {}
-    how = {"load_format": "auto" if case.files else "dummy", "quantization": "fp8" if case.online else ""}
-    engine = Engine(EngineConfig(str(folder), device=device, **how, **given))
-    runtime.read_weights = watched
+    given: dict[str, Any] = {"load_format": "auto" if case.files else "dummy", "device": device}
+    given |= {"quantization": "fp8" if case.online else ""} | (TINY_ENGINE if case.shape.startswith("tiny") else {})
+    engine = Engine(EngineConfig(str(folder), **given))
     try:
-        await engine.start()
+        with mock.patch.object(runtime, "read_weights", watched):
+            await engine.start()
     finally:
-        runtime.read_weights = read
         await engine.stop(5)
     phases = {name: round(seconds, 3) for name, seconds in engine.startup.items()}
     return {"ready_s": sum(engine.startup.values()), "phases": phases, **found}

@@ -11,15 +11,18 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine import Engine
 from tests import tiny
-from tests.bench.shapes import few_layers, write_folder
+from tests.bench.shapes import FORMS, few_layers, write_folder
+from tests.engine.circumstances import drawn
 from tests.engine.kinds import every_kind
-from tests.engine_kit import answer, prompts, quiet, text_request
+from tests.engine_kit import answer, answer_deltas, prompts, quiet, text_request
 from tests.invariance.devices import Device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -161,18 +164,47 @@ FULL = {
     "0.6b with the same bits": {**LONG, "deterministic": True},
     "0.6b without graphs": {**LONG, "enforce_eager": True},
     "vl-7b of few sizes": {**LONG, "cudagraph_capture_sizes": (4, 16)},
+    "8b fp8 with an FP8 cache": {**REAL, "kv_cache_dtype": "fp8"},
+    "8b fp8-blocks": REAL,
+    "8b w4 in long steps": LONG,
+    "30b-a3b": REAL,
+    "30b-a3b fp8-blocks": REAL,
+    "gpt-oss-20b in long steps": LONG,
 }
+
+
+def folder_of(case: str, path: Path) -> Path:
+    """Few layers of the shape that the case names first, of the form that it may name then."""
+    shape, *rest = case.split()
+    return write_folder(path, few_layers(shape), rest[0] if rest and rest[0] in FORMS else "")
 
 
 @pytest.mark.parametrize("case", FULL)
 async def test_every_kind_of_request_meets_nothing_new(case, monkeypatch, tmp_path):
     """Real shapes, whose products differ by rows and whose logits are too large for what small tensors have left."""
-    folder = write_folder(tmp_path, few_layers(case.split()[0]))
-    async with CUDA.running(folder, max_model_len=16384, **FULL[case]) as engine:
+    async with CUDA.running(folder_of(case, tmp_path), max_model_len=16384, **FULL[case]) as engine:
         warm = device_row(engine)
         with nothing_new(monkeypatch):
             await every_kind(engine)
         assert device_row(engine) == warm
+
+
+@pytest.mark.parametrize("case", ["30b-a3b", "30b-a3b fp8-blocks", "gpt-oss-20b"])
+async def test_the_first_batch_that_touches_every_expert_meets_nothing_new(case, monkeypatch, tmp_path):
+    """Prompts of all tokens that there are; the answers tell which experts their layers chose."""
+    settings = {**REAL, "max_num_seqs": 0, "max_num_batched_tokens": 0, "return_routed_experts": True}
+    config = few_layers(case.split()[0])
+    async with CUDA.running(folder_of(case, tmp_path), max_model_len=16384, **settings) as engine:
+        warm = device_row(engine)
+        sent = drawn(40, config["vocab_size"], (1, 700), 8, seed=3, return_routed_experts=True)
+        with nothing_new(monkeypatch):
+            answers = await asyncio.gather(*[answer_deltas(engine, request) for request in sent])
+            await quiet(engine)
+        assert device_row(engine) == warm
+    experts = np.concatenate([choices[0][-1].routed_experts for choices in answers])
+    count = config.get("num_experts") or config["num_local_experts"]
+    touched = [len(np.unique(experts[:, layer])) for layer in range(experts.shape[1])]
+    assert touched == [count] * config["num_hidden_layers"]
 
 
 async def test_media_meet_nothing_new(monkeypatch):

@@ -1,0 +1,54 @@
+"""The same requests in every circumstance that a busy server has, told to the last bit: for engines that are exact.
+
+In: a running engine with a prefix cache, room for less than all rows' tokens, and steps shorter than some prompts.
+Each watched request runs alone and fresh, alone and cached; then beside others that come with it, fresh, cut into
+chunks by the others' tokens; with its prefix cached; and as the last of all, which is preempted first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from engine import Engine, Request
+from tests.engine_kit import answer, answer_deltas, quiet, text_request
+
+
+def drawn(count: int, vocab: int, length: tuple[int, int], tokens: int, seed: int, **rules: Any) -> list[Request]:
+    """Requests with random prompts of so many tokens, least and most."""
+    draw = np.random.default_rng(seed)
+    prompts = [draw.integers(2, vocab, draw.integers(*length, endpoint=True), np.int32) for _ in range(count)]
+    return [text_request(ids, tokens, ignore_eos=True, **rules) for ids in prompts]
+
+
+async def told(engine: Engine, request: Request) -> list[tuple[Any, ...]]:
+    """Every token, and its log-probabilities bit for bit."""
+    deltas = (await answer_deltas(engine, request))[0]
+    entries = [entry for delta in deltas for entry in delta.logprobs or ()]
+    return [(entry.token_id, entry.logprob, *entry.top_ids, *entry.top_logprobs) for entry in entries]
+
+
+async def same_in_every_circumstance(engine: Engine, watched: list[Request], others: list[Request]) -> None:
+    """Fails unless every watched request, which asks for log-probabilities, is told the same each time."""
+    alone = [await told(engine, request) for request in watched]
+    assert all(len(each) == request.sampling.max_tokens for each, request in zip(alone, watched))
+    hits = engine.stats.prefix_hits
+    assert [await told(engine, request) for request in watched] == alone, "cached"
+    assert engine.stats.prefix_hits > hits
+    for circumstance, fresh, place in (
+        ("in company", True, len(others) // 2),
+        ("in company, cached", False, len(others) // 2),
+        ("in company, behind all others", True, len(others)),  # the last to come is the first that is preempted
+    ):
+        await quiet(engine)
+        assert not fresh or await engine.reset_prefix_cache()
+        preempted = engine.stats.preemptions
+        beside = [asyncio.create_task(answer(engine, request)) for request in others[:place]]
+        mine = [asyncio.create_task(told(engine, request)) for request in watched]
+        beside += [asyncio.create_task(answer(engine, request)) for request in others[place:]]
+        got = await asyncio.gather(*mine)
+        await asyncio.gather(*beside)
+        assert got == alone, circumstance
+        assert engine.stats.preemptions > preempted, f"{circumstance}: the room was enough for all"
