@@ -12,7 +12,8 @@ from engine.kernels.attention import prefill
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.float8 import as_pairs, codes_of, widen8, widen_pairs
-from engine.kernels.pages import pages_of
+from engine.kernels.pages import decode, pages_of
+from engine.kernels.rotate import qkv_rope_store
 from engine.kernels.target import target, tl, triton
 from tests.kernels.test_on_device import LIMIT, draw, error, pages
 
@@ -105,3 +106,50 @@ def test_many_parts_are_added_in_one_order_whoever_comes_last(kind):
     for _ in range(50):
         assert torch.equal(paged_attention(q, keys, values, meta, 0.03, scales=scales), first)
     assert not work.arrived.any()
+
+
+LONG = 131_072  # tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_context_is_read_within_what_bfloat16_results_allow(kind):
+    """4e-3 of the norm, over the stored codes: of a lone row, and of a prompt's last tokens."""
+    shape, *_, meta = pages([LONG], [17], 8, 128)
+    keys, values, scales = coded(kind, len(shape))
+    del shape
+    q = draw(17, 32, 128)
+    for rows in (1, 17):
+        asked = replace(
+            meta, query_start=torch.tensor([0, rows], dtype=torch.int32, device="cuda"), decode_only=rows == 1
+        )
+        work = empty_list(1, rows, max_parts(10_000, 16, 1, 8), 32, 128, "cuda", 8, large=True)
+        fill_list(work, asked, 4)
+        asked = replace(asked, work=work)
+        got = paged_attention(q[:rows], keys, values, asked, 128**-0.5, scales=scales)
+        want = paged_attention_reference(q[:rows].double(), keys, values, asked, 128**-0.5, scales=scales)
+        print(f"{kind}, {rows} rows at {LONG}: {error(got, want):.2e}")
+        assert error(got, want) <= 4e-3
+
+
+@pytest.mark.parametrize("given", [None, ((1.0,) * 8,) * 2])
+def test_stored_keys_of_up_to_two_thousand_are_within_a_sixteenth(given):
+    """With a scale per token and head; a scale of 1, as a checkpoint may give one, fails."""
+    spec = FullSpec(8, 128, torch.float8_e4m3fn, given=given)
+    keys, values, scales = pages_of(
+        spec.views(torch.zeros(4, spec.block_bytes(16), dtype=torch.uint8, device="cuda"), 16)
+    )
+    large = draw(64, 8, 128).clamp(-3, 3)
+    large[:, :, 5] *= 2000 / 3
+    small = large / 100
+    qkv = torch.cat([draw(64, 32, 128), large, small], 1).flatten(1)
+    cos, sin = torch.ones(64, 64, device=qkv.device), torch.zeros(64, 64, device=qkv.device)
+    slots = torch.arange(64, device=qkv.device)
+    qkv_rope_store(qkv, cos, sin, None, None, 0.0, 32, 8, 128, keys, values, slots, scales=scales)
+    within = []
+    for stored, cache, scale in ((large.float(), keys, scales[0]), (small.float(), values, scales[1])):
+        got = decode(cache, scale, torch.float32).transpose(1, 2).flatten(0, 1)  # [tokens, heads, 128]
+        # Half of the least code, times less than twice the scale.
+        least = stored.abs().amax(-1, keepdim=True) / 448 * 2.0**-9
+        within.append(bool(((got - stored).abs() <= torch.maximum(stored.abs() / 16, least) * 1.001).all()))
+    assert within[0] == (given is None)
+    assert given is not None or within[1]
