@@ -11,7 +11,8 @@ How late the server's loop was is told by a timer on it, of 1 ms where `loop` is
 and in the loop's CPU time, else of 5. "written" is from a step's tokens being on the host to their bytes being in the
 sockets (tests/bench/watched.py). Output per second of equal answers is that of whole ones, per stream from its first
 end to its last within the time measured, so that waves of equal requests do not bend it; of others it is what arrived.
-Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b]
+Several forms of --weights are served one after the other; at the end the output of each is told over that of floats.
+Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--weights floats,fp8,fp8-blocks,w4]
          [--load mixed,conversation,prefix,loop,rules,grammar,beside] [--out DIR]
 """
 
@@ -38,6 +39,7 @@ from tests.bench.loads import Case
 from tests.bench.served import Server, check
 from tests.bench.shapes import FORMS, SHAPES
 
+FLOATS = "floats"  # weights as --shape has them
 TINY_FLAGS = ("--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--num-threads", "1")
 LONGEST_S = 180.0  # of a case in which each request is sent once
 UNITS = {
@@ -119,7 +121,8 @@ def add_noted(found: dict[str, float], server: Server) -> None:
             found["written share"] = len(each) / (found["output by event"] * (until - since))
 
 
-Runs = dict[str, list[dict[str, float]]]  # by case
+Cases = dict[str, dict[str, float]]  # by case
+Runs = dict[str, list[dict[str, float]]]
 
 
 def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: bool) -> tuple[float, Runs, list[str]]:
@@ -130,7 +133,7 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
     runs: Runs = {}
     failed = []
     with tempfile.TemporaryDirectory() as name:
-        server = Server(shape, args.device, Path(name), flags, beat_s, args.weights)
+        server = Server(shape, args.device, Path(name), flags, beat_s, "" if args.weights == FLOATS else args.weights)
         try:
             print(f"{shape}: ready in {server.ready_s:.1f} s", flush=True)
             check(server.port)
@@ -150,8 +153,8 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
     return server.ready_s, runs, failed
 
 
-def run_shape(shape: str, args: argparse.Namespace) -> int:
-    """All cases of a shape; how many failed."""
+def run_shape(shape: str, args: argparse.Namespace) -> tuple[int, Cases]:
+    """All cases of a shape: how many failed, and what was found of the others."""
     asked = loads.cases_of(shape, args.load.split(","), args.streams, args.sharegpt)
     if args.case:
         asked = [case for case in asked if case.name in args.case.split(",")]
@@ -167,7 +170,7 @@ def run_shape(shape: str, args: argparse.Namespace) -> int:
     spread = {name: spread_of(runs, name) for name in seen} if args.runs > 1 else {}
     seen["ready"], units["ready"] = ready_s, "s"  # of the server's process: interpreter and imports included
     lasted = f"{args.runs} run(s) of {args.seconds:g} s or {args.answers} answers"
-    named = ", ".join(filter(None, (shape, args.weights, args.flags)))
+    named = ", ".join(filter(None, (shape, "" if args.weights == FLOATS else args.weights, args.flags)))
     print_cases(f"{named}, serving, ready in {ready_s:.1f} s, {lasted}", cases)
     ratios = ratios_of(cases)
     for name, value in ratios.items():
@@ -176,7 +179,18 @@ def run_shape(shape: str, args: argparse.Namespace) -> int:
     targets.show(f"{named}, serving", {name: seen[name] for name in seen if name in aims}, aims, units, spread)
     report = {"shape": shape, "ready_s": ready_s, "seen": seen, "units": units, "ratios": ratios, "spread": spread}
     targets.keep(args.out, "gpu_serve.json", named, {**report, "cases": cases, "runs": runs, "failed": failed})
-    return len(failed)
+    return len(failed), cases
+
+
+def over_floats(found: dict[str, Cases]) -> list[str]:
+    """Of each form of weights the output of its cases over that of floats in the same run."""
+    floats = found.get(FLOATS, {})
+    return [
+        f"{form}, {label}: {cases[label]['output'] / floats[label]['output']:.2f} times the output of floats"
+        for form, cases in found.items()
+        for label in cases
+        if form != FLOATS and floats.get(label, {}).get("output") and "output" in cases[label]
+    ]
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -243,18 +257,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = "of all cases in turn, their median beside the least and the most; 1 (default) where time is short, else 3"
     parser.add_argument("--runs", type=int, default=1, help=runs)
     parser.add_argument("--sharegpt", type=Path, help="a file in ShareGPT's form, for lengths of real conversations")
-    parser.add_argument("--weights", default="", choices=("", *FORMS), help="quantised random weights")
+    forms = f"quantised random weights, several behind commas: {FLOATS} (floats), {', '.join(FORMS)}"
+    parser.add_argument("--weights", default=FLOATS, help=forms)
     parser.add_argument("--case", default="", help="names of cases, all others are left out")
     parser.add_argument("--flags", default="", help="more flags of the server, in one word")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
+    asked = args.weights.split(",")
+    if unknown := [form for form in asked if form not in (FLOATS, *FORMS)]:
+        parser.error(f"--weights {','.join(unknown)}: there are {FLOATS}, {', '.join(FORMS)}")
     status = 0
     for shape in args.shape.split(","):
-        try:
-            status |= run_shape(shape, args)
-        except Exception:
-            status = 1
-            traceback.print_exc()
+        found: dict[str, Cases] = {}
+        for args.weights in asked:
+            try:
+                failed, found[args.weights] = run_shape(shape, args)
+                status |= failed
+            except Exception:
+                status = 1
+                traceback.print_exc()
+        for line in over_floats(found):
+            print(f"{shape}, {line}", flush=True)
     return min(status, 1)
 
 

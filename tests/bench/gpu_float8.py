@@ -1,0 +1,100 @@
+"""FP8 products of the library, as the server calls it, for gpu_kernels: what the card can, and what an 8B's have of it.
+
+By rows (a scale per row of either side) and by blocks (per 128 columns of x, per 128 x 128 of the weight); codes have
+both signs, since the card's clock depends on them. x is codes already. "8192^3" is the FP8 rate of the card by that
+form, whose share the four products of the 8B have behind their TFLOP/s; of 512 rows and more QUANTIZATION.md section 8
+asks 60 % of the larger one. "served" is what a layer takes for the same codes: our kernel where it was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.float8_weight import Float8Weight, pack_float8
+from engine.kernels.gemm.quantise_floats import quantise_floats
+from engine.kernels.gemm.scaled import ScaledProducts, library_product
+from tests.bench.gpu_one_row import PRODUCTS
+
+TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
+SIDE, ROWS = 8192, (512, 2048)
+FORMS = {"rows": Inputs(kind=Kind.E4M3), "blocks": Inputs(kind=Kind.E4M3, group=128)}
+CACHE = 120 << 20  # bytes that no cache holds
+ASKED = 0.6  # of the FP8 rate
+
+
+def weight(form: str, width: int, depth: int, products: ScaledProducts, device: str = "cuda") -> Float8Weight:
+    """Normal numbers as codes of up to 448 / 4."""
+    values = (torch.randn(width, depth, device=device) * 28).clamp(-448, 448).to(torch.float8_e4m3fn)
+    scale, group = torch.rand(width, 1, device=device) + 0.5, depth
+    if form == "blocks":
+        blocks = torch.rand(width // 128, depth // 128, device=device) + 0.5
+        scale, group = blocks.repeat_interleave(128, 0), 128
+    codes = Codes(Kind.E4M3, values.view(torch.uint8), scale, group, inputs=FORMS[form])
+    return pack_float8(codes, None, torch.bfloat16, products, invariant=False)
+
+
+class Rate:
+    """The FP8 rate of a form, once it was measured."""
+
+    def __init__(self) -> None:
+        self.best = 0.0
+
+    def said(self, flops: float, seconds: float) -> str:
+        rate = flops / seconds
+        share = rate / self.best if self.best else 1.0
+        asked = "" if share == 1.0 else f" >= {ASKED:.0%} {'met' if share >= ASKED else 'MISSED'}"
+        return f"{rate / 1e12:.0f} TFLOP/s, {share:.1%} of the FP8 rate{asked}"
+
+
+def square_case(time_of: TimeOf, form: str, rate: Rate, side: int = SIDE, device: str = "cuda") -> list[dict]:
+    """Its rate is kept where it is the largest."""
+    held = weight(form, side, side, ScaledProducts(), device)
+    x, scales = quantise_floats(torch.randn(side, side, device=device, dtype=torch.bfloat16), held.inputs)
+    out, flops = torch.empty(side, side, device=device, dtype=torch.bfloat16), 2 * side**3
+    took = time_of([lambda: library_product(x, scales, held.weight, None, None, out)])
+    rate.best = max(rate.best, flops / took[0])
+    return [{"name": f"FP8 {form} {side}^3", "times": took, "bytes": 2 * side**2 + out.nbytes, "flops": flops,
+             "said": f"{flops / took[0] / 1e12:.0f} TFLOP/s"}]  # fmt: skip
+
+
+def product_cases(time_of: TimeOf, form: str, rows: int, rate: Rate, device: str = "cuda") -> list[dict]:
+    """The four products, each by the library and as a layer takes it, and all of a layer's together."""
+    found, sums, work = [], {"library": 0.0, "served": 0.0}, 0
+    for name, (width, depth) in PRODUCTS.items():
+        products = ScaledProducts()
+        held = [weight(form, width, depth, products, device) for _ in range(max(2, CACHE // (width * depth)))]
+        x, scales = quantise_floats(torch.randn(rows, depth, device=device, dtype=torch.bfloat16), FORMS[form])
+        out, flops = torch.empty(rows, width, device=device, dtype=torch.bfloat16), 2 * rows * width * depth
+        work += flops
+        for one in held:
+            products.record(one.weight)
+        products.autotune([rows], torch.bfloat16)
+
+        def library(one: Float8Weight, x: Tensor = x, scales: Tensor = scales, out: Tensor = out) -> None:
+            library_product(x, scales, one.weight, None, None, out)
+
+        def served(one: Float8Weight, x: Tensor = x, scales: Tensor = scales, out: Tensor = out) -> None:
+            one._multiply(x, scales, None, out)
+
+        for way, call in (("library", library), ("served", served)):
+            took = time_of([lambda one=one, call=call: call(one) for one in held])
+            sums[way] += took[0]
+            case = {"name": f"FP8 {form} {name} {rows} {way}", "times": took, "flops": flops}
+            found.append(case | {"bytes": width * depth + x.nbytes + out.nbytes, "said": rate.said(flops, took[0])})
+    for way, seconds in sums.items():
+        case = {"name": f"FP8 {form} layer {rows} {way}", "times": (seconds,) * 3, "bytes": 0, "flops": work}
+        found.append(case | {"said": rate.said(work, seconds)})
+    return found
+
+
+def float8_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
+    """The card's rates first."""
+    rate = Rate()
+    groups: list[Callable[[], list[dict]]] = [lambda form=form: square_case(time_of, form, rate) for form in FORMS]
+    return groups + [
+        lambda form=form, rows=rows: product_cases(time_of, form, rows, rate) for form in FORMS for rows in ROWS
+    ]
