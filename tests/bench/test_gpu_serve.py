@@ -96,6 +96,24 @@ def test_pictures_beside_texts_are_those_of_a_case_of_their_own(tmp_path):
         loads.cases_of("8b", ["beside"], "", None)
 
 
+def test_forms_of_weights_are_served_in_turn_and_compared_with_floats(monkeypatch, capsys):
+    served = []
+
+    def run_shape(shape, args):
+        served.append((shape, args.weights))
+        if args.weights == "w4":
+            raise RuntimeError("no room")
+        return 0, {"16 streams": {"output": 100.0 if args.weights == "floats" else 138.0}}
+
+    monkeypatch.setattr(gpu_serve, "run_shape", run_shape)
+    assert gpu_serve.main(["--shape", "8b", "--weights", "floats,fp8,w4"]) == 1
+    assert served == [("8b", "floats"), ("8b", "fp8"), ("8b", "w4")]
+    assert capsys.readouterr().out == "8b, fp8, 16 streams: 1.38 times the output of floats\n"
+    with pytest.raises(SystemExit):
+        gpu_serve.main(["--weights", "fp8,w5"])
+    assert "--weights w5: there are floats, fp8" in capsys.readouterr().err
+
+
 def test_loads_are_the_same_each_time():
     first, again = (loads.cases_of("8b", ["mixed", "conversation", "prefix", "loop"], "", None) for _ in range(2))
     assert first == again
