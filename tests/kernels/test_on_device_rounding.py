@@ -9,6 +9,8 @@ test_on_device_quantised asks 3e-3 and 4e-3 of products with a residual, which t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.long_products import LongProducts
 from engine.kernels.gemm.quantise_floats import quantise_floats
+from engine.kernels.gemm.quantise_rows import quantise_rows
 from engine.kernels.gemm.scaled import ScaledProducts
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.target import target
@@ -46,22 +49,32 @@ def drawn(depth: int) -> Tensor:
     return torch.randn(max(ROWS), depth, device="cuda", dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kind", "group"), [
-    (Kind.INT4, 128), (Kind.INT4, 32), (Kind.INT8, 128), (Kind.E2M1, 16), (Kind.E2M1, 32), (Kind.E4M3, 0)
+@pytest.mark.parametrize(("kind", "group", "shape"), [
+    (Kind.INT4, 128, "q|k|v"), (Kind.INT4, 128, "down"), (Kind.INT8, 4096, "q|k|v"), (Kind.E2M1, 16, "q|k|v"),
+    (Kind.E2M1, 32, "q|k|v"), (Kind.E4M3, 4096, "q|k|v"),
 ])  # fmt: skip
 def test_inputs_that_are_kept(kind, group, shape):
     """As the start chooses among kernels, before it has timed any and behind that."""
     (width, depth), x = SHAPES[shape], drawn(SHAPES[shape][1])
-    codes = on_device(codes_of(kind, width, depth, group or depth))
+    codes = on_device(codes_of(kind, width, depth, group))
     weight, dense = pack_groups(codes, None, long := LongProducts(), invariant=False), codes.dense().double()
     exact = pack_groups(codes, None, LongProducts(), invariant=True)
-    named = f"{kind.name} by {group or 'rows'}, {shape}"
+    named = f"{kind.name} by {group}, {shape}"
     wants = {"exact": x.double() @ dense.T, "rounded": x.double() @ dense.to(x.dtype).double().T}
     check(named, weight, x, wants)
     long.autotune([2048], torch.bfloat16)
     check(f"{named}, timed", weight, x, wants)
     check(f"{named}, deterministic", exact, x, wants)
+
+
+def test_inputs_that_become_integers():
+    (width, depth), x = SHAPES["q|k|v"], drawn(SHAPES["q|k|v"][1])
+    codes = replace(on_device(codes_of(Kind.INT8, width, depth, depth)), inputs=Inputs())
+    whole, scales = quantise_rows(x, None)
+    wants = {"exact": (whole.double() * scales.double()[:, None]) @ codes.dense().double().T}
+    for invariant in (False, True):
+        weight = pack_groups(codes, None, LongProducts(), invariant)
+        check("INT8 by INT8" + ", deterministic" * invariant, weight, x, wants)
 
 
 @pytest.mark.skipif(not target().multiplies_float8, reason="no units for FP8")
