@@ -59,9 +59,10 @@ def model_of(case: str, layers: int) -> Iterator[Path]:
 
 def settings_of(shape: str, folder: Path, args: argparse.Namespace, rows: list[int]) -> dict[str, Any]:
     """Of both engines: as many blocks as the rows take, so that two engines fit."""
-    steps = 96 + 2 * max(rows) * args.context // 512 + 8  # that a row decodes at most, behind `context` tokens
-    blocks = max(rows) * (-(-(args.context + steps) // BLOCK) + 1) + 64
     given = SIZES[shape].engine if shape == "tiny" else {}
+    lag = max(rows) * args.context // given.get("max_num_batched_tokens", 2048)
+    most = args.context + 96 + 2 * lag + 8  # tokens of a row, see crowd.decode
+    blocks = max(rows) * (-(-most // BLOCK) + 1) + 64
     fixed = {"num_gpu_blocks_override": blocks, "max_num_seqs": max(rows)}
     fixed |= {"load_format": "dummy", "enable_prefix_caching": False}
     return {"model": str(folder), "device": args.device, **given, **fixed}
