@@ -79,6 +79,7 @@ class Bench:
 
     def __init__(self, shape: str, args: argparse.Namespace, folder: Path) -> None:
         self.shape, self.sizes = shape, SIZES[shape]
+        self.layers = SHAPES[shape].get("text_config", SHAPES[shape])["num_hidden_layers"]
         self.settings = {"model": str(folder), "load_format": "dummy", "device": args.device, **self.sizes.engine}
         self.settings |= {"deterministic": args.deterministic, "model_impl": args.model_impl}
         self.draw = np.random.default_rng(0)
@@ -202,7 +203,7 @@ class Bench:
             table = self.more[f"profile {rows} rows"] = kernels(inside, seen.steps)
             self.put(f"profiled step, {rows} rows at 256", table["step_us"] / 1e3, "ms")
             self.put(f"profiled step, {rows} rows at 256, idle", table["idle_us"], "us")
-            print_kernels(f"{self.shape}: kernels of a decode step of {rows} rows", table)
+            print_kernels(f"{self.shape}: kernels of a decode step of {rows} rows", table, self.layers)
 
     async def prompt(self) -> None:
         """The kernels from a lone prompt of 512 tokens to its first token; idle is what lies between two prompts."""
@@ -214,7 +215,7 @@ class Bench:
                 await Crowd(self.engine, self.prompts(1, 512), [1]).run()
         table = self.more["profile of a prompt"] = kernels(events, REPEATS)
         self.put("profiled prompt of 512, busy", (table["step_us"] - table["idle_us"]) / 1e3, "ms")
-        print_kernels(f"{self.shape}: kernels of a prompt of 512 tokens", table)
+        print_kernels(f"{self.shape}: kernels of a prompt of 512 tokens", table, self.layers)
 
 
 def has_card(device: str) -> bool:
@@ -280,10 +281,12 @@ def kernels(events: list[tuple[float, float, str]], steps: int) -> dict[str, Any
     }
 
 
-def print_kernels(title: str, found: dict[str, Any]) -> None:
+def print_kernels(title: str, found: dict[str, Any], layers: int) -> None:
+    """The longest first, with what they take for each layer of the model."""
     print(f"\n{title}: {found['step_us']:.0f} us, idle {found['idle_us']:.1f}, longest gaps {found['gaps_us']}")
     for entry in found["kernels"][:16]:
-        print(f"  {entry['us']:9.1f} us {entry['calls']:7.1f} x  {entry['name'][:96]}", flush=True)
+        each = f"{entry['us']:9.1f} us {entry['us'] / layers:8.2f} a layer"
+        print(f"  {each} {entry['calls']:7.1f} x  {entry['name'][:88]}", flush=True)
 
 
 @contextlib.contextmanager
