@@ -28,7 +28,7 @@ import numpy as np
 from engine import Engine, EngineConfig
 from tests.bench import targets
 from tests.bench.crowd import Steps, decode
-from tests.bench.gpu_offline import SIZES, device_name
+from tests.bench.gpu_offline import TINY_ENGINE, device_name
 from tests.bench.shapes import FORMS, SHAPES, write_folder
 
 FILE = "gpu_beside.json"
@@ -59,7 +59,7 @@ def model_of(case: str, layers: int) -> Iterator[Path]:
 
 def settings_of(shape: str, folder: Path, args: argparse.Namespace, rows: list[int]) -> dict[str, Any]:
     """Of both engines: as many blocks as the rows take, so that two engines fit."""
-    given = SIZES[shape].engine if shape == "tiny" else {}
+    given = TINY_ENGINE if shape.startswith("tiny") else {}
     lag = max(rows) * args.context // given.get("max_num_batched_tokens", 2048)
     most = args.context + 96 + 2 * lag + 8  # tokens of a row, see crowd.decode
     blocks = max(rows) * (-(-most // BLOCK) + 1) + 64

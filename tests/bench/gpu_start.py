@@ -174,8 +174,8 @@ def tell(name: str, found: list[dict[str, Any]], size: int) -> None:
         rate = f", {size / each['read_s'] / 1e9:.2f} GB/s" if size else ""
         room = ""
         if "peak" in each:
-            above = (each["peak"] - each["held"]) / GIB
-            room = f", weights {each['held'] / GIB:.2f} GiB, at its worst {above:.2f} more"
+            above, used = ((each[key] - each["held"]) / GIB for key in ("peak", "peak_allocated"))
+            room = f", weights {each['held'] / GIB:.2f} GiB, at its worst {above:.2f} more ({used:.2f} of tensors)"
         phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in each["phases"].items())
         print(f"{name}, start {number}: {each['ready_s']:.2f} s{rate}{room} ({phases})", flush=True)
 

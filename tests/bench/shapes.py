@@ -74,6 +74,14 @@ QWEN3_30B_A3B = {
     "norm_topk_prob": True,
     "decoder_sparse_step": 1,
 }
+TINY_SPARSE = {  # with experts
+    **QWEN3_30B_A3B,
+    **TINY,
+    "architectures": QWEN3_30B_A3B["architectures"],
+    "model_type": QWEN3_30B_A3B["model_type"],
+    "num_experts": 12,
+    "moe_intermediate_size": 64,
+}
 GPT_OSS_20B = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
@@ -150,6 +158,7 @@ GEMMA3_12B = {  # the decoder alone: five layers with a window of 1,024, then on
 
 SHAPES = {
     "tiny": TINY,
+    "tiny-sparse": TINY_SPARSE,
     "8b": QWEN3_8B,
     "0.6b": QWEN3_06B,
     "30b-a3b": QWEN3_30B_A3B,

@@ -16,15 +16,15 @@ def test_starts_of_files_and_of_drawn_weights(tmp_path, monkeypatch, capsys):
         return gpu_start.asyncio.run(gpu_start.start(Case.of(name), folder, args.device))
 
     monkeypatch.setattr(gpu_start, "child", child)
-    names = ["tiny", "tiny fp8", "tiny files", "tiny fp8 online"]
+    names = ["tiny-sparse", "tiny-sparse fp8-blocks", "tiny-sparse files", "tiny-sparse fp8 online"]
     flags = ["--cases", ",".join(names), "--device", "cpu", "--layers", "2", "--starts", "2", "--out", str(tmp_path)]
     assert gpu_start.main(flags) == 0
     kept = json.loads((tmp_path / gpu_start.FILE).read_text())
     assert list(kept) == names
     assert [report["bytes"] > 1 << 20 for report in kept.values()] == [False, False, True, True]
     shown = capsys.readouterr().out
-    for line in ("tiny fp8, ready, over", "tiny fp8 online, reading, over", "tiny files: ", "tiny files, start 2: "):
-        assert f"\n{line}" in shown
+    for line in ("fp8-blocks, ready, over", "fp8 online, reading, over", "files: ", "files, start 2: "):
+        assert f"\ntiny-sparse {line}" in shown
 
 
 def test_what_is_asked_is_told_of_the_last_start():
