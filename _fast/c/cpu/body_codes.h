@@ -20,17 +20,27 @@ INLINE vi c_widen(const int8_t *p) {
 #endif
 }
 
-/* Vector `number` of a column's codes of four bits, 0 .. 15 in each lane. */
+/* Vector `number` of a column's codes of four bits, 0 .. 15 in the lowest bits of each lane. */
 INLINE vi c_four_bits(const int8_t *codes, int number) {
 #if defined(VEC_AVX512)
     const __m512i words = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)codes));
     const __m512i upper = _mm512_set_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0);
     const __m512i shifts = _mm512_add_epi32(upper, _mm512_set1_epi32(8 * number));
-    return (vi)_mm512_srlv_epi32(words, shifts) & 15;
+    return (vi)_mm512_srlv_epi32(words, shifts); /* what reads them looks at four bits */
 #else
     vi words;
     memcpy(&words, codes + number * W % 8 * 4, sizeof words);
     return (words >> (number * W / 8 * 4)) & 15;
+#endif
+}
+
+/* INT4: code - 8, or the code where a zero will be taken from it. */
+INLINE vf int4_widen(vi code, int less) {
+#if defined(VEC_AVX512)
+    const __m512 values = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_permutexvar_ps((__m512i)code, values - v_set((float)less)); /* reads four bits of a lane */
+#else
+    return __builtin_convertvector(code - less, vf);
 #endif
 }
 
@@ -85,7 +95,7 @@ INLINE vf e4m3_widen(const int8_t *codes) {
 #endif
 }
 
-/* Zeros of a group: whole numbers leave a code before it becomes a float, which is cheaper where floats are the limit. */
+/* Zeros of a group: whole ones of INT8 leave a code before it becomes a float. */
 enum zero_form { NO_ZERO, WHOLE_ZERO, FLOAT_ZERO };
 union zeros {
     int32_t whole[PANEL];
@@ -102,13 +112,14 @@ INLINE vf weights_of(const int8_t *codes, int number, const union zeros *zero, c
         value = e2m1_widen(c_four_bits(codes, number));
     } else if (form == NF4) {
         value = nf4_widen(c_four_bits(codes, number));
+    } else if (form == INT4) {
+        value = int4_widen(c_four_bits(codes, number), has_zero == NO_ZERO ? 8 : 0);
     } else {
-        const vi code = form == INT4 ? c_four_bits(codes, number) : c_widen(codes + number * W);
         vi shift = {0};
         if (has_zero == WHOLE_ZERO) memcpy(&shift, zero->whole + number * W, sizeof shift);
-        value = __builtin_convertvector(code - shift, vf);
-        if (has_zero == FLOAT_ZERO) value -= v_load(zero->real + number * W);
+        value = __builtin_convertvector(c_widen(codes + number * W) - shift, vf);
     }
+    if (has_zero == FLOAT_ZERO) value -= v_load(zero->real + number * W);
     return value * v_load(scale + number * W);
 }
 
@@ -150,13 +161,15 @@ static void load_group(const struct linear *call, long panel, long group, float 
         if (call->form == E4M3) own *= v_set(256.0f);
         v_store(scale + i, own);
     }
-    if (call->form != INT4 && call->zeros == NULL) return;
-    const int32_t middle = call->form == INT4 ? 8 : 0; /* codes of four bits begin at 0, their values at -8 */
-    const int8_t *whole = (const int8_t *)call->zeros;
+    if (call->zeros == NULL) return;
+    const float middle = call->form == INT4 ? 8.0f : 0.0f; /* codes of four bits begin at 0, their values at -8 */
+    const int8_t *whole = (const int8_t *)call->zeros + first;
     if (call->zeros_f32) {
-        for (int i = 0; i < PANEL; i++) zero->real[i] = (float)middle + ((const float *)call->zeros)[first + i];
+        for (int i = 0; i < PANEL; i++) zero->real[i] = middle + ((const float *)call->zeros)[first + i];
+    } else if (call->form == INT4) {
+        for (int i = 0; i < PANEL; i++) zero->real[i] = middle + (float)whole[i];
     } else {
-        for (int i = 0; i < PANEL; i++) zero->whole[i] = middle + (whole == NULL ? 0 : whole[first + i]);
+        for (int i = 0; i < PANEL; i++) zero->whole[i] = whole[i];
     }
 }
 
@@ -178,8 +191,8 @@ static void widen_codes(const struct linear *call, long panel, long k, long dept
         else if (call->form == INT8 && call->zeros_f32) RUN(INT8, FLOAT_ZERO);
         else if (call->form == INT8 && call->zeros != NULL) RUN(INT8, WHOLE_ZERO);
         else if (call->form == INT8) RUN(INT8, NO_ZERO);
-        else if (call->form == INT4 && call->zeros_f32) RUN(INT4, FLOAT_ZERO);
-        else if (call->form == INT4) RUN(INT4, WHOLE_ZERO);
+        else if (call->form == INT4 && call->zeros != NULL) RUN(INT4, FLOAT_ZERO);
+        else if (call->form == INT4) RUN(INT4, NO_ZERO);
         else if (call->form == NF4) RUN(NF4, NO_ZERO);
         else RUN(E2M1, NO_ZERO);
 #undef RUN
