@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from server.config import LimitsConfig
 from server.errors import ApiError
 from server.http.line import line_of
+from server.http.offers import Parser, head_without_offer
 from server.http.turnstile import Turnstile
 
 log = logging.getLogger("omniloop.edge")
@@ -44,6 +45,8 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = Parser(self, self.head_again)
+        self.passed_over = b""  # the head of a message that offers another protocol, without its offer
         self.refusal: ApiError | None = None
         self.header_bytes = 0  # names and values of complete headers
         self.head_received = 0  # bytes since the message began; the parser keeps an unfinished header to itself
@@ -125,9 +128,14 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self.disarm()
         self.in_head = False
+        takes = self.parser.should_upgrade() and self._should_upgrade()
+        method = self.parser.get_method()
+        if self.parser.should_upgrade() and not takes and method != b"CONNECT":
+            self.passed_over = head_without_offer(method, self.url, self.parser.get_http_version(), self.headers)
+            return
         self.in_body = True
         super().on_headers_complete()  # the app begins in a later turn of the loop
-        if self.parser.should_upgrade() and self._should_upgrade():
+        if takes:
             self.in_body = False
             if self.unanswered:  # a socket's frames would follow an answer that is still to come
                 self.refusal = ApiError(400, "invalid_request", "a WebSocket begins on a connection of its own")
@@ -138,8 +146,15 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"][LINE] = partial(line_of, self.cycle)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
+        if self.passed_over:
+            return
         self.in_body = False
         super().on_message_complete()
+
+    def head_again(self) -> bytes | None:
+        """See offers.py."""
+        head, self.passed_over = self.passed_over, b""
+        return head or None
 
     def on_response_complete(self) -> None:
         """An answer that came before the end of the body: what still arrives is dropped, for a short while."""
