@@ -137,7 +137,7 @@ class LimitsConfig:
     grammar_cache_bytes: int = flag(256 * MIB, "compiled grammars that are kept", low=1024)
     schema_max_depth: int = flag(64, "nesting of a JSON Schema", low=1)
     schema_max_nodes: int = flag(8192, "values in a JSON Schema", low=1)
-    schema_max_enum: int = flag(4096, "entries of an enum or a choice", low=1)
+    schema_max_enum: int = flag(4096, "entries of an enum or a choice, or tags and triggers of a structural tag", low=1)
     regex_max_bytes: int = flag(4096, "text of a regular expression", low=1)
     regex_max_repeat: int = flag(1000, "count in a repetition {n,m}", low=1)
 

@@ -100,6 +100,9 @@ class Writer:
             raise wrong(f"{path}{key}", f"got {shown(tags)}; must be a list of at least one tag")
         if not isinstance(triggers, list) or not all(isinstance(text, str) and text for text in triggers or [0]):
             raise wrong(f"{path}.triggers", f"got {shown(triggers)}; must be texts, none of them empty")
+        if len(tags) + len(triggers) > self._limits.schema_max_enum:  # each tag looks for its trigger among all
+            told = f"has {len(tags)} tags and {len(triggers)} triggers; at most {self._limits.schema_max_enum} in all"
+            raise too_complex(path, f"{told} are allowed (--schema-max-enum)")
         opened: dict[str, list[str]] = {}
         for at, tag in enumerate(tags):
             where = f"{path}{key}[{at}]"

@@ -48,6 +48,7 @@ def lark_of(spec: GrammarSpec) -> str:
 
 def _of_client(text: str) -> str:
     if "::=" in text:
+        _check_rules(text.count("::="))  # the translator, too, needs the square of their number
         from llguidance.gbnf_to_lark import gbnf_to_lark
 
         try:
@@ -69,7 +70,11 @@ def _of_client(text: str) -> str:
         )
         line = text.count("\n", 0, found.start()) + 1
         raise GrammarError("grammar_invalid", f"line {line} of the grammar: got {found[0]}; {allowed}")
-    if num_rules > MAX_RULES:
-        told = f"the grammar has {num_rules} rules; at most {MAX_RULES} are allowed; write some of them as one"
-        raise GrammarError("grammar_too_complex", told)
+    _check_rules(num_rules)
     return text
+
+
+def _check_rules(count: int) -> None:
+    if count > MAX_RULES:
+        told = f"the grammar has {count} rules; at most {MAX_RULES} are allowed; write some of them as one"
+        raise GrammarError("grammar_too_complex", told)

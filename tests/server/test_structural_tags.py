@@ -96,3 +96,15 @@ def test_a_wrong_part_is_named(form, param):
     with pytest.raises(ApiError) as refused:
         asked.make()
     assert refused.value.param == f"structured_outputs.structural_tag.{param}"
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_tags_and_triggers_are_counted_before_they_are_compared(older):
+    texts = [f"<{number}>" for number in range(2049)]
+    if older:
+        value = {"structures": [{"begin": text, "schema": {}, "end": "a"} for text in texts], "triggers": texts}
+    else:
+        value = {"format": triggered(*["a"] * 2049, triggers=texts)}
+    with pytest.raises(ApiError, match="2049 tags and 2049 triggers; at most 4096") as refused:
+        structure_of(SamplingFields(structured_outputs={"structural_tag": value}), LIMITS).make()
+    assert refused.value.reason == "grammar_too_complex"

@@ -161,6 +161,12 @@ def test_bad_grammars_are_refused_in_our_words(kind, text, told):
     assert refused.value.reason in ("grammar_invalid", "grammar_too_complex")
 
 
+def test_gbnf_of_too_many_rules_is_not_translated(monkeypatch):
+    monkeypatch.setattr("llguidance.gbnf_to_lark.gbnf_to_lark", lambda text: pytest.fail("needs seconds"))
+    with pytest.raises(GrammarError, match="has 5000 rules"):
+        compiled("root ::= r0\n" + "\n".join(f'r{n} ::= "a" r{n + 1}' for n in range(4999)), "ebnf")
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "answers"),
     [
