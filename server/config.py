@@ -94,7 +94,7 @@ class LimitsConfig:
     json_max_depth: int = flag(200, "nesting of a JSON body", low=4)
     json_max_nodes: int = flag(1_000_000, "values in a JSON body; 65536 besides long lists of integers", low=16)
     max_messages: int = flag(2048, "messages in a conversation", low=1)
-    max_content_parts: int = flag(1024, "parts in all messages", low=1)
+    max_content_parts: int = flag(1024, "parts of a message", low=1)
     max_tools: int = flag(512, "tools of a request", low=1)
     max_tool_calls: int = flag(128, "calls in an answer; what is written behind them is content", low=1)
     max_tool_argument_bytes: int = flag(MIB, "arguments of a call; what is written behind them is content", low=64)

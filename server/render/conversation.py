@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from mm.errors import MediaError
 from server.render.chat import Renderer
-from server.render.errors import RenderError
+from server.render.errors import RenderError, invalid
 
 # The renderer's paths: a message, its content, a part of it and what that holds; a call; what else a message has.
 _HELD = r"\.(?:text|image_url(?:\.url)?|file)\b"
@@ -161,7 +161,14 @@ class Conversation:
         return [turn.message() for turn in self.turns]
 
     async def settle(self, renderer: Renderer) -> None:
-        """System texts inside stay where they are if the template shows them there, else they join the first one."""
+        """System texts inside stay where they are if the template shows them there, else they join the first one.
+
+        Raises RenderError where a message has too many parts: the renderer gets a system's and a tool's as one text.
+        """
+        for turn in self.turns:
+            if len(turn.parts) > renderer.config.max_parts:
+                told = f"{turn.path} has {len(turn.parts)} parts; at most {renderer.config.max_parts}."
+                raise invalid(told, turn.path)
         inside = any(turn.role in ("system", "developer") for turn in self.turns[1:])
         if inside and not await keeps_inside(renderer):
             self.hoist()

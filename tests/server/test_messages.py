@@ -382,3 +382,20 @@ async def test_streams_equal_whole_answers_for_random_requests(serve):
         assert text == body["content"][0]["text"]
         assert events[-2][1]["delta"] == {key: body[key] for key in ("stop_reason", "stop_sequence")}
         assert events[-2][1]["usage"]["output_tokens"] == body["usage"]["output_tokens"]
+
+
+async def test_parts_of_system_texts_and_of_results_are_counted(client):
+    texts = [{"type": "text", "text": "a"}] * 1025
+    reply = await ask(client, system=texts)
+    assert (reply.status, reply.error["message"]) == (400, "system has 1025 parts; at most 1024.")
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": texts}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}]
+    turns.append({"role": "user", "content": [{**result, "content": texts[1:]}, result]})
+    reply = await client.post("/v1/messages/count_tokens", {"messages": turns})
+    assert (reply.status, reply.error["message"]) == (400, "messages[2].content[1] has 1025 parts; at most 1024.")
+    output = [{"type": "input_text", "text": "a"}] * 1025
+    items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]
+    items.append({"type": "function_call_output", "call_id": "c", "output": output})
+    reply = await client.post("/v1/responses", {"input": items})
+    assert (reply.status, reply.error["message"]) == (400, "input[1] has 1025 parts; at most 1024.")
