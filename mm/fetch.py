@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import socket
 import stat
@@ -57,7 +58,8 @@ class Fetcher:
         self._limits = limits
         self._pool = pool
         self._allowed = AllowList(limits.allowed_media_domains)
-        self._lookup = lookup or _system_lookup
+        self._names = concurrent.futures.ThreadPoolExecutor(limits.media_max_fetches, "names")
+        self._lookup = lookup or self._system_lookup
         self._dial = dial or socket.socket
         self._session: aiohttp.ClientSession | None = None
         self._starting = asyncio.Lock()
@@ -82,6 +84,7 @@ class Fetcher:
             self.open -= 1
 
     async def close(self) -> None:
+        self._names.shutdown(wait=False, cancel_futures=True)
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -224,6 +227,12 @@ class Fetcher:
             for address in addresses
         ]
 
+    async def _system_lookup(self, host: str, port: int) -> list[str]:
+        """In a thread of our own: uvloop looks up two names at a time, and slow ones would hold up everybody's."""
+        look = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._names, look)
+        return [str(entry[4][0]) for entry in found]
+
     def _socket(self, info: tuple[Any, ...]) -> socket.socket:
         """The last door: whatever led here, a forbidden address gets no socket."""
         family, kind, protocol, _, where = info
@@ -267,12 +276,6 @@ def _open_beneath(root: str, parts: tuple[bytes, ...]) -> int:
         return os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     finally:
         os.close(folder)
-
-
-async def _system_lookup(host: str, port: int) -> list[str]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
 
 
 def _client_parts() -> ssl.SSLContext:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -351,3 +352,19 @@ async def test_large_files_are_refused_unread(tmp_path: Path) -> None:
     error = await file_outcome(tmp_path, f"file://{tmp_path}/a", image_max_bytes=1000)
     assert isinstance(error, MediaError)
     assert error.reason == "media_too_large"
+
+
+async def test_slow_names_do_not_hold_up_the_lookups_of_others(monkeypatch):
+    """More at a time than asyncio, or uvloop, which does two, looks up by itself."""
+    together = threading.Barrier(40, timeout=10)
+
+    def look_up(host, port, *rest, **more):
+        together.wait()
+        return [(0, 0, 0, "", ("10.0.0.1", port))]
+
+    monkeypatch.setattr("socket.getaddrinfo", look_up)
+    async with served(media_dns_timeout=20.0, image_fetch_timeout=20.0, allowed_media_domains=()) as (_, fetcher):
+        fetches = (fetcher.fetch(f"http://host{number}.example/a", "image", count) for number in range(40))
+        answers = await asyncio.gather(*fetches, return_exceptions=True)
+    assert not together.broken
+    assert {error.reason for error in answers} == {"media_fetch_failed"}
