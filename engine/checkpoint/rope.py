@@ -41,11 +41,10 @@ def no_rope(head_dim: int) -> RopeConfig:
 def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaults) -> RopeConfig:
     """The rotary settings of layers of one type."""
     given = _settings(body, layer_type)
-    default_theta = default.theta
+    key, default_theta = "rope_theta", default.theta
     if layer_type == SLIDING and default.sliding_key:
-        default_theta = default.sliding_theta
-        if not body.values.get("rope_parameters"):
-            given = {"rope_theta": body.number(default.sliding_key, default.sliding_theta)}
+        key, default_theta = default.sliding_key, default.sliding_theta
+        given = given if body.values.get("rope_parameters") else {}
     rope = Section(given, f"{body.path}: rope settings")
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind == "mrope":  # the old name for "default, with sections"
@@ -55,7 +54,7 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
         raise ConfigError(
             f"{body.path}: rope type {kind!r} of {named} is not supported; supported are {', '.join(KINDS)}"
         )
-    theta = rope.number("rope_theta", body.number("rope_theta", default_theta))
+    theta = rope.number("rope_theta", body.number(key, default_theta))
     partial = rope.number("partial_rotary_factor", body.number("partial_rotary_factor", default.partial))
     if not 0 < partial <= 1:
         raise ConfigError(f"{body.path}: partial_rotary_factor={partial} must be larger than 0 and at most 1")

@@ -79,6 +79,12 @@ def test_rope_nested_by_layer_type(read):
     assert [layer.window for layer in config.text.layers] == [9, 0, 9]
 
 
+def test_layers_with_a_window_keep_a_theta_of_their_own_beside_nested_settings_without_one(read):
+    nested = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
+    config = read("gemma3", rope_parameters=nested, rope_theta=3e5, rope_local_base_freq=2e3)
+    assert [layer.rope.theta for layer in config.text.layers] == [2e3, 2e3, 2e3, 3e5]
+
+
 def test_layers_with_two_kinds_of_rope_compute(tmp_path):
     """Nested settings that say the same twice change nothing; different ones do."""
     from tests.models.harness import Harness, load
