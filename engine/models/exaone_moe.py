@@ -35,7 +35,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     if len(kinds) != count or set(kinds) - {"dense", "sparse"}:
         raise ConfigError(f"{body.path}: mlp_layer_types={list(kinds)} must be {count} times 'dense' or 'sparse'")
     sparse = [number for number, kind in enumerate(kinds) if kind == "sparse"]
-    return with_experts(read, read_noaux_experts(body, "num_shared_experts"), sparse)
+    return with_experts(read, read_noaux_experts(body, "num_shared_experts", scale=2.5), sparse)
 
 
 FAMILY = Family(name="EXAONE MoE", model=ExaoneMoE, text=text)

@@ -24,10 +24,10 @@ class Glm4MoE(Sparse):
         return replace(table, ignore=(*table.ignore, f"layers.{len(self.layers)}.*"))
 
 
-def read_noaux_experts(body: Section, shared: str) -> ExpertsConfig:
+def read_noaux_experts(body: Section, shared: str, scale: float = 1.0) -> ExpertsConfig:
     """Sigmoid scores, corrected for the choice, from the groups whose best two are best; `shared`: the key of a count.
 
-    The rule that DeepSeek-V3 calls noaux_tc.
+    The rule that DeepSeek-V3 calls noaux_tc. scale: of the chosen experts' sum, where the file is silent.
     """
     refuse(body, scoring_func="sigmoid", topk_method="noaux_tc")
     return read_experts(
@@ -39,7 +39,7 @@ def read_noaux_experts(body: Section, shared: str) -> ExpertsConfig:
         group_rank="best two",
         renormalise=body.boolean("norm_topk_prob", True),
         eps=1e-20,
-        scale=body.number("routed_scaling_factor", 1.0),
+        scale=body.number("routed_scaling_factor", scale),
         shared_width=body.size("moe_intermediate_size") * body.integer(shared, 1),
     )
 

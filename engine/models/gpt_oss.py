@@ -6,6 +6,7 @@ Released checkpoints hold the experts in codes of four bits; others hold them in
 from __future__ import annotations
 
 from engine.checkpoint.experts import read_experts, with_experts
+from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
 from engine.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
@@ -14,6 +15,16 @@ from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.quant.blocks import holds_experts
 from engine.weights.table import Row, Table
+
+ROPE = RopeDefaults(150_000.0)
+RELEASED = {  # rope_parameters of a file that has none
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
 class GptOss(Llama):
@@ -35,7 +46,9 @@ def text(body: Section, outer: Section) -> TextConfig:
     """The softmax over the chosen experts' logits is that over all, divided by the sum of the chosen."""
     refuse(body, swiglu_alpha=SWIGLU_ALPHA, swiglu_limit=SWIGLU_LIMIT)
     body = Section({"attention_bias": True, **body.values}, body.path)
-    read = read_text(body, outer, sliding="layers", pattern=2, head_dim=64, eps=1e-5)
+    if not (body.values.get("rope_parameters") or body.values.get("rope_scaling")):
+        body.values["rope_parameters"] = RELEASED
+    read = read_text(body, outer, sliding="layers", pattern=2, head_dim=64, rope=ROPE, eps=1e-5)
     layout = "codes by turns" if holds_experts(outer) else "by turns"
     experts = read_experts(
         body, width="intermediate_size", renormalise=True, layout=layout, clamped=True, router_bias=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.checkpoint.experts import read_experts, with_experts
+from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
 from engine.model_config import TextConfig
@@ -11,6 +12,7 @@ from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.models.sparse import sparse_rows
 from engine.weights.table import Table
 
+ROPE = RopeDefaults(1_000_000.0)
 BLOCK = "layers.*.block_sparse_moe."
 
 
@@ -22,7 +24,7 @@ class Mixtral(Llama):
 
 def text(body: Section, outer: Section) -> TextConfig:
     """Two of eight experts, whose weights sum to one."""
-    read = read_text(body, outer, sliding="given", eps=1e-5)
+    read = read_text(body, outer, sliding="given", rope=ROPE, eps=1e-5)
     return with_experts(read, read_experts(body, width="intermediate_size", renormalise=True))
 
 

@@ -8,7 +8,7 @@ from engine.checkpoint.text import read_text
 from engine.errors import ConfigError
 from engine.model_config import TextConfig
 from engine.models.family import Family
-from engine.models.mixtral import Mixtral
+from engine.models.mixtral import ROPE, Mixtral
 
 
 def text(body: Section, outer: Section) -> TextConfig:
@@ -26,7 +26,7 @@ def text(body: Section, outer: Section) -> TextConfig:
             values[key] = {**given, "attention_factor": long}
     body = Section(values, body.path)
     read = read_text(
-        body, outer, sliding="given", eps=1e-5, layer_norm=True, norm_bias=True,
+        body, outer, sliding="given", rope=ROPE, eps=1e-5, layer_norm=True, norm_bias=True,
         head_bias=body.boolean("lm_head_bias", False),
     )  # fmt: skip
     near = 2 * body.number("router_jitter_noise", 0.01)

@@ -79,6 +79,23 @@ def test_rope_nested_by_layer_type(read):
     assert [layer.window for layer in config.text.layers] == [9, 0, 9]
 
 
+@pytest.mark.parametrize("name", ["mixtral", "phimoe", "gpt_oss"])
+def test_rope_of_a_file_that_says_nothing_of_it_is_that_of_transformers(tmp_path, read, name):
+    from transformers import AutoConfig
+
+    got = rope(read(name, rope_parameters=None, max_position_embeddings=131_072))
+    with tiny.quiet():
+        want = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    assert (got.kind, got.theta) == (want["rope_type"], want["rope_theta"])
+    if got.kind == "yarn":
+        assert (got.factor, got.original_max_position) == (32.0, want["original_max_position_embeddings"])
+        assert (got.truncate, got.beta_fast, got.beta_slow) == (False, 32.0, 1.0)
+
+
+def test_experts_of_exaone_are_scaled_where_the_file_is_silent(read):
+    assert read("exaone_moe", routed_scaling_factor=None).text.layers[-1].experts.routing.scale == 2.5
+
+
 def test_layers_with_a_window_keep_a_theta_of_their_own_beside_nested_settings_without_one(read):
     nested = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
     config = read("gemma3", rope_parameters=nested, rope_theta=3e5, rope_local_base_freq=2e3)
