@@ -300,8 +300,9 @@ def stop_strings(asked: str | list[str], limits: LimitsConfig, vocabulary: Vocab
     if len(stop) > limits.max_stop_strings:
         raise invalid("stop", f"stop: got {len(stop)} strings; at most {limits.max_stop_strings} are allowed")
     for at, text in enumerate(stop):
-        if not text or len(text.encode()) > 256:
-            raise invalid(f"stop[{at}]", f"stop[{at}]: must be a text of 1 to 256 bytes")
+        size = len(text.encode())
+        if not 1 <= size <= 256:
+            raise invalid(f"stop[{at}]", f"stop[{at}]: got {size} bytes; must be a text of 1 to 256 bytes")
     return tuple(stop)
 
 

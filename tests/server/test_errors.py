@@ -109,6 +109,12 @@ async def test_bad_fields_are_refused_by_name(client, fields, param):
     check_shape(reply)
 
 
+@pytest.mark.parametrize(("stop", "size"), [(["a", ""], 0), (["a", "\u00e9" * 129], 258)])
+async def test_a_stop_of_a_wrong_size_is_told_its_size(client, stop, size):
+    reply = await client.chat(stop=stop)
+    assert reply.error["message"].startswith(f"stop[1]: got {size} bytes; ")
+
+
 GOOD_FIELDS = [
     {"model": ""},
     {"temperature": 2},
