@@ -235,7 +235,7 @@ BAD = [
     ({"temperature": 2.5}, "temperature: got 2.5"),
     ({"top_p": 0}, "top_p"),
     ({"top_k": -2}, "top_k"),
-    ({"stop_sequences": [""]}, "stop_sequences[0]: must be a text of 1 to 256 bytes"),
+    ({"stop_sequences": [""]}, "stop_sequences[0]: got 0 bytes; must be a text of 1 to 256 bytes"),
     ({"stop_sequences": ["x"] * 33}, "stop_sequences: got 33 strings"),
     ({"thinking": {"type": "maybe"}}, "thinking.type: got maybe"),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: got 0"),
