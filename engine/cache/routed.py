@@ -76,7 +76,9 @@ class RoutedIds:
         shape = (num_blocks, self._block_size, self._layers, self._top_k)
         self._blocks = torch.zeros(shape, dtype=self._dtype, device=device)
         if self._accelerator is not None:
-            self.read(torch.zeros(1, dtype=torch.int32, device=device), 1)  # nothing is met for the first time later
+            with self._side:  # which reads it, and waits for no other stream
+                table = torch.zeros(1, dtype=torch.int32, device=device)
+            self.read(table, 1)  # nothing is met for the first time later
 
     def of_step(self, mapping: Tensor) -> Kept:
         """Where the tokens of a step go whose slot mapping in this group is `mapping`."""
