@@ -21,6 +21,8 @@ from engine.kernels.pages import FORMS, Scales, addresses, check_pages, encode, 
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
+VALUES = 2048  # of a program, for any number of tokens: the order in which a head's squares are added follows from it
+
 
 @triton.jit
 def norm_pairs(
@@ -230,7 +232,7 @@ def launch_qkv(
     assert qkv.stride(-1) == 1 and cos.is_contiguous() and sin.is_contiguous() and (q_norm is None) == (k_norm is None)
     q = torch.empty(tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     rest = head_dim - 2 * half
-    heads, warps = _tile(tokens, num_heads, triton.next_power_of_2(head_dim))
+    heads = max(1, min(triton.next_power_of_2(num_heads), VALUES // triton.next_power_of_2(head_dim)))
     groups = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
     store = k_cache is not None and v_cache is not None
     num_slots, block_size, block_stride, codes = 0, 1, 0, 0
@@ -247,15 +249,9 @@ def launch_qkv(
         block_size, num_slots, eps, HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, LATE=late, STORE=store,
         CODES=codes, MADE=stride_of(scales) > 0, HEADS=heads,
         BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
-        num_warps=warps, **launch_options(),
+        num_warps=4, **launch_options(),
     )  # fmt: skip
     return q
-
-
-def _tile(tokens: int, num_heads: int, dim: int) -> tuple[int, int]:
-    """Heads of a program and its warps: few values a thread for short waits, 32 of them where there are many tokens."""
-    values, warps = (1024, 1) if tokens >= 1024 else (2048, 4)
-    return max(1, min(triton.next_power_of_2(num_heads), values // dim)), warps
 
 
 def qkv_rope_store_reference(

@@ -112,6 +112,24 @@ def test_qkv_rope_store(dim, half, norm, late):
         assert error(mine, theirs) < LIMIT
 
 
+@pytest.mark.parametrize(("dim", "half", "norm", "late"), QKV)
+def test_a_head_has_the_same_bits_in_any_step(dim, half, norm, late):
+    tokens, heads, kv_heads = 1500, 32, 8
+    qkv, angle = draw(tokens, (heads + 2 * kv_heads) * dim), torch.randn(tokens, half, device="cuda")
+    weights = (draw(dim), draw(dim)) if norm else (None, None)
+
+    def stored(count):
+        caches = [torch.zeros(100, kv_heads, 16, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        slots = torch.arange(count, device="cuda")
+        turns = angle[:count].cos(), angle[:count].sin()
+        q = qkv_rope_store(qkv[:count], *turns, *weights, 1e-6, heads, kv_heads, dim, *caches, slots, late)
+        return q, *(cache.transpose(1, 2).flatten(0, 1)[:count] for cache in caches)
+
+    whole = stored(tokens)
+    for count in (1, 12, 300, 1030):
+        assert all(torch.equal(got, want[:count]) for got, want in zip(stored(count), whole)), count
+
+
 @pytest.mark.parametrize(("dim", "half"), [(128, 64), (80, 20), (72, 36)])
 def test_rotation_alone(dim, half):
     fused, angle = draw(37, 3 * 5, dim), torch.randn(37, half, device="cuda")
