@@ -21,7 +21,7 @@ COLUMNS = 256  # of one program
 TOKENS = 8  # of one program, where a step has many
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def convolution_kernel(
     out,  # [T, width]
     projected,  # [T, 3 * width]

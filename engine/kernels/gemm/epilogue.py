@@ -3,7 +3,8 @@
 An RMSNorm between two such products needs no kernel. The first product adds to the residual stream; it also writes the
 rows times the norm's gain, and the sums of squares of each tile (`Unscaled`). The second product multiplies those rows
 and divides its sums by the root mean square, since (r / rms * gain) W^T = (r * gain) W^T / rms.
-Users: gemm/split_k, whose kernels call `squares_of`, `load_epilogue_operands` and `finish`.
+Users: gemm/split_k, whose kernels call `squares_of`, `load_epilogue_operands` and `finish`; gemm/groups and gemm/float8
+`scaled_plus`, as a row has the same bits in any company there.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ class Unscaled(NamedTuple):
     squares: Tensor  # [parts, M] float32: sums of r^2 over the columns of each tile
     gain: Tensor  # [K] float32
     eps: float
+
+
+@triton.jit
+def scaled_plus(sums, scale, added):
+    """sums * scale + added, rounded once; a compiler may fuse the two in one variant of a kernel, not in another."""
+    return tl.fma(sums, tl.broadcast_to(scale, sums.shape), added)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.epilogue import scaled_plus
 from engine.kernels.gemm.groups import UNITS, Packed, Tile
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.widen import E4M3, widened
@@ -95,15 +96,18 @@ def float8_kernel(
                 total += tl.load(mine + part * size, mask=m_in[None, :], other=0.0, cache_modifier=".cg")
             tl.store(arrived + program, 0)
     if last:
+        scale = tl.full([1, BLOCK_M], 1.0, tl.float32)
         if not BLOCKED:
             total *= tl.load(scales + n, mask=n_in, other=0.0).to(tl.float32)[:, None]
-            total *= tl.load(x_scales + m, mask=m_in, other=0.0)[None, :]
+            scale = tl.load(x_scales + m, mask=m_in, other=0.0)[None, :]
+        added = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         if BIAS:
-            total += tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32)[:, None]
+            added += tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32)[:, None]
         inside = n_in[:, None] & m_in[None, :]
         at = m.to(tl.int64)[None, :] * width + n[:, None]
         if RESIDUAL:
-            total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+            added += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        total = scaled_plus(total, scale, added)
         tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 

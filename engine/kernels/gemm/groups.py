@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.code_sums import block_k_of, code_sums, integer_sums, scales_sums
 from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.epilogue import scaled_plus
 from engine.kernels.gemm.split_k import AHEAD, arrivals, fetch
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4, codes_in, codes_per_word, words_of
 from engine.kernels.pdl import grid_wait, launch_options, overlaps
@@ -162,17 +163,20 @@ def codes_kernel(
                 total += tl.load(mine + part * size, mask=m_in[None, :], other=0, cache_modifier=".cg")
             tl.store(arrived + program, 0)
     if last:
-        y = total.to(tl.float32)
+        y, scale = total.to(tl.float32), tl.full([BLOCK_N, 1], 1.0, tl.float32)
         if ROW_SCALES:
-            y *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
+            scale = tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
         if EXACT:
-            y *= tl.load(x_scales + m, mask=m_in, other=0.0)[None, :]
+            y *= scale
+            scale = tl.load(x_scales + m, mask=m_in, other=0.0)[None, :]
+        added = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         if BIAS:
-            y += tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32)[:, None]
+            added += tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32)[:, None]
         inside = n_in[:, None] & m_in[None, :]
         target = m.to(tl.int64)[None, :] * width + n[:, None]
         if RESIDUAL:
-            y += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
+            added += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
+        y = scaled_plus(y, scale, added)
         tl.store(out + target, y.to(out.dtype.element_ty), mask=inside)
 
 

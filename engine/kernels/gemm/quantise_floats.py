@@ -39,7 +39,7 @@ def e4m3_codes(values, NATIVE: tl.constexpr):
     return codes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def quantise_floats_kernel(
     out,  # [rows, width] uint8
     scales,  # [groups, rows] float32
