@@ -17,7 +17,7 @@ from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.group_panels import GroupPanels
 from engine.kernels.gemm.pack import Placement
 from engine.models.registry import build_model, load_model_config
-from engine.quant import forms
+from engine.quant import forms, online
 from engine.quant.assign import assign
 from engine.quant.fp8 import Fp8
 from engine.quant.online import requested
@@ -195,3 +195,16 @@ def test_the_example_takes_a_quantised_model_as_it_is_and_says_what_is_no_model(
     monkeypatch.setattr("sys.argv", ["quantized.py", str(tmp_path / "none")])
     with pytest.raises(SystemExit, match=r"config\.json is missing"):
         runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_some_rows_at_a_time_become_the_codes_of_all_at_once(dtype, monkeypatch):
+    weight = torch.randn(37, 48, dtype=dtype)
+    weight[5], weight[7, 3], weight[8, 3] = 0.0, float("nan"), float("inf")
+    before = weight.clone()
+    whole = online.Floats().read({"weight": weight})
+    monkeypatch.setattr(online, "AT_ONCE", 48 * 4)
+    some = online.Floats().read({"weight": weight})
+    assert torch.equal(some.values, whole.values)
+    assert torch.equal(some.scale.nan_to_num(7.0), whole.scale.nan_to_num(7.0))
+    assert torch.equal(weight.nan_to_num(7.0), before.nan_to_num(7.0))
