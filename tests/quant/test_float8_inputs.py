@@ -183,6 +183,7 @@ class TestTimedProducts:
         products = ScaledProducts()
         products.record(weight)
         products.record(weight)
+        monkeypatch.setattr(scaled, "_recorded", lambda launch: lambda _: launch())
         monkeypatch.setattr(scaled, "seconds", clock)
         products.autotune(self.ROWS, torch.float32)
         products.record(weight)  # is forgotten
@@ -191,9 +192,9 @@ class TestTimedProducts:
     def test_the_faster_is_taken_from_the_next_size_that_was_timed(self, monkeypatch, weight):
         found, real = [], scaled._is_faster
 
-        def clock(rivals, codes, times, host):
-            assert host >= scaled.HOST
-
+        def clock(rivals, codes, times):
+            for launch in rivals:
+                launch(codes[0])
             return [2.0, 1.0 if found[-1] > 32 else 3.0][: len(rivals)]
 
         def noted(weights, rows, dtype):
@@ -202,7 +203,7 @@ class TestTimedProducts:
 
         monkeypatch.setattr(scaled, "_is_faster", noted)
         assert self.chosen(monkeypatch, weight, clock) == [False, False, False, True, True, True]
-        assert found == [32, 64]  # fewer rows are ours without a clock
+        assert found == [8, 32, 64]
 
     def test_a_library_that_is_wrong_or_refuses_is_not_asked_again(self, monkeypatch, weight, caplog):
         product = scaled.library_product
@@ -211,12 +212,12 @@ class TestTimedProducts:
             product(x, 1.1 * x_scales, weight, bias, residual, out)
 
         monkeypatch.setattr(scaled, "library_product", wrong)
-        assert not any(self.chosen(monkeypatch, weight, lambda rivals, codes, times, host: [2.0, 1.0][: len(rivals)]))
+        assert not any(self.chosen(monkeypatch, weight, lambda rivals, codes, times: [2.0, 1.0][: len(rivals)]))
         assert "ours multiply" in caplog.text
 
         def refuses(*given):
             raise RuntimeError("no such product")
 
         monkeypatch.setattr(scaled, "library_product", refuses)
-        assert not any(self.chosen(monkeypatch, weight, lambda rivals, codes, times, host: [2.0, 1.0][: len(rivals)]))
+        assert not any(self.chosen(monkeypatch, weight, lambda rivals, codes, times: [2.0, 1.0][: len(rivals)]))
         assert "cannot be timed (no such product)" in caplog.text

@@ -2,7 +2,7 @@
 
 Owner: the device thread; each accelerator has its own. After the start nothing changes. The library multiplies codes
 with a scale per row of either side, and on some cards codes with a scale per 128 columns by codes with a scale per
-block of 128 rows and columns; other scales, few rows and --deterministic are for gemm/float8. A number of rows is
+block of 128 rows and columns; other scales and --deterministic are for gemm/float8. A number of rows is
 the library's only where its product was faster at the start and equal to ours but for rounding: a library that reads
 scales in another order would be wrong in silence.
 
@@ -13,11 +13,9 @@ scales in another order would be wrong in silence.
 from __future__ import annotations
 
 import bisect
-import functools
 import logging
 import math
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -28,7 +26,6 @@ from engine.kernels.gemm.algorithms import (
     COLD,
     ENOUGH,
     FLOPS,
-    HOST,
     LEAST_WEIGHT,
     TORCHS,
     Run,
@@ -42,7 +39,6 @@ from engine.kernels.gemm.groups import Packed
 log = logging.getLogger(__name__)
 
 OURS, LIBRARYS = TORCHS, b"library"  # the rivals' names in `quickest`, whose first needs no gain
-LEAST_ROWS = 17  # up to 16 rows time is the reading of the weights
 FOUR = 4  # rows of x, and blocks of columns of a weight, that the library reads at a time
 MULTIPLE = 16  # of both sides of a weight, which the library wants
 AGREEMENT = 1e-2  # relative norm of what two ways may differ by: both round their results
@@ -71,13 +67,13 @@ class ScaledProducts:
     def is_librarys(self, rows: int, width: int, depth: int) -> bool:
         """Whether the library multiplies so many rows: as was found for the next number that was timed."""
         sizes = self._sizes.get((width, depth))
-        if not sizes or rows < LEAST_ROWS:
+        if not sizes:
             return False
         return self._chosen[width, depth][sizes[min(bisect.bisect_left(sizes, rows), len(sizes) - 1)]]
 
     def autotune(self, sizes: Iterable[int], dtype: torch.dtype) -> None:
         """Settles what was recorded for these numbers of rows, of results in `dtype`."""
-        wanted = sorted({rows for rows in sizes if rows >= LEAST_ROWS})
+        wanted = sorted(set(sizes))
         recorded, self._recorded = self._recorded or {}, None
         for (width, depth), weights in recorded.items():
             try:
@@ -175,17 +171,30 @@ def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:
     while sum(one.nbytes for one in codes) < COLD:
         codes.append(first.codes.clone())
 
-    def run(way: object, one: Tensor) -> None:
-        weight = replace(first, codes=one)
-        if way is LIBRARYS:
-            library_product(x, scales, weight, None, None, found)
-        else:
-            own_product(x, scales, weight, None, None, found)
-
-    runs: dict[bytes, Run] = {way: functools.partial(run, way) for way in (OURS, LIBRARYS)}
+    # From graphs, as steps launch them: one by one, a kernel of ours overlaps with itself as it never does in a step.
     times = math.ceil(ENOUGH / max(2 * rows * width * depth / FLOPS, width * depth / BYTES))
-    begun = time.perf_counter()
-    for launch in runs.values():
-        launch(codes[0])
-    host = max(HOST, time.perf_counter() - begun)  # twice the mean: torch takes longer to launch than the device to run
-    return quickest(runs, lambda rivals: seconds(rivals, codes, times, host), gain=1.0) == LIBRARYS
+    launched = [replace(first, codes=one) for one in (codes if times > 1 else codes[:1])]
+
+    def librarys() -> None:
+        for weight in launched:
+            library_product(x, scales, weight, None, None, found)
+
+    def ours() -> None:
+        for weight in launched:
+            own_product(x, scales, weight, None, None, wanted)
+
+    runs = {OURS: _recorded(ours), LIBRARYS: _recorded(librarys)}
+    return quickest(runs, lambda rivals: seconds(rivals, [x], 1), gain=1.0) == LIBRARYS
+
+
+def _recorded(launch: Callable[[], None]) -> Run:
+    """What replays a graph of these launches, which have run before; it takes no weight."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            launch()
+        finally:
+            graph.capture_end()
+    return lambda _: graph.replay()
