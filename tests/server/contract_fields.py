@@ -152,6 +152,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     MessagesBody: {
         "test_messages.py::test_sampling_fields_reach_the_engine": "max_tokens temperature top_p top_k",
         "test_messages.py::test_stop_sequence_ends_the_answer_and_is_named": "stop_sequences",
+        "test_messages.py::test_bad_fields_are_named_in_the_protocols_own_body": "thread",
         "test_messages.py::test_events_are_exactly_these_bytes": "stream",
         "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
         STRUCTURE: "output_format",

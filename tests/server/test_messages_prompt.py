@@ -105,6 +105,23 @@ async def test_thinking_goes_back_to_the_template_and_redacted_thinking_does_not
     assert got == "[user]hi\n[assistant]<think>hmm</think>so\n[user]hi\n[assistant]"
 
 
+async def test_what_only_the_protocols_own_servers_run_is_left_out(shows):
+    """Histories that began there are sent back whole."""
+    kinds = ("web_search", "web_fetch", "code_execution", "bash_code_execution", "tool_search", "mcp", "advisor")
+    results = [{"type": f"{kind}_tool_result", "tool_use_id": "s", "content": {"type": "x"}} for kind in kinds]
+    uses = [{"type": f"{kind}_tool_use", "id": "s", "name": "web_search", "input": {}} for kind in ("server", "mcp")]
+    marks = [{"type": "fallback", "from": {}, "to": {}}, {"type": "mcp_tool_listing", "tools": []}]
+    said = [text("let me look"), *uses, *results, *marks, text("found")]
+    got = await shows([HI, {"role": "assistant", "content": said}, user({"type": "container_upload"}, text("so?"))])
+    assert got == "[user]hi\n[assistant]let me look\n\nfound\n[user]so?\n[assistant]"
+
+
+async def test_the_summary_of_a_compaction_is_read_and_a_failed_one_is_not(shows):
+    said = [{"type": "compaction", "content": "we spoke of cats"}, {"type": "compaction", "content": None}]
+    got = await shows([{"role": "assistant", "content": said}, HI])
+    assert got == "[assistant]we spoke of cats\n[user]hi\n[assistant]"
+
+
 async def test_tool_use_and_results_become_calls_and_tool_messages(shows):
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}, "cache_control": {}}
     again = {"type": "tool_use", "id": "toolu_2", "name": "clock", "input": {}}
