@@ -40,14 +40,19 @@ def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
     only: frozenset[str] | None = None
     most = 1 if body.parallel_tool_calls is False else 0
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
-        choice, only = allowed_tools(choice, "tool_choice", kept)
+        choice, only = allowed_tools(choice, "tool_choice", kept, is_hosted=is_hosted)
     check_calls(state, body.tools, kept, must_call=choice not in (None, "none", "auto"), may_call=choice != "none")
-    must = choice == "required"
+    must = choice == "required" and (only is None or bool(only))
     if isinstance(choice, dict):
         must, most = choice["type"] in ("function", "custom"), 1
         only = frozenset((check_name("tool_choice.name", choice.get("name"), kept),)) if must else None
     calls = Calls(choice != "none", must and bool(kept), only, most)
     return (kept or None, echoed, offered(state, kept, calls)), calls
+
+
+def is_hosted(tool: dict[str, Any]) -> bool:
+    """Whether a choice names one of the tools that only OpenAI's servers run."""
+    return isinstance(tool.get("type"), str) and tool["type"] not in ("function", "custom")
 
 
 def tell_unheld(exchange: Exchange, body: ResponsesBody, calls: Calls) -> None:
