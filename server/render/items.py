@@ -72,6 +72,24 @@ def resolved(given: str | list[Item], known: dict[str, Item]) -> list[Item]:
     return [known.get(_id(item), item) if is_reference(item) else item for item in as_items(given)]
 
 
+def listed(items: list[Item], key: str) -> list[Item]:
+    """Items as they are told to clients: each with its type and an id, and texts as parts; `key` is in made ids."""
+    found: list[Item] = []
+    names: set[str] = set()
+    for at, item in enumerate(items):
+        kind, content = item.get("type") or "message", item.get("content")
+        name = _id(item)
+        if not name or name in names:  # clients repeat items
+            name = f"{kind}_{key}_{at}"
+        names.add(name)
+        told = {"status": "completed", **item, "type": kind, "id": name}
+        if kind == "message" and isinstance(content, str):
+            said = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
+            told["content"] = [{**said, "text": content}]
+        found.append(told)
+    return found
+
+
 def is_reference(item: Item) -> bool:
     return item.get("type") == "item_reference"
 

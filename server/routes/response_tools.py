@@ -16,7 +16,7 @@ from server.render.errors import kind_of
 from server.render.items import grammar_syntax, read_response_tools
 from server.routes.endpoint import one_of
 from server.routes.tools import allowed_tools, check_calls, check_name, offered, parsing_of
-from server.schema.responses import ResponsesBody
+from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
 from server.tool_structure import Calls
 
@@ -26,7 +26,7 @@ Listed = list[dict[str, Any]]
 Tools = tuple[Listed | None, Listed, Listed | None]  # as templates know them; as echoed; those that the template sees
 
 
-def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
+def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tuple[Tools, Calls]:
     """Tools for the template and for the echo, and what the request says of calls."""
     kept, echoed, dropped = read_response_tools(body.tools)
     if dropped:
@@ -41,7 +41,8 @@ def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
     most = 1 if body.parallel_tool_calls is False else 0
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
         choice, only = allowed_tools(choice, "tool_choice", kept, is_hosted=is_hosted)
-    check_calls(state, body.tools, kept, must_call=choice not in (None, "none", "auto"), may_call=choice != "none")
+    may_call = choice != "none" and calls_back
+    check_calls(state, body.tools, kept, must_call=choice not in (None, "none", "auto"), may_call=may_call)
     must = choice == "required" and (only is None or bool(only))
     if isinstance(choice, dict):
         must, most = choice["type"] in ("function", "custom"), 1
