@@ -13,7 +13,7 @@ from server.errors import invalid
 from server.http.exchange import Exchange
 from server.output.parser import Parsing
 from server.render.errors import kind_of
-from server.render.items import grammar_syntax, read_response_tools
+from server.render.items import grammar_syntax, listed_tools, read_response_tools
 from server.routes.endpoint import one_of
 from server.routes.tools import allowed_tools, check_calls, check_name, offered, parsing_of
 from server.schema.responses import InputBody, ResponsesBody
@@ -58,7 +58,7 @@ def is_hosted(tool: dict[str, Any]) -> bool:
 
 def tell_unheld(exchange: Exchange, body: ResponsesBody, calls: Calls) -> None:
     """A header for custom tools whose Lark grammar no call is held to; coding clients send one with every request."""
-    if calls.may and any(grammar_syntax(tool) == "lark" for tool in body.tools or ()):
+    if calls.may and any(grammar_syntax(tool) == "lark" for tool, _, _ in listed_tools(body.tools)):
         exchange.headers.append((b"x-structured-relaxed", b"format"))
         exchange.state.metrics.relax(("format",))
 
