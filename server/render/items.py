@@ -82,7 +82,7 @@ def listed(items: list[Item], key: str) -> list[Item]:
         if not name or name in names:  # clients repeat items
             name = f"{kind}_{key}_{at}"
         names.add(name)
-        told = {"status": "completed", **item, "type": kind, "id": name}
+        told = {**item, "type": kind, "id": name, "status": item.get("status") or "completed"}
         if kind == "message" and isinstance(content, str):
             said = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
             told["content"] = [{**said, "text": content}]

@@ -28,7 +28,7 @@ from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, tool_places
 from server.render.chat import Renderer
 from server.render.errors import kind_of
-from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response
+from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response, one_of
 from server.routes.tools import check_calls, check_name, held_to_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
@@ -39,6 +39,7 @@ from server.tool_structure import Calls
 
 log = logging.getLogger("omniloop")
 
+THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 Tools = list[dict[str, Any]] | None
 
@@ -151,8 +152,7 @@ def check_prompt_fields(body: CountBody) -> None:
     thinking = body.thinking
     if thinking is not None:
         kind, budget = thinking.get("type"), thinking.get("budget_tokens")
-        if kind not in ("enabled", "disabled", "adaptive"):
-            raise invalid("thinking.type", f"thinking.type: got {shown(kind)}; must be enabled, disabled or adaptive")
+        one_of("thinking.type", "" if kind is None else kind, THINKING)
         if budget is not None:
             at_least_one("thinking.budget_tokens", budget)
     config = body.output_config or {}

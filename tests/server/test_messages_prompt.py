@@ -198,7 +198,8 @@ async def test_server_tools_are_left_out_with_a_warning(shows, caplog):
 async def test_thinking_and_effort_reach_the_template(shows):
     enabled = {"type": "enabled", "budget_tokens": 1024}
     assert await shows([HI], thinking=enabled) == "[user]hi\n[assistant] thinking=True"
-    assert await shows([HI], thinking={"type": "adaptive"}) == "[user]hi\n[assistant] thinking=True"
+    for kind in ("adaptive", "between_tools"):
+        assert await shows([HI], thinking={"type": kind}) == "[user]hi\n[assistant] thinking=True"
     assert await shows([HI], thinking={"type": "disabled"}) == "[user]hi\n[assistant] thinking=False"
     assert await shows([HI], output_config={"effort": "high"}) == "[user]hi\n[assistant] effort=high"
 
