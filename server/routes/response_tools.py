@@ -53,7 +53,7 @@ def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tu
 
 def is_hosted(tool: dict[str, Any]) -> bool:
     """Whether a choice names one of the tools that only OpenAI's servers run."""
-    return isinstance(tool.get("type"), str) and tool["type"] not in ("function", "custom")
+    return isinstance(tool.get("type"), str) and tool["type"] not in ("function", "custom", "namespace")
 
 
 def tell_unheld(exchange: Exchange, body: ResponsesBody, calls: Calls) -> None:

@@ -66,3 +66,6 @@ async def test_allowed_tools_that_only_openais_servers_run_are_left_out(calling)
         found = [item for item in reply.json()["output"] if item["type"] == "function_call"]
         assert len(found) == calls
         assert reply.json()["tool_choice"] == choice
+    choice["tools"] = [{"type": "namespace", "name": "ns"}]
+    refused = await calling.post(PATHS[1], {**body, "tool_choice": choice})
+    assert (refused.status, refused.error["param"]) == (400, "tool_choice.tools[0].name")
