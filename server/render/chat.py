@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -22,6 +22,7 @@ import numpy as np
 
 from engine.errors import ConfigError
 from mm.item import MediaRef
+from server.render.call_ids import IdForm
 from server.render.errors import RenderError, invalid
 from server.render.escape import Escapes
 from server.render.media import MediaTokens
@@ -209,7 +210,8 @@ class Renderer:
         escapes: Escapes | None,
     ) -> tuple[str, list[MediaRef]]:
         template = self._template_for(tools) if chat_template is None else self._own_template(chat_template)
-        conversation, media = self._read(messages, self._rules(template.content_format, template.facts), escapes)
+        rules = self._rules(template.content_format, template.facts, lambda: template.id_form)
+        conversation, media = self._read(messages, rules, escapes)
         for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
             if value:
                 self.media.refuse_in_value(value, name)
@@ -328,7 +330,9 @@ class Renderer:
 
     # -- parts
 
-    def _rules(self, content_format: ContentFormat, facts: TemplateFacts) -> MessageRules:
+    def _rules(
+        self, content_format: ContentFormat, facts: TemplateFacts, form: Callable[[], IdForm] = lambda: "any"
+    ) -> MessageRules:
         config = self.config
         return MessageRules(
             content_format,
@@ -339,6 +343,7 @@ class Renderer:
             config.max_messages,
             config.max_parts,
             config.takes_media_rows,
+            form,
         )
 
     def _own_template(self, chat_template: str) -> ChatTemplate:

@@ -1,8 +1,9 @@
 """ChatTemplate: a checkpoint's chat template, compiled once in a sandbox and rendered under a clock and a byte cap.
 
-Owner: any thread; nothing in it changes after it is made. In: messages as plain data. Out: the prompt's text. The
-dialect is the one checkpoints are written for: trimmed blocks, loop controls, `tojson` without HTML escapes,
-`raise_exception`, `strftime_now`, the `generation` block. What a template expects is read from its syntax tree.
+Owner: any thread; nothing in it changes after it is made, but that it remembers which ids of calls it takes. In:
+messages as plain data. Out: the prompt's text. The dialect is the one checkpoints are written for: trimmed blocks, loop
+controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, the `generation` block. What a template
+expects is read from its syntax tree.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import jinja2
 
 from server.render.bounds import failed, rendering
+from server.render.call_ids import NAME, IdForm, id_form
 from server.render.errors import RenderError, shown
 from server.render.sandbox import SANDBOX, TICK, add_ticks
 from server.render.template_facts import TemplateFacts, read_facts
@@ -52,6 +55,21 @@ class ChatTemplate:
         self.content_format: ContentFormat = (
             content_format if content_format in ("string", "openai") else self.facts.content_format  # type: ignore
         )
+
+    @cached_property
+    def id_form(self) -> IdForm:
+        """Which ids of calls it takes."""
+
+        def shown_with(call_id: str) -> str | None:
+            parts = self.content_format == "openai" and not self.facts.asks_for_string
+            call = {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": {}}}
+            asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if parts else "a"}
+            try:
+                return self.render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
+            except RenderError:
+                return None
+
+        return id_form(shown_with)
 
     def render(
         self,

@@ -1,0 +1,90 @@
+"""Ids of calls in histories of other servers and dialects, under templates that take no other ids than their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.render.call_ids import CallIds, shortened
+from server.render.template import ChatTemplate
+from tests.server.live import TEMPLATE, use_template
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+# As Mistral's templates do, and Kimi's, in which the id is all that names the tool.
+NINE = r"""
+{%- for m in messages -%}[{{ m.role }}]{{ m.content or '' }}
+{%- for c in m.tool_calls or [] -%}
+{%- if c.id is not defined or c.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif -%}
+<{{ c.function.name }} {{ c.id }}>
+{%- endfor -%}
+{%- if m.role == 'tool' %}#{{ m.tool_call_id }}{% endif -%}
+{%- endfor -%}"""
+BY_ID = NINE.replace("!= 9", "== 0").replace("{{ c.function.name }} ", "")
+LONG, OTHER = "toolu_" + 32 * "a", "toolu_" + 32 * "b"
+
+
+async def read(client, calls):
+    """What the model reads of a user's word and turns with calls, the same in every dialect."""
+    chat, items, blocks = ([{"role": "user", "content": "hi"}] for _ in range(3))
+    for name, call_id in calls:
+        chat += [
+            {"role": "assistant", "tool_calls": [{"id": call_id, "function": {"name": name, "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": call_id, "name": name, "content": "seen"},
+        ]
+        items += [
+            {"type": "function_call", "call_id": call_id, "name": name, "arguments": "{}"},
+            {"type": "function_call_output", "call_id": call_id, "output": "seen"},
+        ]
+        use = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+        result = {"type": "tool_result", "tool_use_id": call_id, "content": "seen"}
+        blocks += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    reply = await client.chat(messages=chat, return_prompt_text=True)
+    body = reply.json()
+    assert reply.status == 200, body
+    counts = [
+        (await client.post("/v1/responses/input_tokens", {"input": items})).json(),
+        (await client.post("/v1/messages/count_tokens", {"messages": blocks})).json(),
+    ]
+    assert [count["input_tokens"] for count in counts] == [body["usage"]["prompt_tokens"]] * 2
+    return body["prompt_text"]
+
+
+async def test_ids_of_any_length_reach_a_template_that_wants_nine_characters(client):
+    use_template(client, NINE)
+    text = await read(client, [("look", LONG), ("see", OTHER), ("look", "abcdefgh9")])
+    first, second = shortened(LONG), shortened(OTHER)
+    assert len({first, second}) == 2
+    assert text == (
+        f"[user]hi[assistant]<look {first}>[tool]seen#{first}[assistant]<see {second}>[tool]seen#{second}"
+        "[assistant]<look abcdefgh9>[tool]seen#abcdefgh9"
+    )
+
+
+async def test_a_template_that_shows_calls_by_their_ids_gets_ids_with_names(client):
+    use_template(client, BY_ID)
+    text = await read(client, [("look", LONG), ("see", "functions.see:1"), ("look", "functions.see:0")])
+    assert text == (
+        "[user]hi[assistant]<functions.look:0>[tool]seen#functions.look:0"
+        "[assistant]<functions.see:1>[tool]seen#functions.see:1[assistant]<functions.look:2>[tool]seen#functions.look:2"
+    )
+
+
+async def test_other_templates_show_ids_as_they_came(client):
+    use_template(client)
+    assert LONG in await read(client, [("look", LONG)])
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [(NINE, "short"), (BY_ID, "named"), (TEMPLATE, "any"), ("{{ messages[0].content }}", "any"),
+     ("{{ raise_exception('no') }}", "any")],
+)  # fmt: skip
+async def test_what_ids_a_template_takes_is_tried(source, form):
+    assert ChatTemplate(source, {}).id_form == form
+
+
+async def test_calls_without_ids_get_some():
+    short, named, plain = (CallIds(lambda form=form: form) for form in ("short", "named", "any"))
+    assert [short.asked(None, "f"), short.asked("", "f")] == ["call00000", "call00001"]
+    assert [named.asked(None, "f"), named.asked(5, "g")] == ["functions.f:0", "functions.g:1"]
+    assert (plain.asked(None, "f"), plain.answered("x")) == (None, "x")
