@@ -137,6 +137,28 @@ async def test_tool_use_and_results_become_calls_and_tool_messages(shows):
     )
 
 
+TAKES_TURNS = """\
+{%- set ns = namespace(count=0) -%}
+{%- for m in messages -%}
+{%- if m.role != 'tool' and not m.tool_calls -%}
+{%- if (m.role == 'user') != (ns.count % 2 == 0) -%}{{ raise_exception('turns must be taken') }}{%- endif -%}
+{%- set ns.count = ns.count + 1 -%}
+{%- endif -%}
+[{{ m.role }}]{{ m.content or '' }}
+{% endfor -%}
+"""
+
+
+async def test_what_a_user_adds_to_results_is_a_turn_where_turns_must_be_taken(shows):
+    """Agents add reminders there, and pictures of results come there."""
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "seen"}
+    turns = [HI, {"role": "assistant", "content": [use]}, user(result, text("and?"))]
+    got = await shows(turns, TAKES_TURNS)
+    assert got == "[user]hi\n[assistant]\n[tool]seen\n[assistant]\n[user]and?\n"
+    assert "[tool look #toolu_1]seen\n[user]and?" in await shows(turns)
+
+
 async def test_results_may_be_empty_and_name_tools(shows):
     empty = {"type": "tool_result", "tool_use_id": "a", "is_error": True}
     named = {
