@@ -212,6 +212,7 @@ class Renderer:
         template = self._template_for(tools) if chat_template is None else self._own_template(chat_template)
         rules = self._rules(template.content_format, template.facts, lambda: template.id_form)
         conversation, media = self._read(messages, rules, escapes)
+        conversation = template.taken(conversation)
         for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
             if value:
                 self.media.refuse_in_value(value, name)

@@ -1,6 +1,6 @@
 """ChatTemplate: a checkpoint's chat template, compiled once in a sandbox and rendered under a clock and a byte cap.
 
-Owner: any thread; nothing in it changes after it is made, but that it remembers which ids of calls it takes. In:
+Owner: any thread; nothing in it changes after it is made, but that it remembers which calls it takes. In:
 messages as plain data. Out: the prompt's text. The dialect is the one checkpoints are written for: trimmed blocks, loop
 controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, the `generation` block. What a template
 expects is read from its syntax tree.
@@ -18,8 +18,9 @@ from typing import Any, Literal
 import jinja2
 
 from server.render.bounds import failed, rendering
-from server.render.call_ids import NAME, IdForm, id_form
+from server.render.call_ids import NAME, SHORT_ID, IdForm, id_form
 from server.render.errors import RenderError, shown
+from server.render.one_call import has_several, one_by_one
 from server.render.sandbox import SANDBOX, TICK, add_ticks
 from server.render.template_facts import TemplateFacts, read_facts
 
@@ -59,17 +60,26 @@ class ChatTemplate:
     @cached_property
     def id_form(self) -> IdForm:
         """Which ids of calls it takes."""
+        return id_form(self._called)
 
-        def shown_with(call_id: str) -> str | None:
-            parts = self.content_format == "openai" and not self.facts.asks_for_string
-            call = {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": {}}}
-            asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if parts else "a"}
-            try:
-                return self.render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
-            except RenderError:
-                return None
+    @cached_property
+    def _takes_one_call(self) -> bool:
+        """Whether it refuses an assistant with several calls."""
+        return self._called(SHORT_ID) is not None and self._called(SHORT_ID, SHORT_ID[::-1]) is None
 
-        return id_form(shown_with)
+    def taken(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A conversation as it takes it."""
+        return one_by_one(messages) if has_several(messages) and self._takes_one_call else messages
+
+    def _called(self, *ids: str) -> str | None:
+        """A conversation in which a tool is called with these ids; None where the template refuses it."""
+        parts = self.content_format == "openai" and not self.facts.asks_for_string
+        calls = [{"id": one, "type": "function", "function": {"name": NAME, "arguments": {}}} for one in ids]
+        asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if parts else "a"}
+        try:
+            return self.render([asked, {"role": "assistant", "content": "", "tool_calls": calls}])
+        except RenderError:
+            return None
 
     def render(
         self,

@@ -1,4 +1,4 @@
-"""Ids of calls in histories of other servers and dialects, under templates that take no other ids than their own."""
+"""Calls in histories of other servers and dialects, under templates that take none but their own model's."""
 
 from __future__ import annotations
 
@@ -88,3 +88,38 @@ async def test_calls_without_ids_get_some():
     assert [short.asked(None, "f"), short.asked("", "f")] == ["call00000", "call00001"]
     assert [named.asked(None, "f"), named.asked(5, "g")] == ["functions.f:0", "functions.g:1"]
     assert (plain.asked(None, "f"), plain.answered("x")) == (None, "x")
+
+
+ONE = r"""
+{%- for m in messages -%}[{{ m.role }}]{{ m.content or '' }}
+{%- if m.tool_calls -%}
+{%- if m.tool_calls | length != 1 %}{{ raise_exception('one call at once') }}{% endif -%}
+<{{ m.tool_calls[0].function.name }}>
+{%- endif -%}
+{%- endfor -%}"""
+
+
+def called(*names):
+    return {
+        "role": "assistant",
+        "content": "so",
+        "tool_calls": [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in names],
+    }
+
+
+def answer(name):
+    return {"role": "tool", "tool_call_id": name, "content": f"of {name}"}
+
+
+async def test_several_calls_are_told_one_by_one_where_a_template_takes_no_more(client):
+    hi = {"role": "user", "content": "hi"}
+    messages = [hi, called("a", "b", "c"), answer("b"), answer("a"), answer("z"), hi]
+    use_template(client, ONE)
+    reply = await client.chat(messages=messages, return_prompt_text=True)
+    assert reply.status == 200, reply.content
+    assert reply.json()["prompt_text"] == (
+        "[user]hi[assistant]so<a>[tool]of a[assistant]<b>[tool]of b[assistant]<c>[tool]of z[user]hi"
+    )
+    use_template(client, ONE.replace("!= 1", "== 0"))
+    reply = await client.chat(messages=messages, return_prompt_text=True)
+    assert reply.json()["prompt_text"] == "[user]hi[assistant]so<a>[tool]of b[tool]of a[tool]of z[user]hi"
