@@ -19,8 +19,8 @@ import jinja2
 
 from server.render.bounds import failed, rendering
 from server.render.call_ids import NAME, SHORT_ID, IdForm, id_form
+from server.render.calls import has_calls, has_several, one_by_one, with_texts
 from server.render.errors import RenderError, shown
-from server.render.one_call import has_several, one_by_one
 from server.render.sandbox import SANDBOX, TICK, add_ticks
 from server.render.template_facts import TemplateFacts, read_facts
 
@@ -63,18 +63,30 @@ class ChatTemplate:
         return id_form(self._called)
 
     @cached_property
+    def _takes_text(self) -> bool:
+        """Whether arguments of calls must be text: it refuses objects, or shows them as Python does."""
+        arguments = {NAME: True}
+        text, other = self._with_calls(json.dumps(arguments), SHORT_ID), self._with_calls(arguments, SHORT_ID)
+        return text is not None and (other is None or str(arguments) in other)
+
+    @cached_property
     def _takes_one_call(self) -> bool:
         """Whether it refuses an assistant with several calls."""
         return self._called(SHORT_ID) is not None and self._called(SHORT_ID, SHORT_ID[::-1]) is None
 
     def taken(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A conversation as it takes it."""
-        return one_by_one(messages) if has_several(messages) and self._takes_one_call else messages
+        if has_several(messages) and self._takes_one_call:
+            messages = one_by_one(messages)
+        return with_texts(messages) if has_calls(messages) and self._takes_text else messages
 
     def _called(self, *ids: str) -> str | None:
+        return self._with_calls("{}" if self._takes_text else {}, *ids)
+
+    def _with_calls(self, arguments: Any, *ids: str) -> str | None:
         """A conversation in which a tool is called with these ids; None where the template refuses it."""
         parts = self.content_format == "openai" and not self.facts.asks_for_string
-        calls = [{"id": one, "type": "function", "function": {"name": NAME, "arguments": {}}} for one in ids]
+        calls = [{"id": one, "type": "function", "function": {"name": NAME, "arguments": arguments}} for one in ids]
         asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if parts else "a"}
         try:
             return self.render([asked, {"role": "assistant", "content": "", "tool_calls": calls}])

@@ -1,14 +1,33 @@
-"""Calls one after the other, for chat templates that refuse an assistant with several (Llama 3's).
+"""Calls of a history as a chat template takes them: one after the other (Llama 3's), arguments as text (DeepSeek's).
 
-Owner: any thread, pure functions. In: a conversation as templates read it. Out: the same, in which each call of a
-message is a message of its own, and its answer follows it.
+Owner: any thread, pure functions. In: a conversation as templates read it. Out: the same, told in another way.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 Messages = list[dict[str, Any]]
+
+
+def has_calls(conversation: Messages) -> bool:
+    return any(message.get("tool_calls") for message in conversation)
+
+
+def with_texts(conversation: Messages) -> Messages:
+    """Arguments are JSON instead of objects."""
+    return [
+        {**message, "tool_calls": list(map(_with_text, message["tool_calls"]))}
+        if message.get("tool_calls")
+        else message
+        for message in conversation
+    ]
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def has_several(conversation: Messages) -> bool:
@@ -16,7 +35,7 @@ def has_several(conversation: Messages) -> bool:
 
 
 def one_by_one(conversation: Messages) -> Messages:
-    """What the assistant said stands before the first of its calls."""
+    """Each call is a message of its own, and its answer follows it; what the assistant said stands before the first."""
     found: Messages = []
     at = 0
     while at < len(conversation):

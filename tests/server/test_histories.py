@@ -123,3 +123,25 @@ async def test_several_calls_are_told_one_by_one_where_a_template_takes_no_more(
     use_template(client, ONE.replace("!= 1", "== 0"))
     reply = await client.chat(messages=messages, return_prompt_text=True)
     assert reply.json()["prompt_text"] == "[user]hi[assistant]so<a>[tool]of b[tool]of a[tool]of z[user]hi"
+
+
+JOINED = r"""
+{%- for m in messages -%}[{{ m.role }}]{{ m.content or '' }}
+{%- for c in m.tool_calls or [] -%}
+{{ '<' + c.type + ' ' + c.function.name + ' ' + c.function.arguments + '>' }}
+{%- endfor -%}
+{%- endfor -%}"""
+PRINTED = JOINED.replace("{{ '<' + c.type + ' ' + c.function.name + ' ' + c.function.arguments + '>' }}",
+                         "<{{ c.type }} {{ c.function.name }} {{ c.function.arguments }}>")  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [JOINED, PRINTED, PRINTED.replace("arguments }}", "arguments | tojson }}")])
+async def test_arguments_are_text_where_a_template_joins_or_prints_them(client, template):
+    use_template(client, template)
+    call = called("a", "b")
+    call["tool_calls"][0]["function"]["arguments"] = '{"x":true, "y":"\u00e9"}'
+    messages = [{"role": "user", "content": "hi"}, call, answer("a"), answer("b")]
+    reply = await client.chat(messages=messages, return_prompt_text=True)
+    assert reply.status == 200, reply.content
+    calls = '<function a {"x": true, "y": "é"}><function b {}>'
+    assert reply.json()["prompt_text"] == f"[user]hi[assistant]so{calls}[tool]of a[tool]of b"
