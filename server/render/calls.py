@@ -1,4 +1,5 @@
-"""Calls of a history as a chat template takes them: one after the other (Llama 3's), arguments as text (DeepSeek's).
+"""Calls of a history as a chat template takes them: one after the other (Llama 3's), arguments as text (DeepSeek's),
+what is said beside a call as a part of what was thought (gpt-oss').
 
 Owner: any thread, pure functions. In: a conversation as templates read it. Out: the same, told in another way.
 """
@@ -9,6 +10,7 @@ import json
 from typing import Any
 
 Messages = list[dict[str, Any]]
+THOUGHTS = ("reasoning", "reasoning_content", "thinking")  # what templates call it
 
 
 def has_calls(conversation: Messages) -> bool:
@@ -28,6 +30,28 @@ def with_texts(conversation: Messages) -> Messages:
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+
+def says_both(conversation: Messages) -> bool:
+    """Whether reasoning and content stand beside a call."""
+    return any(map(_says_both, conversation))
+
+
+def _says_both(message: dict[str, Any]) -> bool:
+    return bool(message.get("tool_calls") and message.get(THOUGHTS[0]) and message.get("content"))
+
+
+def as_thoughts(conversation: Messages) -> Messages:
+    """Content beside a call ends its reasoning."""
+    found = []
+    for message in conversation:
+        if _says_both(message):
+            content = message["content"]
+            texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            thought = "\n".join([message[THOUGHTS[0]], *texts])
+            message = {**message, "content": "", **dict.fromkeys(THOUGHTS, thought)}
+        found.append(message)
+    return found
 
 
 def has_several(conversation: Messages) -> bool:

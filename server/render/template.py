@@ -19,7 +19,7 @@ import jinja2
 
 from server.render.bounds import failed, rendering
 from server.render.call_ids import NAME, SHORT_ID, IdForm, id_form
-from server.render.calls import has_calls, has_several, one_by_one, with_texts
+from server.render.calls import THOUGHTS, as_thoughts, has_calls, has_several, one_by_one, says_both, with_texts
 from server.render.errors import RenderError, shown
 from server.render.sandbox import SANDBOX, TICK, add_ticks
 from server.render.template_facts import TemplateFacts, read_facts
@@ -71,25 +71,41 @@ class ChatTemplate:
 
     @cached_property
     def _takes_one_call(self) -> bool:
-        """Whether it refuses an assistant with several calls."""
-        return self._called(SHORT_ID) is not None and self._called(SHORT_ID, SHORT_ID[::-1]) is None
+        """Whether it refuses an assistant with several calls, or shows the first of them only."""
+        if self._called(SHORT_ID) is None:
+            return False
+        two = self._called(SHORT_ID, SHORT_ID[::-1])
+        return two is None or (f"{NAME}-0" in two and f"{NAME}-1" not in two)
+
+    @cached_property
+    def _takes_one_text(self) -> bool:
+        """Whether it refuses a call's message with both reasoning and content."""
+        thought = dict.fromkeys(THOUGHTS, "b")
+        return self._called(SHORT_ID, **thought) is not None and self._called(SHORT_ID, **thought, content="c") is None
 
     def taken(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A conversation as it takes it."""
+        if not has_calls(messages):
+            return messages
         if has_several(messages) and self._takes_one_call:
             messages = one_by_one(messages)
-        return with_texts(messages) if has_calls(messages) and self._takes_text else messages
+        if says_both(messages) and self._takes_one_text:
+            messages = as_thoughts(messages)
+        return with_texts(messages) if self._takes_text else messages
 
-    def _called(self, *ids: str) -> str | None:
-        return self._with_calls("{}" if self._takes_text else {}, *ids)
+    def _called(self, *ids: str, **said: str) -> str | None:
+        return self._with_calls("{}" if self._takes_text else {}, *ids, **said)
 
-    def _with_calls(self, arguments: Any, *ids: str) -> str | None:
+    def _with_calls(self, arguments: Any, *ids: str, **said: str) -> str | None:
         """A conversation in which a tool is called with these ids; None where the template refuses it."""
         parts = self.content_format == "openai" and not self.facts.asks_for_string
-        calls = [{"id": one, "type": "function", "function": {"name": NAME, "arguments": arguments}} for one in ids]
+        calls = [
+            {"id": one, "type": "function", "function": {"name": f"{NAME}-{at}", "arguments": arguments}}
+            for at, one in enumerate(ids)
+        ]
         asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if parts else "a"}
         try:
-            return self.render([asked, {"role": "assistant", "content": "", "tool_calls": calls}])
+            return self.render([asked, {"role": "assistant", "content": "", "tool_calls": calls, **said}])
         except RenderError:
             return None
 

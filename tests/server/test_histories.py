@@ -114,15 +114,16 @@ def answer(name):
 async def test_several_calls_are_told_one_by_one_where_a_template_takes_no_more(client):
     hi = {"role": "user", "content": "hi"}
     messages = [hi, called("a", "b", "c"), answer("b"), answer("a"), answer("z"), hi]
-    use_template(client, ONE)
+    for template in (ONE, ONE.replace("!= 1", "== 0")):  # which refuses several, and which shows the first
+        use_template(client, template)
+        reply = await client.chat(messages=messages, return_prompt_text=True)
+        assert reply.status == 200, reply.content
+        assert reply.json()["prompt_text"] == (
+            "[user]hi[assistant]so<a>[tool]of a[assistant]<b>[tool]of b[assistant]<c>[tool]of z[user]hi"
+        )
+    use_template(client)
     reply = await client.chat(messages=messages, return_prompt_text=True)
-    assert reply.status == 200, reply.content
-    assert reply.json()["prompt_text"] == (
-        "[user]hi[assistant]so<a>[tool]of a[assistant]<b>[tool]of b[assistant]<c>[tool]of z[user]hi"
-    )
-    use_template(client, ONE.replace("!= 1", "== 0"))
-    reply = await client.chat(messages=messages, return_prompt_text=True)
-    assert reply.json()["prompt_text"] == "[user]hi[assistant]so<a>[tool]of b[tool]of a[tool]of z[user]hi"
+    assert "so<call a a {}><call b b {}><call c c {}>\n[tool #b]of b" in reply.json()["prompt_text"]
 
 
 JOINED = r"""
@@ -145,3 +146,30 @@ async def test_arguments_are_text_where_a_template_joins_or_prints_them(client, 
     assert reply.status == 200, reply.content
     calls = '<function a {"x": true, "y": "é"}><function b {}>'
     assert reply.json()["prompt_text"] == f"[user]hi[assistant]so{calls}[tool]of a[tool]of b"
+
+
+FIRST = r"""
+{%- for m in messages -%}
+{%- if m.tool_calls -%}
+{%- if m.content and m.thinking -%}{{ raise_exception('one of both') }}{%- endif -%}
+[analysis]{{ m.content or m.thinking }}[to={{ m.tool_calls[0].function.name }}]
+{%- else -%}[{{ m.role }}]{{ m.content }}
+{%- endif -%}
+{%- endfor -%}"""
+
+
+async def test_what_is_said_beside_a_call_is_thought_where_a_template_takes_one_text(client):
+    """And calls of which a template shows the first only are told one by one."""
+    use_template(client, FIRST)
+    hi = {"role": "user", "content": "hi"}
+    messages = [hi, {**called("a", "b"), "reasoning": "hm"}, answer("a"), answer("b"), hi]
+    reply = await client.chat(messages=messages, return_prompt_text=True)
+    assert reply.status == 200, reply.content
+    told = "[user]hi[analysis]hm\nso[to=a][tool]of a[analysis][to=b][tool]of b[user]hi"
+    assert reply.json()["prompt_text"] == told
+    thinking = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    use = {"type": "tool_use", "id": "a", "name": "a", "input": {}}
+    blocks = [thinking, {"type": "text", "text": "so"}, use]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "of a"}
+    turns = [hi, {"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
+    assert (await client.post("/v1/messages", {"messages": turns, "max_tokens": 1})).status == 200
