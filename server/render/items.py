@@ -91,7 +91,11 @@ def listed(items: list[Item], key: str) -> list[Item]:
 
 
 def is_reference(item: Item) -> bool:
-    return item.get("type") == "item_reference"
+    """Whether it names an item; one that has nothing but an id needs no type."""
+    kind = item.get("type")
+    return kind == "item_reference" or (
+        kind is None and isinstance(item.get("id"), str) and item.keys() <= {"id", "type"}
+    )
 
 
 def _id(item: Item) -> str:
