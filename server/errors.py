@@ -86,7 +86,8 @@ class ApiError(Exception):
             message = f"prompt is too long: {got} tokens > {most if got > most else most - 1} maximum"
         elif self.param and self.param not in message:  # this body has no place of its own for it
             message = f"{self.param}: {message}"[:MAX_TEXT]
-        content = {"type": MESSAGES_TYPES.get(self.status, other), "message": message}
+        details = {"error_code": self.reason}
+        content = {"type": MESSAGES_TYPES.get(self.status, other), "message": message, "details": details}
         return orjson.dumps({"type": "error", "error": content, "request_id": request_id})
 
 

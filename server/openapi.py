@@ -22,7 +22,7 @@ from server.schema.completion import CompletionBody
 from server.schema.generate import GenerateBody
 from server.schema.messages import CountBody, MessagesBody
 from server.schema.pooling import ClassifyBody, PoolingBody, RerankBody, ScoreBody, VectorsBody
-from server.schema.responses import ResponsesBody
+from server.schema.responses import InputBody, ResponsesBody
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
 REFERENCE = "#/components/schemas/{name}"
@@ -61,6 +61,10 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/responses"): work("Answer, and keep the answer", ResponsesBody, True),
     ("GET", "/v1/responses/{id}"): Operation("A stored response", streams=True, query=("stream", "starting_after")),
     ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response"),
+    ("GET", "/v1/responses/{id}/input_items"): Operation(
+        "What a stored response answers", query=("after", "limit", "order")
+    ),
+    ("POST", "/v1/responses/input_tokens"): work("Count the tokens of a response's input", InputBody),
     ("POST", "/v1/responses/{id}/cancel"): Operation("End a response that is being made"),
     ("GET", "/v1/models"): Operation("The names of the served model"),
     ("GET", "/v1/models/{id}"): Operation("One of them"),

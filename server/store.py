@@ -49,6 +49,10 @@ class Turn:
     def size(self) -> int:
         return len(self.inputs) + len(self.outputs) + OVERHEAD
 
+    def heard(self) -> list[Item]:
+        """What the conversation held when its newest answer began; any thread."""
+        return (self.parent.items() if self.parent else []) + orjson.loads(self.inputs)
+
     def items(self) -> list[Item]:
         """Of the whole conversation, from its beginning; any thread."""
         chain: list[Turn] = []

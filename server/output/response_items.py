@@ -154,9 +154,9 @@ class Output:
             return {"id": f"msg_{key}", "type": "message", "status": "in_progress", "role": "assistant", "content": []}
         known = self.shape.tools.get(event.name, {})
         body = {"status": "in_progress", "call_id": event.id, "name": known.get("name", event.name)}
-        if known.get("type") == "custom":
-            return {"id": f"ctc_{key}", "type": "custom_tool_call", **body, "input": ""}
         space = {"namespace": known["namespace"]} if "namespace" in known else {}
+        if known.get("type") == "custom":
+            return {"id": f"ctc_{key}", "type": "custom_tool_call", **body, "input": "", **space}
         return {"id": f"fc_{key}", "type": "function_call", **body, "arguments": "", **space}
 
     def _text(self, event: Event, item: OutputItem) -> str:

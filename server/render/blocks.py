@@ -16,7 +16,9 @@ from server.render.errors import RenderError, invalid, kind_of, shown, untyped
 from server.render.tools import ToolPlace, tool_name, tool_place
 
 BILLING = "x-anthropic-billing-header"
-BLOCKS = "text, image, document, search_result, thinking, redacted_thinking, tool_use, tool_result, tool_reference"
+BLOCKS = "text, image, document, search_result, thinking, tool_use, tool_result, tool_reference, compaction"
+# What only Anthropic's servers write and read: histories that began there hold them, beside the text made of them.
+HOSTED = frozenset({"redacted_thinking", "container_upload", "fallback", "mcp_tool_listing"})
 _IMAGE_TYPE = re.compile(r"^image/[a-z0-9.+-]{1,64}$")
 
 
@@ -66,7 +68,7 @@ def system_parts(content: Any, path: str) -> list[Part]:
 
 
 def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
-    """(block, path); a string is one text block."""
+    """(block, path); a string is one text block, and what only Anthropic's servers read is left out."""
     if isinstance(content, str):
         return [({"type": "text", "text": content}, path)] if content else []
     if not isinstance(content, list):
@@ -74,7 +76,12 @@ def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
     for at, block in enumerate(content):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
             raise invalid(f"{path}[{at}]: got {untyped(block)}; must be an object with a type", f"{path}[{at}]")
-    return [(block, f"{path}[{at}]") for at, block in enumerate(content)]
+    return [(block, f"{path}[{at}]") for at, block in enumerate(content) if not _is_hosted_block(block["type"])]
+
+
+def _is_hosted_block(kind: str) -> bool:
+    """Among them web_search_tool_result and its like, and server_tool_use, but no call that the client has run."""
+    return kind in HOSTED or kind.endswith(("_tool_use", "_tool_result"))
 
 
 def _user(conversation: Conversation, blocks: list[tuple[dict[str, Any], str]], path: str) -> None:
@@ -120,7 +127,7 @@ def _assistant(conversation: Conversation, blocks: list[tuple[dict[str, Any], st
             if given is not None and not isinstance(given, dict):
                 raise invalid(f"{where}.input: got {kind_of(given)}; must be an object", f"{where}.input")
             conversation.call(_string(block, "id", where), _string(block, "name", where), given or {}, where)
-        elif kind != "redacted_thinking":
+        else:
             conversation.assistant(_part(block, where), path)
 
 
@@ -138,6 +145,8 @@ def _part(block: dict[str, Any], path: str) -> list[Part]:
         heads = [key for key in ("title", "source") if isinstance(block.get(key), str)]
         parts = [text_part(block[key], path, f"{path}.{key}") for key in heads]
         return parts + [_text(inner, at) for inner, at in _blocks(block.get("content"), f"{path}.content")]
+    if kind == "compaction":  # the summary of what came before; null where there is none
+        return [] if block.get("content") is None else [text_part(_string(block, "content", path), path)]
     if kind == "tool_reference":
         return [text_part(_string(block, "tool_name", path), path, f"{path}.tool_name")]
     raise invalid(f"{path}.type: {shown(kind)} is not taken here; known blocks are {BLOCKS}", f"{path}.type")

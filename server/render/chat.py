@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,10 +22,12 @@ import numpy as np
 
 from engine.errors import ConfigError
 from mm.item import MediaRef
+from server.render.call_ids import IdForm
 from server.render.errors import RenderError, invalid
 from server.render.escape import Escapes
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
+from server.render.open_end import cut_at, open_last
 from server.render.prompt import PIECE, Prompt, Side, context_error, id_array, truncate
 from server.render.rows import RowMarks
 from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
@@ -99,6 +101,12 @@ class Renderer:
     def template(self) -> ChatTemplate | None:
         """The template used without tools."""
         return self.templates.get("default")
+
+    def counting(self) -> Renderer:
+        """The same for prompts that are counted and not answered: they may be longer than the context."""
+        other = copy(self)
+        other._max_len = 2**31 - 1
+        return other
 
     async def chat(
         self,
@@ -202,11 +210,13 @@ class Renderer:
         escapes: Escapes | None,
     ) -> tuple[str, list[MediaRef]]:
         template = self._template_for(tools) if chat_template is None else self._own_template(chat_template)
-        conversation, media = self._read(messages, self._rules(template.content_format, template.facts), escapes)
+        rules = self._rules(template.content_format, template.facts, lambda: template.id_form)
+        conversation, media = self._read(messages, rules, escapes)
+        conversation = template.taken(conversation)
         for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
             if value:
                 self.media.refuse_in_value(value, name)
-        tag = _open_last(conversation) if continue_final_message else ""
+        tag = open_last(conversation) if continue_final_message else ""
         if escapes is not None:
             tools, documents, template_kwargs = map(escapes.value, (tools, documents, template_kwargs))
         kwargs = {**self.config.default_template_kwargs, **(template_kwargs or {})}
@@ -218,7 +228,7 @@ class Renderer:
             kwargs=kwargs,
             limits=self._limits,
         )
-        text = _cut_at(text, tag) if tag else text
+        text = cut_at(text, tag) if tag else text
         return (self.media.spaced(text) if media else text), media
 
     def _formatted(
@@ -280,8 +290,8 @@ class Renderer:
     def _check_size(self, size: int, param: str) -> None:
         """Text too long for any tokenizer to make it fit."""
         if size > self.config.prompt_bytes:
-            at_least = max(-(-size // 16), self._max_len + 1)
-            raise context_error(self._max_len, at_least, param, f" (estimated from {size} bytes)")
+            most = self.config.max_model_len
+            raise context_error(most, max(-(-size // 16), most + 1), param, f" (estimated from {size} bytes)")
 
     def _prompt(self, ids: np.ndarray, media: list[MediaRef], text: str | None, param: str) -> Prompt:
         slots = self.media.slots(ids, media, param)
@@ -321,7 +331,9 @@ class Renderer:
 
     # -- parts
 
-    def _rules(self, content_format: ContentFormat, facts: TemplateFacts) -> MessageRules:
+    def _rules(
+        self, content_format: ContentFormat, facts: TemplateFacts, form: Callable[[], IdForm] = lambda: "any"
+    ) -> MessageRules:
         config = self.config
         return MessageRules(
             content_format,
@@ -332,6 +344,7 @@ class Renderer:
             config.max_messages,
             config.max_parts,
             config.takes_media_rows,
+            form,
         )
 
     def _own_template(self, chat_template: str) -> ChatTemplate:
@@ -370,31 +383,3 @@ def _json_size(value: Any, param: str) -> int:
         raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
     except (RecursionError, ValueError) as error:
         raise invalid(f"{param} nests too deeply.", param) from error
-
-
-def _open_last(conversation: list[dict[str, Any]]) -> str:
-    """Ends the last message's text with a tag that nobody could have written; the text is cut there again."""
-    tag = f"continue-{secrets.token_hex(16)} "
-    last = conversation[-1]
-    content = last["content"]
-    if isinstance(content, str):
-        conversation[-1] = {**last, "content": content + tag}
-        return tag
-    for index in range(len(content or ()) - 1, -1, -1):
-        if content[index]["type"] == "text":
-            content[index] = {"type": "text", "text": content[index]["text"] + tag}
-            return tag
-    raise invalid("continue_final_message needs text in the last message.", "continue_final_message")
-
-
-def _cut_at(text: str, tag: str) -> str:
-    at = text.rfind(tag.strip())
-    if at < 0:
-        raise RenderError(
-            400,
-            "template_error",
-            "The chat template leaves out the last message, so it cannot be continued.",
-            "continue_final_message",
-        )
-    # Without the space after the tag, the template trims the message: then so do we.
-    return text[:at] if text.startswith(tag, at) else text[:at].rstrip()

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -23,15 +24,23 @@ from server.render.errors import RenderError, invalid
 _HELD = r"\.(?:text|image_url(?:\.url)?|file)\b"
 _INSIDE = rf"\.content(?:\[(\d+)\]({_HELD})?)?|\.tool_calls\[(\d+)\]|\.(?:reasoning|name|tool_call_id)\b"
 _WHERE = re.compile(rf"messages\[(\d+)\]({_INSIDE})?")
-_MARK = "a-system-text-inside"
-_PROBE = [
+_MARK = "a-text-inside"
+_SYSTEM_INSIDE = [
     {"role": "system", "content": "a"},
     {"role": "user", "content": "b"},
     {"role": "assistant", "content": "c"},
     {"role": "system", "content": _MARK},
     {"role": "user", "content": "d"},
 ]
-_keeps_inside: WeakKeyDictionary[Renderer, bool] = WeakKeyDictionary()
+_CALL: dict[str, Any] = {"id": "abcdefgh9", "type": "function", "function": {"name": "f", "arguments": {}}}
+_BEHIND_TOOL: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "abcdefgh9", "name": "f", "content": "b"},
+    {"role": "user", "content": _MARK},
+]
+_PARTED = [*_BEHIND_TOOL[:-1], {"role": "assistant", "content": ""}, _BEHIND_TOOL[-1]]
+_tried: WeakKeyDictionary[Renderer, dict[str, bool]] = WeakKeyDictionary()  # what templates show, by a probe's name
 
 
 class Part(NamedTuple):
@@ -163,15 +172,20 @@ class Conversation:
     async def settle(self, renderer: Renderer) -> None:
         """System texts inside stay where they are if the template shows them there, else they join the first one.
 
-        Raises RenderError where a message has too many parts: the renderer gets a system's and a tool's as one text.
+        A user's words behind a tool's result follow an assistant that says nothing, where the template wants turns to
+        be taken. Raises RenderError where a message has too many parts: the renderer gets a system's and a tool's as
+        one text.
         """
         for turn in self.turns:
             if len(turn.parts) > renderer.config.max_parts:
                 told = f"{turn.path} has {len(turn.parts)} parts; at most {renderer.config.max_parts}."
                 raise invalid(told, turn.path)
         inside = any(turn.role in ("system", "developer") for turn in self.turns[1:])
-        if inside and not await keeps_inside(renderer):
+        if inside and not await shows(renderer, "system inside", _SYSTEM_INSIDE):
             self.hoist()
+        behind = any((one.role, other.role) == ("tool", "user") for one, other in pairwise(self.turns))
+        if behind and not await shows(renderer, "behind", _BEHIND_TOOL) and await shows(renderer, "parted", _PARTED):
+            self.part()
 
     def hoist(self) -> None:
         """All system texts in one leading message."""
@@ -188,6 +202,15 @@ class Conversation:
                 last.reasoning += turn.reasoning
             else:
                 self.turns.append(turn)
+
+    def part(self) -> None:
+        """An assistant that says nothing between what a tool answers and what the user adds."""
+        turns: list[Turn] = []
+        for turn in self.turns:
+            if turn.role == "user" and turns and turns[-1].role == "tool":
+                turns.append(Turn("assistant", turn.path, []))
+            turns.append(turn)
+        self.turns = turns
 
     def cuts(self) -> Iterator[Conversation]:
         """The same, then with ever more of its oldest messages left out; system texts and the newest one stay."""
@@ -229,14 +252,13 @@ class Conversation:
         return _WHERE.sub(path, text)
 
 
-async def keeps_inside(renderer: Renderer) -> bool:
-    """Whether the server's template shows a system message that is not the first; tried once."""
-    known = _keeps_inside.get(renderer)
-    if known is None:
+async def shows(renderer: Renderer, name: str, probe: list[dict[str, Any]]) -> bool:
+    """Whether the server's template takes a conversation and shows the text inside; tried once."""
+    tried = _tried.setdefault(renderer, {})
+    if name not in tried:
         try:
-            prompt = await renderer.chat(_PROBE)
-            known = _MARK in (prompt.text or "")
+            prompt = await renderer.chat(probe)
+            tried[name] = _MARK in (prompt.text or "")
         except RenderError:
-            known = False
-        _keeps_inside[renderer] = known
-    return known
+            tried[name] = False
+    return tried[name]

@@ -22,8 +22,8 @@ TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal":
 HOSTED_ITEMS = frozenset({
     "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "computer_call", "computer_call_output",
     "file_search_call", "image_generation_call", "local_shell_call", "local_shell_call_output", "mcp_approval_request",
-    "mcp_approval_response", "mcp_call", "mcp_list_tools", "shell_call", "shell_call_output", "tool_search_call",
-    "tool_search_output", "web_search_call",
+    "mcp_approval_response", "mcp_call", "mcp_list_tools", "program", "program_output", "shell_call",
+    "shell_call_output", "tool_search_call", "tool_search_output", "web_search_call",
 })  # fmt: skip
 ITEMS = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning"
 SEAL = b"omniloop:"  # begins what `sealed` made
@@ -72,8 +72,30 @@ def resolved(given: str | list[Item], known: dict[str, Item]) -> list[Item]:
     return [known.get(_id(item), item) if is_reference(item) else item for item in as_items(given)]
 
 
+def listed(items: list[Item], key: str) -> list[Item]:
+    """Items as they are told to clients: each with its type and an id, and texts as parts; `key` is in made ids."""
+    found: list[Item] = []
+    names: set[str] = set()
+    for at, item in enumerate(items):
+        kind, content = item.get("type") or "message", item.get("content")
+        name = _id(item)
+        if not name or name in names:  # clients repeat items
+            name = f"{kind}_{key}_{at}"
+        names.add(name)
+        told = {**item, "type": kind, "id": name, "status": item.get("status") or "completed"}
+        if kind == "message" and isinstance(content, str):
+            said = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
+            told["content"] = [{**said, "text": content}]
+        found.append(told)
+    return found
+
+
 def is_reference(item: Item) -> bool:
-    return item.get("type") == "item_reference"
+    """Whether it names an item; one that has nothing but an id needs no type."""
+    kind = item.get("type")
+    return kind == "item_reference" or (
+        kind is None and isinstance(item.get("id"), str) and item.keys() <= {"id", "type"}
+    )
 
 
 def _id(item: Item) -> str:
@@ -85,14 +107,12 @@ def _item(conversation: Conversation, item: Item, path: str) -> None:
     kind = item.get("type")
     if kind is None or kind == "message":
         _message(conversation, item, path)
-    elif kind == "function_call":
-        space = item.get("namespace")
-        name = _string(item, "name", path)
+    elif kind in ("function_call", "custom_tool_call"):
+        space, call_id, name = item.get("namespace"), _string(item, "call_id", path), _string(item, "name", path)
         name = f"{space}__{name}" if isinstance(space, str) and space else name
-        conversation.call(_string(item, "call_id", path), name, _string(item, "arguments", path), path)
-    elif kind == "custom_tool_call":
-        arguments = {"input": _string(item, "input", path)}
-        conversation.call(_string(item, "call_id", path), _string(item, "name", path), arguments, path)
+        custom = kind == "custom_tool_call"
+        arguments = {"input": _string(item, "input", path)} if custom else _string(item, "arguments", path)
+        conversation.call(call_id, name, arguments, path)
     elif kind in ("function_call_output", "custom_tool_call_output"):
         parts = _parts(item.get("output"), f"{path}.output")
         conversation.result(_string(item, "call_id", path), parts, path)
@@ -200,41 +220,59 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
     echoed: list[Item] = []
     dropped = 0
     for at, tool in enumerate(tools or ()):
-        path, kind = f"tools[{at}]", tool.get("type")
-        if not isinstance(kind, str):
-            raise invalid(f"{path}.type: got {kind_of(kind)}; must be a string", f"{path}.type")
-        if kind == "function":
-            kept.append(_function(tool, path))
-            echoed.append({"type": kind, **kept[-1]["function"], "strict": tool.get("strict") is True})
-        elif kind == "custom":
-            kept.append(_function({**tool, "parameters": _free_text(tool, path)}, path))
-            form = {"format": tool["format"]} if tool.get("format") else {}
-            echoed.append({"type": kind, "name": tool["name"], "description": tool.get("description"), **form})
-        elif kind == "namespace":
-            inner = tool.get("tools")
-            if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
-                raise invalid(
-                    f"{path}.tools: got {kind_of(inner)}; must be a list of objects, each a function", f"{path}.tools"
-                )
-            name = tool_name(tool.get("name"), path)
-            offered = [_function(one, f"{path}.tools[{k}]") for k, one in enumerate(inner)]
-            shown_tools = [{"type": "function", **one["function"]} for one in offered]
-            kept += [_function(one, path, f"{name}__") for one in inner]
+        path = f"tools[{at}]"
+        space = tool.get("type") == "namespace"
+        read = [_own(*one) for one in (_members(tool, path) if space else [(tool, path, "")])]
+        own = [one for one in read if one is not None]
+        kept += [known for known, _ in own]
+        dropped += len(read) - len(own)
+        shown_tools = [echo for _, echo in own]
+        if space:
             described = "" if tool.get("description") is None else _string(tool, "description", path)
-            echoed.append({"type": kind, "name": name, "description": described, "tools": shown_tools})
-        else:
-            dropped += 1
+            head = {"type": "namespace", "name": tool["name"], "description": described}
+            shown_tools = [{**head, "tools": shown_tools}]
+        echoed += shown_tools
     return kept, echoed, dropped
+
+
+def _members(tool: Item, path: str) -> list[tuple[Item, str, str]]:
+    """(tool, its path, what templates see before its name) of each in a namespace."""
+    inner = tool.get("tools")
+    if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
+        raise invalid(f"{path}.tools: got {kind_of(inner)}; must be a list of objects, each a tool", f"{path}.tools")
+    prefix = tool_name(tool.get("name"), path) + "__"
+    return [(one, f"{path}.tools[{k}]", prefix) for k, one in enumerate(inner)]
+
+
+def _own(tool: Item, path: str, prefix: str) -> tuple[Item, Item] | None:
+    """(a tool that clients run as templates know it, the same as echoed); None of a built-in one."""
+    kind = tool.get("type")
+    if not isinstance(kind, str):
+        raise invalid(f"{path}.type: got {kind_of(kind)}; must be a string", f"{path}.type")
+    if kind == "function":
+        made = _function(tool, path, prefix)
+        return made, {"type": kind, **made["function"], "name": tool["name"], "strict": tool.get("strict") is True}
+    if kind != "custom":
+        return None
+    made = _function({**tool, "parameters": _free_text(tool, path)}, path, prefix)
+    form = {"format": tool["format"]} if tool.get("format") else {}
+    return made, {"type": kind, "name": tool["name"], "description": tool.get("description"), **form}
+
+
+def listed_tools(tools: list[Item] | None) -> list[tuple[Item, str, str]]:
+    """(tool, its path, what templates see before its name) of each that was read, those of namespaces among them."""
+    found: list[tuple[Item, str, str]] = []
+    for at, tool in enumerate(tools or ()):
+        path = f"tools[{at}]"
+        found += _members(tool, path) if tool["type"] == "namespace" else [(tool, path, "")]
+    return found
 
 
 def tool_places(tools: list[Item] | None) -> list[ToolPlace]:
     """Of each tool as templates know them."""
     found: list[ToolPlace] = []
-    for at, tool in enumerate(tools or ()):
-        path = f"tools[{at}]"
-        if tool["type"] == "namespace":
-            found += [tool_place(one, f"{path}.tools[{k}]", "parameters") for k, one in enumerate(tool["tools"])]
-        elif tool["type"] == "custom":
+    for tool, path, _ in listed_tools(tools):
+        if tool["type"] == "custom":
             found.append(ToolPlace(grammar_syntax(tool) == "regex", f"{path}.format"))
         elif tool["type"] == "function":
             found.append(tool_place(tool, path, "parameters"))
@@ -280,15 +318,12 @@ def _got(value: Any) -> str:
 
 
 def known_tools(echoed: list[Item]) -> dict[str, Item]:
-    """How the client calls what the model calls by a name: functions of a namespace, and tools that take free text."""
+    """How the client calls what the model calls by a name: tools of a namespace, and those that take free text."""
     found: dict[str, Item] = {}
-    for tool in echoed:
-        if tool["type"] == "custom":
-            found[tool["name"]] = {"type": "custom", "name": tool["name"]}
-        elif tool["type"] == "namespace":
-            for inner in tool["tools"]:
-                name = inner["name"]
-                found[f"{tool['name']}__{name}"] = {"type": "function", "name": name, "namespace": tool["name"]}
+    for tool, _, prefix in listed_tools(echoed):
+        if prefix or tool["type"] == "custom":
+            space = {"namespace": prefix.removesuffix("__")} if prefix else {}
+            found[prefix + tool["name"]] = {"type": tool["type"], "name": tool["name"], **space}
     return found
 
 

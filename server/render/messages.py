@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import orjson
 
 from engine.request import Modality
 from mm.item import GivenRows, MediaRef
+from server.render.call_ids import CallIds, IdForm
 from server.render.errors import RenderError, invalid, kind_of, shown
 from server.render.escape import Escapes
 from server.render.media import MediaTokens
@@ -65,6 +66,7 @@ class MessageRules:
     max_messages: int = 2048
     max_parts: int = 1024
     takes_rows: bool = False  # image_embeds
+    id_form: Callable[[], IdForm] = lambda: "any"  # of calls
 
 
 class MessageReader:
@@ -74,6 +76,7 @@ class MessageReader:
         self.rules = rules
         self.escapes = escapes
         self.media: list[MediaRef] = []
+        self.ids = CallIds(rules.id_form)
 
     def read(self, messages: list[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
         """All of it; raises RenderError with the path of the first fault."""
@@ -116,7 +119,8 @@ class MessageReader:
         for key in ("name", "tool_call_id"):
             value = message.get(key)
             if value is not None:
-                out[key] = self._text(value, f"{path}.{key}")
+                known = self.ids.answered(value) if key == "tool_call_id" and isinstance(value, str) else value
+                out[key] = self._text(known, f"{path}.{key}")
         if role == "assistant":
             self._assistant(message, out, path)
         return out
@@ -141,7 +145,9 @@ class MessageReader:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid(f"{path} needs a function with a name and arguments.", path)
         self.rules.media.refuse_in_value(call, path)
-        call = {**call, "type": "function", "function": {**function, "arguments": self._arguments(function, path)}}
+        known = self.ids.asked(call.get("id"), function["name"])
+        called = {**function, "arguments": self._arguments(function, path)}
+        call = {**call, "type": "function", "function": called} | ({} if known is None else {"id": known})
         return call if self.escapes is None else self.escapes.value(call)
 
     def _arguments(self, function: dict[str, Any], path: str) -> dict[str, Any]:

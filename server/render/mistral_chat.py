@@ -8,17 +8,15 @@ that write a single placeholder, which mm/splice.py widens later. What the versi
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from server.render.call_ids import shortened
 from server.render.errors import RenderError, invalid, shown
 
-SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 # In place of the payload, which the placeholder's encoder does not look at.
 NOTHING = "data:,"
 MEDIA_PARTS = {
@@ -141,9 +139,7 @@ class _CallIds:
         return made
 
     def _fitting(self, given: str) -> str:
-        if not self._short or SHORT_ID.fullmatch(given):
-            return given
-        return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+        return shortened(given) if self._short else given
 
 
 def _no_text(tokens: list[int], special_token_policy: object = None) -> str:

@@ -1,8 +1,9 @@
 """ChatTemplate: a checkpoint's chat template, compiled once in a sandbox and rendered under a clock and a byte cap.
 
-Owner: any thread; nothing in it changes after it is made. In: messages as plain data. Out: the prompt's text. The
-dialect is the one checkpoints are written for: trimmed blocks, loop controls, `tojson` without HTML escapes,
-`raise_exception`, `strftime_now`, the `generation` block. What a template expects is read from its syntax tree.
+Owner: any thread; nothing in it changes after it is made, but that it remembers which calls it takes. In:
+messages as plain data. Out: the prompt's text. The dialect is the one checkpoints are written for: trimmed blocks, loop
+controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, the `generation` block. What a template
+expects is read from its syntax tree.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import jinja2
 
 from server.render.bounds import failed, rendering
+from server.render.call_ids import NAME, SHORT_ID, IdForm, id_form
+from server.render.calls import THOUGHTS, as_thoughts, has_calls, has_several, one_by_one, says_both, with_texts
 from server.render.errors import RenderError, shown
 from server.render.sandbox import SANDBOX, TICK, add_ticks
 from server.render.template_facts import TemplateFacts, read_facts
@@ -52,6 +56,58 @@ class ChatTemplate:
         self.content_format: ContentFormat = (
             content_format if content_format in ("string", "openai") else self.facts.content_format  # type: ignore
         )
+
+    @cached_property
+    def id_form(self) -> IdForm:
+        """Which ids of calls it takes."""
+        return id_form(self._called)
+
+    @cached_property
+    def _takes_text(self) -> bool:
+        """Whether arguments of calls must be text: it refuses objects, or shows them as Python does."""
+        arguments = {NAME: True}
+        text, other = self._with_calls(json.dumps(arguments), SHORT_ID), self._with_calls(arguments, SHORT_ID)
+        return text is not None and (other is None or str(arguments) in other)
+
+    @cached_property
+    def _takes_one_call(self) -> bool:
+        """Whether it refuses an assistant with several calls, or shows the first of them only."""
+        if self._called(SHORT_ID) is None:
+            return False
+        two = self._called(SHORT_ID, SHORT_ID[::-1])
+        return two is None or (f"{NAME}-0" in two and f"{NAME}-1" not in two)
+
+    @cached_property
+    def _takes_one_text(self) -> bool:
+        """Whether it refuses a call's message with both reasoning and content."""
+        thought = dict.fromkeys(THOUGHTS, "b")
+        return self._called(SHORT_ID, **thought) is not None and self._called(SHORT_ID, **thought, content="c") is None
+
+    def taken(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A conversation as it takes it."""
+        if not has_calls(messages):
+            return messages
+        if has_several(messages) and self._takes_one_call:
+            messages = one_by_one(messages)
+        if says_both(messages) and self._takes_one_text:
+            messages = as_thoughts(messages)
+        return with_texts(messages) if self._takes_text else messages
+
+    def _called(self, *ids: str, **said: str) -> str | None:
+        return self._with_calls("{}" if self._takes_text else {}, *ids, **said)
+
+    def _with_calls(self, arguments: Any, *ids: str, **said: str) -> str | None:
+        """A conversation in which a tool is called with these ids; None where the template refuses it."""
+        parts = self.content_format == "openai" and not self.facts.asks_for_string
+        calls = [
+            {"id": one, "type": "function", "function": {"name": f"{NAME}-{at}", "arguments": arguments}}
+            for at, one in enumerate(ids)
+        ]
+        asked = {"role": "user", "content": [{"type": "text", "text": "a"}] if parts else "a"}
+        try:
+            return self.render([asked, {"role": "assistant", "content": "", "tool_calls": calls, **said}])
+        except RenderError:
+            return None
 
     def render(
         self,

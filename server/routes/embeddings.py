@@ -47,8 +47,9 @@ from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody, Vect
 from server.state import AppState
 
 Body = TypeVar("Body", bound=ClassifyBody)
-Answering = Callable[[list[np.ndarray], list[np.ndarray], dict[str, Any]], Response]  # token ids, arrays, about
-TASKS = ("embed", "classify", "token_embed", "token_classify")
+Arrays = list[np.ndarray]  # one for each input
+Answering = Callable[[Arrays, list[Arrays], dict[str, Any]], Response]  # token ids, the arrays of each pass, about
+TASKS = ("embed", "classify", "token_embed", "token_classify", "embed&token_classify")
 
 
 async def embeddings(request: Request) -> Response:
@@ -65,23 +66,26 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
     """Both routes; `key` is what an array is called in the answer."""
     state = exchange_of(request).state
     body = await read_json(request, kind, state.config.limits.max_request_bytes)
-    task = task_of(state, body)
+    tasks = tasks_of(state, body)
     config = pooling_of(state)
     body.prompt_name = role_of(body, config)
     form, dtype = format_of(body.encoding_format, body.embed_dtype, body.endianness)
     check_dimensions(config, body.dimensions, state.engine.limits.pooled_width)
 
-    per_token = task in config.heads_of_tokens
-    activation = config.heads_of_tokens[task].activation if per_token else config.activation
     role = body.prompt_name or config.default_prompt or ""
-    dimensions = body.dimensions if per_token else body.dimensions or config.usual_dimensions
 
-    def answer(inputs: list[np.ndarray], arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
-        ending = activation, body.use_activation, dimensions
-        if per_token:
-            made = [finished(of_tokens(lines, ids, config, task, role), *ending) for lines, ids in zip(arrays, inputs)]
-        else:  # in one call of NumPy each, as a call costs more than a vector's arithmetic
-            made = list(finished(np.stack(arrays), *ending))
+    def made_of(task: str, inputs: Arrays, arrays: Arrays) -> Arrays:
+        head = config.heads_of_tokens.get(task)
+        if head is None:  # in one call of NumPy each, as a call costs more than a vector's arithmetic
+            dimensions = body.dimensions or config.usual_dimensions
+            return list(finished(np.stack(arrays), config.activation, body.use_activation, dimensions))
+        ending = head.activation, body.use_activation, body.dimensions
+        return [finished(of_tokens(lines, ids, config, task, role), *ending) for lines, ids in zip(arrays, inputs)]
+
+    def answer(inputs: Arrays, passes: list[Arrays], about: dict[str, Any]) -> Response:
+        made, *more = [made_of(task, inputs, arrays) for task, arrays in zip(tasks, passes)]
+        if more:  # numbers of one task behind those of the other
+            made = [np.concatenate([part.reshape(-1) for part in parts]) for parts in zip(made, *more)]
         if form == "bytes":
             content, metadata = as_bytes(made, dtype, about)
             headers = {"metadata": metadata.decode("ascii")}
@@ -90,7 +94,7 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
         data = [{"index": k, "object": word, key: written(one, form, dtype)} for k, one in enumerate(made)]
         return Response(as_json({**about, "data": data}), media_type="application/json")
 
-    return await answered(request, body, prefix, per_token, answer)
+    return await answered(request, body, prefix, [task in config.heads_of_tokens for task in tasks], answer)
 
 
 def role_of(body: EmbeddingBody, config: PoolingConfig) -> str | None:
@@ -104,7 +108,7 @@ def role_of(body: EmbeddingBody, config: PoolingConfig) -> str | None:
     return next(filter(None, meant.values()), None) if body.prompt_name is None else body.prompt_name
 
 
-def task_of(state: AppState, body: EmbeddingBody) -> str:
+def tasks_of(state: AppState, body: EmbeddingBody) -> list[str]:
     """What is wanted of the inputs; 400 for a task that is not the model's."""
     tasks = pooling_of(state).tasks
     if not isinstance(body, PoolingBody):
@@ -114,15 +118,12 @@ def task_of(state: AppState, body: EmbeddingBody) -> str:
                 "token_classify": ("classes of tokens", "/pooling"),
             }.get(tasks[0], ("classes", "/pooling, /classify or /score"))
             raise not_here("model", f"the served model makes {made}, not embeddings of inputs; ask {ask}")
-        return "embed"
-    if body.task == "embed&token_classify":
-        known = " and ".join(pooling_of(state).tasks)
-        raise not_here("task", f"task: two tasks in one request are not supported; send one of this model's: {known}")
+        return ["embed"]
     one_of("task", body.task, TASKS)
-    task = tasks[0] if body.task is None else body.task
-    if task not in tasks:
-        raise invalid("task", f"task: got {shown(task)}; this model has {' and '.join(tasks)}")
-    return task
+    asked = [tasks[0]] if body.task is None else body.task.split("&")
+    if not set(asked) <= set(tasks):
+        raise invalid("task", f"task: got {shown(body.task)}; this model has {' and '.join(tasks)}")
+    return asked
 
 
 async def classify(request: Request) -> Response:
@@ -136,19 +137,21 @@ async def classify(request: Request) -> Response:
     if config.tokens_only:
         raise not_here("model", "the served model makes classes of tokens, not of inputs; ask /pooling")
 
-    def answer(inputs: list[np.ndarray], arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
+    def answer(inputs: Arrays, passes: list[Arrays], about: dict[str, Any]) -> Response:
         data = []
-        for index, array in enumerate(arrays):
+        for index, array in enumerate(passes[0]):
             probs = finished(array, config.activation, body.use_activation, None)
             label = config.labels[int(probs.argmax())]
             data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
         return Response(as_json({**about, "data": data}), media_type="application/json")
 
-    return await answered(request, body, "classify-", False, answer)
+    return await answered(request, body, "classify-", [False], answer)
 
 
-async def answered(request: Request, body: ClassifyBody, prefix: str, per_token: bool, answer: Answering) -> Response:
-    """From a checked body to the response that `answer` makes of the arrays."""
+async def answered(
+    request: Request, body: ClassifyBody, prefix: str, per_token: list[bool], answer: Answering
+) -> Response:
+    """From a checked body to the response that `answer` makes of the arrays; one pass each of `per_token`."""
     exchange = exchange_of(request)
     state = exchange.state
     model = check_model(state, body.model)
@@ -163,8 +166,10 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
                 made = adapted(pooling_of(state), body.prompt_name, await prepared(exchange, body, salt))
                 inputs = made.ids
                 check_steps(state, inputs)
-            with PooledAnswer(exchange, name) as running:
-                arrays = await running.arrays(made, per_token=per_token, salt=salt, priority=priority)
+            passes = []
+            for by_token in per_token:
+                with PooledAnswer(exchange, name) as running:
+                    passes.append(await running.arrays(made, per_token=by_token, salt=salt, priority=priority))
             tokens = sum(map(len, inputs))
             about = {
                 "id": name,
@@ -173,8 +178,8 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
                 "model": model,
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             }
-            large = sum(array.size for array in arrays) > LARGE
-            return await in_pool_if(large, state, lambda: answer(inputs, arrays, about))
+            large = sum(array.size for arrays in passes for array in arrays) > LARGE
+            return await in_pool_if(large, state, lambda: answer(inputs, passes, about))
 
 
 def adapted(config: PoolingConfig, name: str | None, made: PooledInputs) -> PooledInputs:

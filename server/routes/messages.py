@@ -26,8 +26,9 @@ from server.http.watch import client_present, preparing
 from server.job import Job, media_preload, prepare
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, tool_places
+from server.render.chat import Renderer
 from server.render.errors import kind_of
-from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response
+from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response, one_of
 from server.routes.tools import check_calls, check_name, held_to_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
@@ -38,6 +39,7 @@ from server.tool_structure import Calls
 
 log = logging.getLogger("omniloop")
 
+THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 Tools = list[dict[str, Any]] | None
 
@@ -56,7 +58,7 @@ async def create(request: Request) -> Response | None:
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
 
     async def jobs() -> list[Job]:
-        return [await prompt_of(exchange, body, tools, asked, priority)]
+        return [await prompt_of(exchange, body, tools, asked, state.renderer, priority)]
 
     def frames(answer: Answer) -> MessageEvents:
         return MessageEvents(answer, name, model)
@@ -76,7 +78,7 @@ async def create(request: Request) -> Response | None:
 
 
 async def count(request: Request) -> Response:
-    """What the prompt would cost, media included."""
+    """What the prompt would cost, media included, also where it is too long to be answered."""
     exchange = exchange_of(request)
     exchange.headers.append((b"request-id", exchange.request_id.encode()))
     state = exchange.state
@@ -88,13 +90,16 @@ async def count(request: Request) -> Response:
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
-            job = await prompt_of(exchange, body, tools, asked)
+            job = await prompt_of(exchange, body, tools, asked, state.renderer.counting())
     return json_response({"input_tokens": job.num_tokens})
 
 
 def check(state: AppState, body: MessagesBody) -> Asked:
     """Everything that can be refused before the template runs."""
     at_least_one("max_tokens", body.max_tokens)
+    if body.thread is not None:
+        text = "thread: this server keeps no conversations of messages; send the whole one without thread"
+        raise invalid("thread", text, "thread_unsupported_request")
     check_prompt_fields(body)
     structure = output_structure(state, body)
     fields = SamplingFields(
@@ -147,8 +152,7 @@ def check_prompt_fields(body: CountBody) -> None:
     thinking = body.thinking
     if thinking is not None:
         kind, budget = thinking.get("type"), thinking.get("budget_tokens")
-        if kind not in ("enabled", "disabled", "adaptive"):
-            raise invalid("thinking.type", f"thinking.type: got {shown(kind)}; must be enabled, disabled or adaptive")
+        one_of("thinking.type", "" if kind is None else kind, THINKING)
         if budget is not None:
             at_least_one("thinking.budget_tokens", budget)
     config = body.output_config or {}
@@ -178,7 +182,9 @@ def check_tools(state: AppState, body: CountBody, calls_back: bool) -> tuple[Too
     return kept or None, Calls(kind != "none", kind in ("any", "tool") and bool(kept), only, most)
 
 
-async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: Asked, priority: int = 0) -> Job:
+async def prompt_of(
+    exchange: Exchange, body: CountBody, tools: Tools, asked: Asked, renderer: Renderer, priority: int = 0
+) -> Job:
     """Blocks to a prompt with its media; complaints name the client's own fields."""
     state = exchange.state
     salt = salt_of(SamplingFields(cache_salt=body.cache_salt))
@@ -192,8 +198,8 @@ async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: As
         with conversation.told():
             async with media_preload(exchange, salt) as ahead:
                 messages = conversation.messages()
-                await ahead.begin(state.renderer.embedded(messages))
-                prompt = await state.renderer.chat(
+                await ahead.begin(renderer.embedded(messages))
+                prompt = await renderer.chat(
                     messages,
                     tools=tools,
                     add_generation_prompt=not prefill,

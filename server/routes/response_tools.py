@@ -13,10 +13,10 @@ from server.errors import invalid
 from server.http.exchange import Exchange
 from server.output.parser import Parsing
 from server.render.errors import kind_of
-from server.render.items import grammar_syntax, read_response_tools
+from server.render.items import grammar_syntax, listed_tools, read_response_tools
 from server.routes.endpoint import one_of
 from server.routes.tools import allowed_tools, check_calls, check_name, offered, parsing_of
-from server.schema.responses import ResponsesBody
+from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
 from server.tool_structure import Calls
 
@@ -26,7 +26,7 @@ Listed = list[dict[str, Any]]
 Tools = tuple[Listed | None, Listed, Listed | None]  # as templates know them; as echoed; those that the template sees
 
 
-def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
+def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tuple[Tools, Calls]:
     """Tools for the template and for the echo, and what the request says of calls."""
     kept, echoed, dropped = read_response_tools(body.tools)
     if dropped:
@@ -40,9 +40,10 @@ def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
     only: frozenset[str] | None = None
     most = 1 if body.parallel_tool_calls is False else 0
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
-        choice, only = allowed_tools(choice, "tool_choice", kept)
-    check_calls(state, body.tools, kept, must_call=choice not in (None, "none", "auto"), may_call=choice != "none")
-    must = choice == "required"
+        choice, only = allowed_tools(choice, "tool_choice", kept, is_hosted=is_hosted)
+    may_call = choice != "none" and calls_back
+    check_calls(state, body.tools, kept, must_call=choice not in (None, "none", "auto"), may_call=may_call)
+    must = choice == "required" and (only is None or bool(only))
     if isinstance(choice, dict):
         must, most = choice["type"] in ("function", "custom"), 1
         only = frozenset((check_name("tool_choice.name", choice.get("name"), kept),)) if must else None
@@ -50,9 +51,14 @@ def check_tools(state: AppState, body: ResponsesBody) -> tuple[Tools, Calls]:
     return (kept or None, echoed, offered(state, kept, calls)), calls
 
 
+def is_hosted(tool: dict[str, Any]) -> bool:
+    """Whether a choice names one of the tools that only OpenAI's servers run."""
+    return isinstance(tool.get("type"), str) and tool["type"] not in ("function", "custom", "namespace")
+
+
 def tell_unheld(exchange: Exchange, body: ResponsesBody, calls: Calls) -> None:
     """A header for custom tools whose Lark grammar no call is held to; coding clients send one with every request."""
-    if calls.may and any(grammar_syntax(tool) == "lark" for tool in body.tools or ()):
+    if calls.may and any(grammar_syntax(tool) == "lark" for tool, _, _ in listed_tools(body.tools)):
         exchange.headers.append((b"x-structured-relaxed", b"format"))
         exchange.state.metrics.relax(("format",))
 

@@ -1,4 +1,4 @@
-"""/v1/responses (API.md section 11): create; routes/stored_responses.py has the rest.
+"""/v1/responses (API.md section 11): create, and count what a prompt costs; routes/stored_responses.py has the rest.
 
 Owner: loop; items are read in the pool. In: ResponsesBody. Out: one JSON body, events pushed as the engine makes them,
 or at once a queued response that goes on in the background. What is stored belongs to the key that made it. Tools that
@@ -33,6 +33,7 @@ from server.output.logprobs import TokenNames
 from server.output.parser import Parsing
 from server.output.response_events import ResponseEvents
 from server.output.response_items import ResponseObject
+from server.render.chat import Renderer
 from server.render.conversation import Conversation
 from server.render.errors import RenderError
 from server.render.items import as_items, known_tools, read_items, references, resolved, tool_places
@@ -43,7 +44,7 @@ from server.routes.stored_responses import missing
 from server.routes.tools import held_to_calls
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
-from server.schema.responses import ResponsesBody
+from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
 from server.store import Stored, Turn
 from server.structure import format_structure
@@ -77,7 +78,8 @@ async def create(request: Request) -> Response | None:
     parent = earlier(state, exchange.key_name, body.previous_response_id)
     common = SamplingFields(priority=body.priority, cache_salt=body.cache_salt)
     priority, salt = priority_of(common, state.config, gateway_priority(request)), salt_of(common)
-    prompt = partial(prompt_of, exchange, body, parent, tools, asked, priority, salt)
+    keeps = body.store is not False
+    prompt = partial(prompt_of, exchange, body, parent, tools, asked, state.renderer, priority, salt, keeps)
     shape = partial(shape_of, exchange, body, model, asked, tools)
     if body.background:
         return await in_background(request, body, asked, prompt, shape, parsing)
@@ -87,6 +89,23 @@ async def create(request: Request) -> Response | None:
         request, asked, reply.jobs, reply.frames, reply.response,
         name=reply.shape.name, skip_special_tokens=skip_special_tokens, parsing=parsing,
     )  # fmt: skip
+
+
+async def count(request: Request) -> Response:
+    """What the prompt would cost, media included, also where it is too long to be answered."""
+    exchange = exchange_of(request)
+    state = exchange.state
+    body = await read_json(request, InputBody, state.config.limits.max_request_bytes)
+    check_model(state, body.model)
+    check_input(body)
+    body.truncation = None  # all of it is counted
+    tools, _ = check_tools(state, body, calls_back=False)
+    parent = earlier(state, exchange.key_name, body.previous_response_id)
+    asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
+    async with client_present(request):
+        with state.places.hold(1, exchange.key_name):
+            _, job = await prompt_of(exchange, body, parent, tools, asked, state.renderer.counting())
+    return json_response({"object": "response.input_tokens", "input_tokens": job.num_tokens})
 
 
 class Reply:
@@ -169,9 +188,7 @@ async def begin(
 
 def check(state: AppState, body: ResponsesBody) -> Asked:
     """Everything that can be refused before the template runs."""
-    for name in ("conversation", "prompt"):
-        if getattr(body, name) is not None:
-            raise not_here(name, f"{name}: objects kept by OpenAI's servers are not known here; send the items")
+    check_input(body)
     check_background(state, body)
     check_objects(body)
     if body.max_output_tokens is not None:
@@ -203,14 +220,21 @@ def check_background(state: AppState, body: ResponsesBody) -> None:
         raise invalid("background", text)
 
 
-def check_objects(body: ResponsesBody) -> None:
-    """text, reasoning, truncation, metadata."""
+def check_input(body: InputBody) -> None:
+    """What both routes take."""
+    for name in ("conversation", "prompt"):
+        if getattr(body, name) is not None:
+            raise not_here(name, f"{name}: objects kept by OpenAI's servers are not known here; send the items")
     text = body.text
     one_of("text.verbosity", text.verbosity if text else None, ("low", "medium", "high"))
     reasoning = body.reasoning
     one_of("reasoning.effort", reasoning.effort if reasoning else None, EFFORTS)
     one_of("reasoning.summary", reasoning.summary if reasoning else None, ("auto", "concise", "detailed"))
     one_of("truncation", body.truncation, ("auto", "disabled"))
+
+
+def check_objects(body: ResponsesBody) -> None:
+    """metadata, and names."""
     pairs = body.metadata or {}
     if len(pairs) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in pairs.items()):
         raise invalid("metadata", "metadata: at most 16 pairs, keys of 64 and values of 512 characters")
@@ -235,9 +259,10 @@ def earlier(state: AppState, key: str, name: str | None) -> Turn | None:
 
 
 async def prompt_of(
-    exchange: Exchange, body: ResponsesBody, parent: Turn | None, tools: Tools, asked: Asked, priority: int, salt: str
-) -> tuple[Turn, Job]:
-    """Items to a prompt with its media; complaints name the client's own fields."""
+    exchange: Exchange, body: InputBody, parent: Turn | None, tools: Tools, asked: Asked, renderer: Renderer,
+    priority: int = 0, salt: str = "", keeps: bool = False,
+) -> tuple[Turn, Job]:  # fmt: skip
+    """Items to a prompt with its media, and the turn that they begin; complaints name the client's own fields."""
     state = exchange.state
     named = state.responses.items(exchange.key_name, references(as_items(body.input)))
 
@@ -245,7 +270,7 @@ async def prompt_of(
         before = parent.items() if parent else []
         conversation = read_items(body.instructions, before, body.input, named)
         conversation.root = "input"
-        inputs = b"[]" if body.store is False else orjson.dumps(resolved(body.input, named))
+        inputs = orjson.dumps(resolved(body.input, named)) if keeps else b"[]"
         return conversation, Turn(inputs, parent)
 
     async with preparing(exchange):
@@ -255,7 +280,7 @@ async def prompt_of(
         too_long: Exception | None = None
         for shorter in cuts:
             try:
-                return turn, await render(exchange, shorter, body, tools, asked, priority, salt)
+                return turn, await render(exchange, shorter, body, tools, asked, renderer, priority, salt)
             except (RenderError, ApiError) as error:
                 if error.reason != "context_length_exceeded":
                     raise
@@ -265,13 +290,13 @@ async def prompt_of(
 
 
 async def render(
-    exchange: Exchange, conversation: Conversation, body: ResponsesBody, tools: Tools, asked: Asked, priority: int,
-    salt: str,
+    exchange: Exchange, conversation: Conversation, body: InputBody, tools: Tools, asked: Asked, renderer: Renderer,
+    priority: int, salt: str,
 ) -> Job:  # fmt: skip
     effort = body.reasoning.effort if body.reasoning else None
     said = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else {}
     kwargs = {**said, **(body.chat_template_kwargs or {})}
-    renderer, messages = exchange.state.renderer, conversation.messages()
+    messages = conversation.messages()
     with conversation.told():
         async with media_preload(exchange, salt) as ahead:
             await ahead.begin(renderer.embedded(messages))
@@ -329,4 +354,4 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
     return shape
 
 
-ROUTES = [generating_route("/v1/responses", create)]
+ROUTES = [generating_route("/v1/responses", create), generating_route("/v1/responses/input_tokens", count)]

@@ -1,10 +1,11 @@
-"""/v1/responses/{id} (API.md section 11): retrieve, cancel and delete what is stored.
+"""/v1/responses/{id} (API.md section 11): retrieve, cancel and delete what is stored, and list what it answers.
 
 Owner: loop. In: the id of a response that the same key made. Out: the response as it is, or its events.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import orjson
@@ -14,10 +15,12 @@ from starlette.responses import Response
 from server.errors import invalid, not_found, shown
 from server.http.exchange import exchange_of
 from server.http.watch import client_present
-from server.routes.endpoint import json_response, route
+from server.render.items import listed
+from server.routes.endpoint import json_response, one_of, route
 from server.store import Stored
 from server.watch_response import WatchedResponse
 
+MOST_LISTED = 100
 NUMBER = re.compile(r"-?[0-9]{1,9}\Z")
 
 
@@ -79,7 +82,32 @@ async def delete(request: Request) -> Response:
     return json_response({"id": entry.name, "object": "response", "deleted": True})
 
 
+async def input_items(request: Request) -> Response:
+    """A page of the items that the response answers, those of earlier turns among them; newest first."""
+    query, entry = request.query_params, stored(request)
+    order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+    one_of("order", order, ("asc", "desc"))
+    if not NUMBER.match(limit) or not 1 <= int(limit) <= MOST_LISTED:
+        raise invalid("limit", f"limit: got {shown(limit)}; must be 1 to {MOST_LISTED}")
+
+    def page() -> bytes:
+        items = listed(entry.turn.heard(), entry.name.removeprefix("resp_"))
+        if order == "desc":
+            items.reverse()
+        names = [item["id"] for item in items]
+        if after is not None and after not in names:
+            raise invalid("after", f"after: got {shown(after)}; must be the id of one of this response's input items")
+        begin = 0 if after is None else names.index(after) + 1
+        some = items[begin : begin + int(limit)]
+        ends = {"first_id": some[0]["id"], "last_id": some[-1]["id"]} if some else {"first_id": None, "last_id": None}
+        return orjson.dumps({"object": "list", "data": some, **ends, "has_more": begin + len(some) < len(items)})
+
+    content = await asyncio.get_running_loop().run_in_executor(exchange_of(request).state.pool, page)
+    return Response(content, media_type="application/json")
+
+
 ROUTES = [
     route("/v1/responses/{id}", one, "GET", "DELETE"),
     route("/v1/responses/{id}/cancel", cancel, "POST"),
+    route("/v1/responses/{id}/input_items", input_items, "GET"),
 ]

@@ -57,7 +57,7 @@ def tokens_of(state: AppState, body: TokenizeBody, made: np.ndarray) -> bytes:
 
 
 async def ids_of(state: AppState, body: TokenizeBody) -> np.ndarray:
-    """int32; a text may have more tokens than the context, since clients ask how many these are."""
+    """int32; they may be more than the context has, since clients ask how many these are."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "send either prompt or messages")
     if (text := body.prompt) is not None:
@@ -75,7 +75,7 @@ async def ids_of(state: AppState, body: TokenizeBody) -> np.ndarray:
         return await in_pool_if_long(state, size // 4, lambda: id_array(state.tokenizer.encode(text, special)))
     assert body.messages is not None
     open_end = bool(body.continue_final_message)
-    prompt = await state.renderer.chat(
+    prompt = await state.renderer.counting().chat(
         body.messages,
         tools=body.tools,
         add_generation_prompt=not open_end if body.add_generation_prompt is None else body.add_generation_prompt,

@@ -54,9 +54,16 @@ def check_name(param: str, name: Any, kept: Sequence[Tool] | None) -> str:
 
 
 def allowed_tools(
-    said: Any, path: str, kept: Sequence[Tool] | None, function_of: Callable[[Tool], Any] = lambda tool: tool
+    said: Any,
+    path: str,
+    kept: Sequence[Tool] | None,
+    function_of: Callable[[Tool], Any] = lambda tool: tool,
+    is_hosted: Callable[[Tool], bool] = lambda tool: False,
 ) -> tuple[str, frozenset[str]]:
-    """The mode and the names of a choice of the type allowed_tools; `function_of` finds what holds an entry's name."""
+    """The mode and the names of a choice of the type allowed_tools; `function_of` finds what holds an entry's name.
+
+    Entries for which `is_hosted` name tools that were left out, and are left out too.
+    """
     if not isinstance(said, dict):
         raise invalid(path, f"{path}: must be an object with mode and tools")
     mode, entries = said.get("mode"), said.get("tools")
@@ -65,6 +72,8 @@ def allowed_tools(
         raise invalid(f"{path}.tools", f"{path}.tools: must be a list of at least one tool")
     names = set()
     for at, entry in enumerate(entries):
+        if isinstance(entry, dict) and is_hosted(entry):
+            continue
         function = function_of(entry) if isinstance(entry, dict) else None
         if not isinstance(function, dict):
             raise invalid(f"{path}.tools[{at}]", f"{path}.tools[{at}]: must be an object that names a function")

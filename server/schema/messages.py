@@ -36,4 +36,5 @@ class MessagesBody(CountBody, kw_only=True):
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     priority: int | None = None
+    thread: dict[str, Any] | None = None  # refused: a conversation that the server keeps
     output_format: dict[str, Any] | None = None  # the older place of output_config.format

@@ -1,4 +1,4 @@
-"""The body of /v1/responses (API.md section 11).
+"""The bodies of /v1/responses and /v1/responses/input_tokens (API.md section 11).
 
 Items, tools and the open-ended objects stay as sent; render/items.py and routes/responses.py read them. Unknown fields
 are ignored.
@@ -21,12 +21,27 @@ class TextOptions(msgspec.Struct, kw_only=True):
     verbosity: str | None = None
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True):
-    """`input`: a text, or items."""
+class InputBody(msgspec.Struct, kw_only=True):
+    """What makes the prompt, of /v1/responses and /v1/responses/input_tokens. `input`: a text, or items."""
 
     input: str | list[dict[str, Any]]
     model: str | None = None
     instructions: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # no part of OpenAI's API
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+
+
+class ResponsesBody(InputBody, kw_only=True):
+    """And what is asked for."""
+
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -45,21 +60,11 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
     stream: bool | None = None
     store: bool | None = None
-    previous_response_id: str | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
-    truncation: str | None = None
     metadata: dict[str, str] | None = None
     background: bool | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: dict[str, Any] | None = None

@@ -24,7 +24,7 @@ from server.schema.pooling import (
     ScoreBody,
     VectorsBody,
 )
-from server.schema.responses import ReasoningOptions, ResponsesBody, TextOptions
+from server.schema.responses import InputBody, ReasoningOptions, ResponsesBody, TextOptions
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
 ENGINE = "test_sampling_fields.py::test_the_field_reaches_the_engine"
@@ -96,23 +96,27 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "return_tokens_as_token_ids request_id prompt_logprobs cache_salt priority stream stream_options "
         "stream_interval use_beam_search repetition_detection response_format structured_outputs model",
     },
-    ResponsesBody: {
+    InputBody: {
         "test_responses_store.py::test_text_and_items_are_the_same": "input",
         "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
-        ECHO: "instructions parallel_tool_calls text reasoning tools tool_choice store",
+        ECHO: "instructions parallel_tool_calls text reasoning tools tool_choice",
+        "test_responses.py::test_stop_strings_and_forms_of_chat_are_heard": "chat_template_kwargs",
+        "test_responses_store.py::test_a_conversation_goes_on_without_its_instructions": "previous_response_id",
+        "test_responses.py::test_over_long_input_is_refused_or_cut_as_asked": "truncation",
+        "test_responses.py::test_what_cannot_be_done_yet_is_refused_by_name": "conversation prompt",
+    },
+    ResponsesBody: {
+        ECHO: "store",
         "test_responses.py::test_sampling_fields_reach_the_engine": "max_output_tokens temperature top_p top_k min_p "
         "presence_penalty frequency_penalty repetition_penalty seed ignore_eos stop_token_ids logit_bias cache_salt",
         "test_responses.py::test_stop_strings_and_forms_of_chat_are_heard": "stop include_stop_str_in_output "
-        "structured_outputs chat_template_kwargs",
+        "structured_outputs",
         "test_responses.py::test_events_are_exactly_these_bytes": "stream",
         "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
         "test_route_fields.py::test_special_tokens_of_a_response_are_shown_when_asked": "skip_special_tokens",
-        "test_responses_store.py::test_a_conversation_goes_on_without_its_instructions": "previous_response_id",
         "test_responses.py::test_logprobs_are_given_when_included": "include top_logprobs",
-        "test_responses.py::test_over_long_input_is_refused_or_cut_as_asked": "truncation",
         "test_responses_store.py::test_background_response_is_queued_then_polled_to_its_end": "metadata background",
         "test_route_fields.py::test_what_a_response_echoes_unchanged": "user prompt_cache_key",
-        "test_responses.py::test_what_cannot_be_done_yet_is_refused_by_name": "conversation prompt",
     },
     ReasoningOptions: {
         "test_responses_store.py::test_effort_reaches_the_template": "effort",
@@ -152,6 +156,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     MessagesBody: {
         "test_messages.py::test_sampling_fields_reach_the_engine": "max_tokens temperature top_p top_k",
         "test_messages.py::test_stop_sequence_ends_the_answer_and_is_named": "stop_sequences",
+        "test_messages.py::test_bad_fields_are_named_in_the_protocols_own_body": "thread",
         "test_messages.py::test_events_are_exactly_these_bytes": "stream",
         "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
         STRUCTURE: "output_format",

@@ -52,3 +52,20 @@ async def test_under_auto_the_prompt_shows_the_allowed_tools(serve, path):
     for choice in ("auto", allowing(path, "auto", "now")):
         await client.post(path, {**forced(path, "auto"), "tool_choice": choice})
         assert ('"weather"' in script.prompt(), '"now"' in script.prompt()) == (choice == "auto", True)
+
+
+async def test_allowed_tools_that_only_openais_servers_run_are_left_out(calling):
+    """As they are left out of the tools."""
+    tools = [F["function"] | {"type": "function"}, {"type": "web_search"}, {"type": "mcp", "server_label": "s"}]
+    body = {"input": "hi", "max_output_tokens": 60, "tools": tools}
+    for named, calls in ((["weather"], 1), ([], 0)):
+        choice = allowing(PATHS[1], "required", *named)
+        choice["tools"] += [{"type": "web_search"}, {"type": "mcp", "server_label": "s"}]
+        reply = await calling.post(PATHS[1], {**body, "tool_choice": choice})
+        assert reply.status == 200, reply.content
+        found = [item for item in reply.json()["output"] if item["type"] == "function_call"]
+        assert len(found) == calls
+        assert reply.json()["tool_choice"] == choice
+    choice["tools"] = [{"type": "namespace", "name": "ns"}]
+    refused = await calling.post(PATHS[1], {**body, "tool_choice": choice})
+    assert (refused.status, refused.error["param"]) == (400, "tool_choice.tools[0].name")

@@ -20,6 +20,7 @@ COUNTED = {
     "/v1/messages": {"messages": ASK, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": ASK},
     "/v1/responses": {"input": "hi", "max_output_tokens": 1},
+    "/v1/responses/input_tokens": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [5]},
     "/v1/audio/transcriptions": FORM,

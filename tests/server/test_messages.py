@@ -237,6 +237,7 @@ BAD = [
     ({"top_k": -2}, "top_k"),
     ({"stop_sequences": [""]}, "stop_sequences[0]: got 0 bytes; must be a text of 1 to 256 bytes"),
     ({"stop_sequences": ["x"] * 33}, "stop_sequences: got 33 strings"),
+    ({"thread": {"type": "create"}}, "thread: this server keeps no conversations of messages"),
     ({"thinking": {"type": "maybe"}}, "thinking.type: got maybe"),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: got 0"),
     ({"output_config": {"effort": "huge"}}, "output_config.effort: got huge"),
@@ -256,7 +257,8 @@ async def test_bad_fields_are_named_in_the_protocols_own_body(client, fields, te
     body = reply.json()
     assert reply.status == 400, body
     assert set(body) == {"type", "error", "request_id"}
-    assert set(body["error"]) == {"type", "message"}
+    assert set(body["error"]) == {"type", "message", "details"}
+    assert body["error"]["details"]["error_code"]
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     assert body["request_id"] == reply.reply_headers["x-request-id"]
     assert text in body["error"]["message"]
@@ -293,6 +295,18 @@ async def test_over_long_prompt_is_told_in_the_words_that_clients_match(client):
     huge = await ask(client, messages=[{"role": "user", "content": "word " * most * 20}])
     assert huge.json()["error"]["message"].startswith("prompt is too long: ")
     assert huge.status == reply.status == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/tokenize"])
+async def test_tokens_are_counted_that_no_answer_has_room_for(client, path):
+    few, most = 20, client.state.engine.max_model_len + 1000
+
+    async def counted(words):
+        body = (await client.post(path, {"messages": [{"role": "user", "content": "word " * words}]})).json()
+        return body["input_tokens"] if "input_tokens" in body else body["count"]
+
+    assert await counted(most) - await counted(few) == most - few
+    assert (await ask(client, messages=[{"role": "user", "content": "word " * most}])).status == 400
 
 
 async def test_statuses_have_the_protocols_types(client, serve):

@@ -76,6 +76,33 @@ async def test_async_client_in_parallel_with_pictures_and_history(client):
         assert beta.content[0].type == "text"
 
 
+async def test_the_tool_runner_sends_the_whole_conversation(client, monkeypatch):
+    """It asks for one that the server keeps, which would take the place of what is not sent again."""
+    sent = []
+    real = __import__("server.routes.messages", fromlist=["read_blocks"]).read_blocks
+
+    def spy(system, messages):
+        sent.append([message["role"] for message in messages])
+        return real(system, messages)
+
+    monkeypatch.setattr("server.routes.messages.read_blocks", spy)
+
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"rain in {city}"
+
+    asked = {**HELLO, "max_tokens": 80, "tool_choice": {"type": "any"}}
+    async with listening(client) as url, anthropic.AsyncAnthropic(**options(url)) as api:
+        runner = api.beta.messages.tool_runner(**asked, tools=[weather], max_iterations=2)
+        answers = [message async for message in runner]
+        assert [answer.content[0].type for answer in answers] == ["tool_use", "tool_use"]
+        assert sent == [["user"], ["user", "assistant", "user"]]
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await api.beta.messages.thread(model="omniloop", max_tokens=4).send({"role": "user", "content": "hi"})
+        assert caught.value.error_code == "thread_unsupported_request"
+
+
 async def test_errors_arrive_as_the_clients_own_exceptions(client):
     async with listening(client) as url, anthropic.AsyncAnthropic(**options(url)) as api:
         with pytest.raises(anthropic.NotFoundError):

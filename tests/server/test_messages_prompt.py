@@ -105,6 +105,23 @@ async def test_thinking_goes_back_to_the_template_and_redacted_thinking_does_not
     assert got == "[user]hi\n[assistant]<think>hmm</think>so\n[user]hi\n[assistant]"
 
 
+async def test_what_only_the_protocols_own_servers_run_is_left_out(shows):
+    """Histories that began there are sent back whole."""
+    kinds = ("web_search", "web_fetch", "code_execution", "bash_code_execution", "tool_search", "mcp", "advisor")
+    results = [{"type": f"{kind}_tool_result", "tool_use_id": "s", "content": {"type": "x"}} for kind in kinds]
+    uses = [{"type": f"{kind}_tool_use", "id": "s", "name": "web_search", "input": {}} for kind in ("server", "mcp")]
+    marks = [{"type": "fallback", "from": {}, "to": {}}, {"type": "mcp_tool_listing", "tools": []}]
+    said = [text("let me look"), *uses, *results, *marks, text("found")]
+    got = await shows([HI, {"role": "assistant", "content": said}, user({"type": "container_upload"}, text("so?"))])
+    assert got == "[user]hi\n[assistant]let me look\n\nfound\n[user]so?\n[assistant]"
+
+
+async def test_the_summary_of_a_compaction_is_read_and_a_failed_one_is_not(shows):
+    said = [{"type": "compaction", "content": "we spoke of cats"}, {"type": "compaction", "content": None}]
+    got = await shows([{"role": "assistant", "content": said}, HI])
+    assert got == "[assistant]we spoke of cats\n[user]hi\n[assistant]"
+
+
 async def test_tool_use_and_results_become_calls_and_tool_messages(shows):
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}, "cache_control": {}}
     again = {"type": "tool_use", "id": "toolu_2", "name": "clock", "input": {}}
@@ -118,6 +135,28 @@ async def test_tool_use_and_results_become_calls_and_tool_messages(shows):
         '[user]hi\n[assistant]wait<call toolu_1 weather {"city": "Rome"}><call toolu_2 clock {}>\n'
         "[tool weather #toolu_1]sunny\n[tool clock #toolu_2]Error: no\nclock\n[user]and?\n[assistant]"
     )
+
+
+TAKES_TURNS = """\
+{%- set ns = namespace(count=0) -%}
+{%- for m in messages -%}
+{%- if m.role != 'tool' and not m.tool_calls -%}
+{%- if (m.role == 'user') != (ns.count % 2 == 0) -%}{{ raise_exception('turns must be taken') }}{%- endif -%}
+{%- set ns.count = ns.count + 1 -%}
+{%- endif -%}
+[{{ m.role }}]{{ m.content or '' }}
+{% endfor -%}
+"""
+
+
+async def test_what_a_user_adds_to_results_is_a_turn_where_turns_must_be_taken(shows):
+    """Agents add reminders there, and pictures of results come there."""
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "seen"}
+    turns = [HI, {"role": "assistant", "content": [use]}, user(result, text("and?"))]
+    got = await shows(turns, TAKES_TURNS)
+    assert got == "[user]hi\n[assistant]\n[tool]seen\n[assistant]\n[user]and?\n"
+    assert "[tool look #toolu_1]seen\n[user]and?" in await shows(turns)
 
 
 async def test_results_may_be_empty_and_name_tools(shows):
@@ -181,7 +220,8 @@ async def test_server_tools_are_left_out_with_a_warning(shows, caplog):
 async def test_thinking_and_effort_reach_the_template(shows):
     enabled = {"type": "enabled", "budget_tokens": 1024}
     assert await shows([HI], thinking=enabled) == "[user]hi\n[assistant] thinking=True"
-    assert await shows([HI], thinking={"type": "adaptive"}) == "[user]hi\n[assistant] thinking=True"
+    for kind in ("adaptive", "between_tools"):
+        assert await shows([HI], thinking={"type": kind}) == "[user]hi\n[assistant] thinking=True"
     assert await shows([HI], thinking={"type": "disabled"}) == "[user]hi\n[assistant] thinking=False"
     assert await shows([HI], output_config={"effort": "high"}) == "[user]hi\n[assistant] effort=high"
 

@@ -155,10 +155,3 @@ async def test_a_text_that_hardly_has_tokens_is_refused_rather_than_tokenized_to
     assert (refused.status, refused.error["param"]) == (400, "input")
     assert "leave out white space" in refused.error["message"]
     assert max(sizes) == 16 * 16 * LIMIT
-
-
-async def test_two_tasks_in_one_request_are_not_served_and_those_of_the_model_are_named(pooling):
-    client = await pooling(kit.bge_m3())
-    refused = await client.post("/pooling", {"input": "x", "task": "embed&token_classify"})
-    assert (refused.status, refused.error["param"]) == (501, "task")
-    assert "embed and token_classify and token_embed" in refused.error["message"]

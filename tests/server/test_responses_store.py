@@ -187,6 +187,8 @@ async def test_items_may_be_named_instead_of_repeated(shows):
     items.append({"role": "user", "content": "two"})
     text, second = await shows(items)
     assert text == f"[user]one\n[assistant]{item['content'][0]['text']}\n[user]two\n[assistant]"
+    for untyped in ({"id": item["id"]}, {"id": item["id"], "type": None}):
+        assert (await shows([items[0], untyped, items[2]]))[0] == text
     text, _ = await shows("three", previous_response_id=second["id"])
     assert item["content"][0]["text"] in text
 

@@ -35,6 +35,9 @@ class Heard:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.renderer, name)
 
+    def counting(self) -> Heard:
+        return self
+
     async def chat(self, messages, **named):
         self.asked = named
         return await self.renderer.chat(messages, **named)

@@ -113,6 +113,10 @@ async def test_the_three_outputs_of_bge_m3(pooling):
         rows = hidden(ids)
         np.testing.assert_allclose(sparse, np.maximum(through("sparse", rows[1:-1]), 0), atol=1e-5)
         close(colbert, kit.unit(through("colbert", rows[1:])))
+    reply = await client.post("/pooling", {"input": FEW, "task": "embed&token_classify"})
+    assert reply.json()["usage"]["prompt_tokens"] == sum(map(len, lists))
+    for entry, dense, sparse in zip(reply.json()["data"], await vectors(client, FEW), weights, strict=True):
+        close(np.array(entry["data"]), np.concatenate([dense, np.ravel(sparse)]))
 
 
 async def test_scores_by_tokens_are_sums_of_the_largest_products(pooling):

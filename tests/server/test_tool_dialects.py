@@ -153,6 +153,25 @@ async def test_custom_tools_and_namespaces_are_called_by_their_own_names(serve):
     assert '{"name": "ns__b", "arguments": {"x": 1}}' in client.state.engine.prompt()
 
 
+async def test_tools_of_free_text_may_stand_in_a_namespace(serve):
+    client = serve()
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+    inner = [{"type": "custom", "name": "patch", "format": grammar}, {"type": "function", "name": "b"}]
+    tools = [{"type": "namespace", "name": "ns", "description": "", "tools": [*inner, {"type": "web_search"}]}]
+    play(client, call("ns__patch", input="+a"), "Done.")
+    reply = await respond(client, tools=tools)
+    assert reply.reply_headers["x-structured-relaxed"] == "format"
+    body = reply.json()
+    openai.types.responses.Response.model_validate_json(reply.content, strict=True)
+    (item,) = body["output"]
+    assert (item["type"], item["name"], item["namespace"], item["input"]) == ("custom_tool_call", "patch", "ns", "+a")
+    assert [tool["type"] for tool in body["tools"][0]["tools"]] == ["custom", "function"]
+    result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "patched"}
+    again = await respond(client, tools=tools, input=[result], previous_response_id=body["id"])
+    assert again.json()["output"][0]["content"][0]["text"] == "Done."
+    assert '{"name": "ns__patch", "arguments": {"input": "+a"}}' in client.state.engine.prompt()
+
+
 async def test_an_agent_goes_twenty_turns_by_responses(serve):
     client = serve()
     names = [FLAT[at % 3]["name"] for at in range(19)]

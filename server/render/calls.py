@@ -1,0 +1,84 @@
+"""Calls of a history as a chat template takes them: one after the other (Llama 3's), arguments as text (DeepSeek's),
+what is said beside a call as a part of what was thought (gpt-oss').
+
+Owner: any thread, pure functions. In: a conversation as templates read it. Out: the same, told in another way.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Messages = list[dict[str, Any]]
+THOUGHTS = ("reasoning", "reasoning_content", "thinking")  # what templates call it
+
+
+def has_calls(conversation: Messages) -> bool:
+    return any(message.get("tool_calls") for message in conversation)
+
+
+def with_texts(conversation: Messages) -> Messages:
+    """Arguments are JSON instead of objects."""
+    return [
+        {**message, "tool_calls": list(map(_with_text, message["tool_calls"]))}
+        if message.get("tool_calls")
+        else message
+        for message in conversation
+    ]
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+
+def says_both(conversation: Messages) -> bool:
+    """Whether reasoning and content stand beside a call."""
+    return any(map(_says_both, conversation))
+
+
+def _says_both(message: dict[str, Any]) -> bool:
+    return bool(message.get("tool_calls") and message.get(THOUGHTS[0]) and message.get("content"))
+
+
+def as_thoughts(conversation: Messages) -> Messages:
+    """Content beside a call ends its reasoning."""
+    found = []
+    for message in conversation:
+        if _says_both(message):
+            content = message["content"]
+            texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            thought = "\n".join([message[THOUGHTS[0]], *texts])
+            message = {**message, "content": "", **dict.fromkeys(THOUGHTS, thought)}
+        found.append(message)
+    return found
+
+
+def has_several(conversation: Messages) -> bool:
+    return any(len(message.get("tool_calls") or ()) > 1 for message in conversation)
+
+
+def one_by_one(conversation: Messages) -> Messages:
+    """Each call is a message of its own, and its answer follows it; what the assistant said stands before the first."""
+    found: Messages = []
+    at = 0
+    while at < len(conversation):
+        message = conversation[at]
+        calls = message.get("tool_calls") or []
+        at += 1
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        answers: Messages = []
+        while at < len(conversation) and conversation[at]["role"] == "tool":
+            answers.append(conversation[at])
+            at += 1
+        said = message
+        for call in calls:
+            found.append({**said, "tool_calls": [call]})
+            own = [answer for answer in answers if answer.get("tool_call_id") == call.get("id")]
+            found += own
+            answers = [answer for answer in answers if answer not in own]
+            said = {"role": "assistant", "content": None if message["content"] is None else ""}
+        found += answers
+    return found

@@ -1,0 +1,40 @@
+"""A last message that the answer goes on with: its end is marked before the template runs, and the text cut there.
+
+Owner: any thread, pure functions. In: a conversation as templates read it. Out: a tag, and the text up to it; or
+RenderError.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from server.render.errors import RenderError, invalid
+
+
+def open_last(conversation: list[dict[str, Any]]) -> str:
+    """Ends the last message's text with a tag that nobody could have written; the text is cut there again."""
+    tag = f"continue-{secrets.token_hex(16)} "
+    last = conversation[-1]
+    content = last["content"]
+    if isinstance(content, str):
+        conversation[-1] = {**last, "content": content + tag}
+        return tag
+    for index in range(len(content or ()) - 1, -1, -1):
+        if content[index]["type"] == "text":
+            content[index] = {"type": "text", "text": content[index]["text"] + tag}
+            return tag
+    raise invalid("continue_final_message needs text in the last message.", "continue_final_message")
+
+
+def cut_at(text: str, tag: str) -> str:
+    at = text.rfind(tag.strip())
+    if at < 0:
+        raise RenderError(
+            400,
+            "template_error",
+            "The chat template leaves out the last message, so it cannot be continued.",
+            "continue_final_message",
+        )
+    # Without the space after the tag, the template trims the message: then so do we.
+    return text[:at] if text.startswith(tag, at) else text[:at].rstrip()
