@@ -22,7 +22,9 @@ from engine.models.transformers_backend import experts
 from engine.models.transformers_backend.attention import NAME, Call, attention, recording
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
-IGNORED = ("auto_map", "quantization_config", "_attn_implementation", "architectures", "torch_dtype", "dtype")
+IGNORED = (
+    "auto_map", "quantization_config", "_attn_implementation", "architectures", "torch_dtype", "dtype", "model_type",
+)  # fmt: skip
 
 
 @cache
@@ -61,8 +63,19 @@ def config_of(architecture: str, values: Mapping[str, Any]) -> Any:
     """What transformers makes of config.json."""
     from transformers import CONFIG_MAPPING
 
-    kind = str(values.get("model_type") or {**seeing(), **known()}[architecture])
+    kind = kind_of(architecture, values)
     return CONFIG_MAPPING[kind].from_dict({key: value for key, value in values.items() if key not in IGNORED})
+
+
+def kind_of(architecture: str, values: Mapping[str, Any]) -> str:
+    """The model_type by which transformers knows a configuration: the file's, or else that of the class.
+
+    Makers who copied a class say their own model's name (Kimi-K2: kimi_k2, of DeepseekV3ForCausalLM).
+    """
+    from transformers import CONFIG_MAPPING
+
+    kind = values.get("model_type")
+    return kind if isinstance(kind, str) and kind in CONFIG_MAPPING else {**seeing(), **known()}[architecture]
 
 
 def build(architecture: str, values: Mapping[str, Any]) -> Any:
