@@ -27,7 +27,7 @@ from server.job import Job, media_preload, prepare
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, tool_places
 from server.render.errors import kind_of
-from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response
+from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response, refuse_experts
 from server.routes.tools import check_calls, check_name, held_to_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
@@ -95,6 +95,7 @@ async def count(request: Request) -> Response:
 def check(state: AppState, body: MessagesBody) -> Asked:
     """Everything that can be refused before the template runs."""
     at_least_one("max_tokens", body.max_tokens)
+    refuse_experts(body.return_routed_experts)
     check_prompt_fields(body)
     structure = output_structure(state, body)
     fields = SamplingFields(

@@ -37,3 +37,4 @@ class MessagesBody(CountBody, kw_only=True):
     metadata: dict[str, Any] | None = None
     priority: int | None = None
     output_format: dict[str, Any] | None = None  # the older place of output_config.format
+    return_routed_experts: bool | None = None

@@ -63,3 +63,4 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
+    return_routed_experts: bool | None = None
