@@ -21,6 +21,7 @@ from engine.errors import ConfigError
 from engine.models.transformers_backend import experts
 from engine.models.transformers_backend.attention import NAME, Call, attention, recording
 
+COPIES = {"kimi_k2": "deepseek_v3"}  # model_type of a copied class -> of the class itself, whose keys it has
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 IGNORED = (
     "auto_map", "quantization_config", "_attn_implementation", "architectures", "torch_dtype", "dtype", "model_type",
@@ -68,14 +69,9 @@ def config_of(architecture: str, values: Mapping[str, Any]) -> Any:
 
 
 def kind_of(architecture: str, values: Mapping[str, Any]) -> str:
-    """The model_type by which transformers knows a configuration: the file's, or else that of the class.
-
-    Makers who copied a class say their own model's name (Kimi-K2: kimi_k2, of DeepseekV3ForCausalLM).
-    """
-    from transformers import CONFIG_MAPPING
-
-    kind = values.get("model_type")
-    return kind if isinstance(kind, str) and kind in CONFIG_MAPPING else {**seeing(), **known()}[architecture]
+    """The model_type by which transformers knows a configuration."""
+    kind = str(values.get("model_type") or {**seeing(), **known()}[architecture])
+    return COPIES.get(kind, kind)
 
 
 def build(architecture: str, values: Mapping[str, Any]) -> Any:
