@@ -165,6 +165,7 @@ class TextConfig:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
     beside_width: int = 0  # numbers of each token that each layer reads beside the stream
+    num_further: int = 0  # layers that files hold behind the last one; they predict further tokens and are not read
 
     @property
     def causal(self) -> bool:

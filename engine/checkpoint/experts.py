@@ -28,22 +28,27 @@ def read_experts(
     of_routing = {name: value for name, value in family.items() if name in Routing.__dataclass_fields__}
     of_layer = {name: value for name, value in family.items() if name not in of_routing}
     routing = Routing(body.size(key), body.size(chosen), **of_routing)
+    check_routing(body.path, key, chosen, routing)
+    return ExpertsConfig(routing, body.size(width), **of_layer)
+
+
+def check_routing(path: str, key: str, chosen: str, routing: Routing) -> None:
+    """ConfigError where a token does not find as many experts as it may choose; the keys are those of both counts."""
     experts, groups, kept = routing.num_experts, routing.num_groups, routing.kept_groups
     if routing.top_k > experts:
         raise ConfigError(
-            f"{body.path}: {chosen}={routing.top_k}: a token chooses 1 to {experts} of {key}={experts} experts"
+            f"{path}: {chosen}={routing.top_k}: a token chooses 1 to {experts} of {key}={experts} experts"
         )
     if experts % groups or kept > groups or (routing.group_rank == "best two" and experts // groups < 2 <= groups):
         raise ConfigError(
-            f"{body.path}: {key}={experts} experts in {groups} groups of which {kept} are kept: groups of equal size "
+            f"{path}: {key}={experts} experts in {groups} groups of which {kept} are kept: groups of equal size "
             "and at most all of them are allowed"
         )
     if kept * (experts // groups) < routing.top_k:
         raise ConfigError(
-            f"{body.path}: {kept} of {groups} groups hold {kept * (experts // groups)} experts; "
+            f"{path}: {kept} of {groups} groups hold {kept * (experts // groups)} experts; "
             f"{chosen}={routing.top_k} needs at least as many"
         )
-    return ExpertsConfig(routing, body.size(width), **of_layer)
 
 
 def one_by_one(text: TextConfig) -> TextConfig:

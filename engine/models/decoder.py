@@ -124,12 +124,15 @@ class Decoder(Model):
         """Called behind every layer that was run to its end: for models that add to the stream or read it there."""
 
     def weight_table(self) -> Table:
+        text, count = self.config.text, len(self.layers)
+        further = tuple(f"layers.{number}.*" for number in range(count, count + text.num_further))
+        table = replace(self.table, ignore=(*self.table.ignore, *further))
         if self.pooler is not None:
-            return self.pooler.table(self.table)
-        if not self.config.text.tie_embeddings:
-            return self.table
+            return self.pooler.table(table)
+        if not text.tie_embeddings:
+            return table
         # Some tied checkpoints hold the embedding a second time.
-        return replace(self.table, ignore=(*self.table.ignore, "lm_head.weight"))
+        return replace(table, ignore=(*table.ignore, "lm_head.weight"))
 
     def cache_specs(self) -> list[CacheSpec]:
         return [self.layers[number].mixer.cache_spec(self.dtype) for number in self._keepers]

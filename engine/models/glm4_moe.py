@@ -11,17 +11,8 @@ from engine.checkpoint.text import read_text, refuse
 from engine.model_config import ExpertsConfig, TextConfig
 from engine.models.family import Family
 from engine.models.sparse import Sparse
-from engine.weights.table import Table
 
 ROPE = RopeDefaults(partial=0.5)
-
-
-class Glm4MoE(Sparse):
-    """Files hold layers behind the last one, which predict further tokens; they are not read."""
-
-    def weight_table(self) -> Table:
-        table = super().weight_table()
-        return replace(table, ignore=(*table.ignore, f"layers.{len(self.layers)}.*"))
 
 
 def read_noaux_experts(body: Section, shared: str, scale: float = 1.0) -> ExpertsConfig:
@@ -45,12 +36,13 @@ def read_noaux_experts(body: Section, shared: str, scale: float = 1.0) -> Expert
 
 
 def text(body: Section, outer: Section, rope: RopeDefaults = ROPE) -> TextConfig:
-    """The first layers have no experts."""
+    """The first layers have no experts; behind the last one files hold one, or more, that predict further tokens."""
     norms = "head" if body.boolean("use_qk_norm", False) else "none"
     bias = body.boolean("attention_bias", False)
     read = read_text(body, outer, qkv_bias=bias, rope=rope, eps=1e-5, qk_norm=norms)
     dense = body.integer("first_k_dense_replace", 1)
+    read = replace(read, num_further=max(1, body.integer("num_nextn_predict_layers", 1)))
     return with_experts(read, read_noaux_experts(body, "n_shared_experts"), range(dense, len(read.layers)))
 
 
-FAMILY = Family(name="GLM-4.5 MoE", model=Glm4MoE, text=text)
+FAMILY = Family(name="GLM-4.5 MoE", model=Sparse, text=text)

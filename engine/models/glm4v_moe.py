@@ -13,12 +13,13 @@ from engine.encoders.tower import by_modality
 from engine.model_config import ModelConfig, TextConfig
 from engine.models import glm4_moe
 from engine.models.family import Family
+from engine.models.sparse import Sparse
 
 ROPE = RopeDefaults(partial=0.5, sections=(8, 12, 12))
-TEXT = glm4_moe.Glm4MoE.WEIGHTS
+TEXT = Sparse.WEIGHTS
 
 
-class Glm4VMoe(glm4_moe.Glm4MoE):
+class Glm4VMoe(Sparse):
     """Text, pictures and films in; text out."""
 
     WEIGHTS = replace(TEXT, rows=(*TEXT.rows, *ROWS), prefixes=("model.", "language_model."))

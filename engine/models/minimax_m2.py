@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
@@ -23,14 +25,15 @@ class MiniMaxM2(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """Every layer has experts; `rotary_dim` counts the dimensions that are rotated."""
+    """Every layer has experts; `rotary_dim` counts the dimensions that are rotated. Modules that predict further tokens
+    may stand behind the last layer."""
     refuse(body, scoring_func="sigmoid", qk_norm_type="per_layer", use_routing_bias=True)
     width = body.size("head_dim", 128)
     partial = body.size("rotary_dim", width) / width
     rope = RopeDefaults(5_000_000.0, partial)
     read = read_text(body, outer, head_dim=128, rope=rope, qk_norm="projection")
     experts = read_experts(body, width="intermediate_size", score="sigmoid", correction=True, renormalise=True)
-    return with_experts(read, experts)
+    return with_experts(replace(read, num_further=body.integer("num_mtp_modules", 0)), experts)
 
 
 FAMILY = Family(name="MiniMax-M2", model=MiniMaxM2, text=text)

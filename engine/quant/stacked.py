@@ -2,10 +2,12 @@
 
     gate_up_proj [E, K / 2, N]    gate_up_proj_weight_scale [E, K / 16, N]    gate_up_proj_weight_scale_2 []
     gate_up_proj_packed [E, N, K / 8]    gate_up_proj_scale [E, N, K / 32]
+    gate_up_proj [E, K, N]    gate_up_proj_scale_inv [E, K / 128, N / 128]
 
-As ModelOpt writes Llama 4 and gpt-oss (NVFP4, FP8), and compressed-tensors Gemma 4: matrices are transposed where the
-floats of the family are, and a number for a matrix may be one for all experts. Owner: the thread that builds the model.
-In: headers and tensors by their names below the layer's module. Out: one matrix of Codes an expert.
+As ModelOpt writes Llama 4 and gpt-oss (NVFP4, FP8), compressed-tensors Gemma 4, and Qwen its Qwen3-VL in FP8: matrices
+are transposed where the floats of the family are, and a number for a matrix may be one for all experts. Owner: the
+thread that builds the model. In: headers and tensors by their names below the layer's module. Out: one matrix of Codes
+an expert.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from engine.weights.files import DTYPES, TensorInfo
 from engine.weights.table import FLOATS, Shape, Wanted
 
 SHAPE = "weight_shape"  # what files of all experts do not say again
-SHORT = ("packed", "scale", "zero_point", "global_scale")  # kinds that compressed-tensors calls weight_packed ...
+SHORT = ("packed", "scale", "scale_inv", "zero_point", "global_scale")  # kinds that are weight_packed ... elsewhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,18 +20,22 @@ class FiniteSums:
     """One sum per tensor of floats."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor | float] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
         """A tensor as it was saved."""
         if tensor.is_floating_point() and tensor.numel():
-            self._sums[name] = _sampled(tensor).sum(dtype=torch.float32)
+            total = _sampled(tensor).sum(dtype=torch.float32)
+            # On a CPU a number: a small tensor behind each freed copy keeps the copy's room from being found again.
+            self._sums[name] = total if total.is_cuda else total.item()
 
     def check(self, folder: str) -> None:
         """Raises ConfigError with every name whose sum is not finite."""
         if not self._sums:
             return
-        finite = torch.stack(list(self._sums.values())).isfinite().tolist()
+        found = list(self._sums.values())
+        whole = [total for total in found if isinstance(total, Tensor)]
+        finite = (torch.stack(whole) if whole else torch.tensor(found)).isfinite().tolist()
         broken = [name for name, is_finite in zip(self._sums, finite) if not is_finite]
         if broken:
             raise ConfigError(

@@ -101,6 +101,13 @@ def gateway_priority(request: Request) -> str:
     return request.headers.get("x-vllm-priority", "") if policy == "priority" else ""
 
 
+def refuse_experts(asked: bool | None) -> None:
+    """`return_routed_experts` where answers have no place for them."""
+    if asked:
+        text = "return_routed_experts: answers of this route have no place for experts; leave the field out, or ask "
+        raise invalid("return_routed_experts", text + "/v1/chat/completions, /v1/completions or /inference/v1/generate")
+
+
 def one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
     if value is not None and value not in allowed:
         raise invalid(name, f"{name}: got {shown(value)}; must be one of {', '.join(allowed)}")

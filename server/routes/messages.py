@@ -28,7 +28,14 @@ from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, tool_places
 from server.render.chat import Renderer
 from server.render.errors import kind_of
-from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response, one_of
+from server.routes.endpoint import (
+    check_model,
+    gateway_priority,
+    generating_route,
+    json_response,
+    one_of,
+    refuse_experts,
+)
 from server.routes.tools import check_calls, check_name, held_to_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
@@ -100,6 +107,7 @@ def check(state: AppState, body: MessagesBody) -> Asked:
     if body.thread is not None:
         text = "thread: this server keeps no conversations of messages; send the whole one without thread"
         raise invalid("thread", text, "thread_unsupported_request")
+    refuse_experts(body.return_routed_experts)
     check_prompt_fields(body)
     structure = output_structure(state, body)
     fields = SamplingFields(

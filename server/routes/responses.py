@@ -38,7 +38,14 @@ from server.render.conversation import Conversation
 from server.render.errors import RenderError
 from server.render.items import as_items, known_tools, read_items, references, resolved, tool_places
 from server.routes.chat import EFFORTS
-from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response, one_of
+from server.routes.endpoint import (
+    check_model,
+    gateway_priority,
+    generating_route,
+    json_response,
+    one_of,
+    refuse_experts,
+)
 from server.routes.response_tools import Tools, check_tools, parsing_for, tell_unheld
 from server.routes.stored_responses import missing
 from server.routes.tools import held_to_calls
@@ -190,6 +197,7 @@ def check(state: AppState, body: ResponsesBody) -> Asked:
     """Everything that can be refused before the template runs."""
     check_input(body)
     check_background(state, body)
+    refuse_experts(body.return_routed_experts)
     check_objects(body)
     if body.max_output_tokens is not None:
         in_range("max_output_tokens", body.max_output_tokens, 1, 2**31 - 1)

@@ -43,4 +43,5 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     request_id: str | None = None
+    return_routed_experts: bool | None = None  # here, or in sampling_params
     kv_transfer_params: dict[str, Any] | None = None

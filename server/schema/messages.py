@@ -38,3 +38,4 @@ class MessagesBody(CountBody, kw_only=True):
     priority: int | None = None
     thread: dict[str, Any] | None = None  # refused: a conversation that the server keeps
     output_format: dict[str, Any] | None = None  # the older place of output_config.format
+    return_routed_experts: bool | None = None

@@ -68,3 +68,4 @@ class ResponsesBody(InputBody, kw_only=True):
     background: bool | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
+    return_routed_experts: bool | None = None

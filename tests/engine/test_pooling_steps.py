@@ -100,7 +100,8 @@ async def test_encoders_in_float16_make_vectors_of_cosine_0_9999(on_the_device_p
     monkeypatch.setattr(engine.runtime, "resolve_dtype", lambda *_: torch.float16)
 
     def as_on_a_card(weight, bias):  # torch's products: on a CPU weights are panels else, which float16 is not
-        return pack_unchanged(weight.flatten(0, -2), bias, Placement(torch.float16, "cpu"))
+        whole = torch.cat(weight) if isinstance(weight, tuple) else weight
+        return pack_unchanged(whole, bias, Placement(torch.float16, "cpu"))
 
     for kind in ("pack_panels", "pack_paired"):
         monkeypatch.setattr(engine.kernels.gemm.pack, kind, as_on_a_card)

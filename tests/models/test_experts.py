@@ -104,9 +104,11 @@ def test_impossible_groups_are_refused(groups, said):
 def changed(tmp_path):
     """A copy of a tiny checkpoint whose tensors a function changes, loaded."""
 
-    def load(change, name="qwen3_moe"):
+    def load(change, name="qwen3_moe", **keys):
         folder = tmp_path / "changed"
         shutil.copytree(tiny.checkpoint(name), folder, dirs_exist_ok=True)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **keys}))
         (file,) = folder.glob("*.safetensors")
         save_file(change(load_file(file)), file)
         model = build_model(load_model_config(folder), torch.float32)
@@ -147,6 +149,16 @@ def test_a_layer_that_predicts_further_tokens_is_not_read(changed):
     changed(lambda tensors: {**tensors, "model.layers.3.eh_proj.weight": torch.zeros(72, 144)}, "glm4_moe")
     with pytest.raises(ConfigError, match=r"1 left over: model\.layers\.4\.eh_proj\.weight"):
         changed(lambda tensors: {**tensors, "model.layers.4.eh_proj.weight": torch.zeros(72, 144)}, "glm4_moe")
+
+
+def test_as_many_of_them_are_passed_over_as_the_configuration_counts(changed):
+    def load(count):
+        more = {f"model.layers.{3 + number}.eh_proj.weight": torch.zeros(72, 144) for number in range(3)}
+        return changed(lambda tensors: {**tensors, **more}, "minimax_m2", num_mtp_modules=count)
+
+    load(3)
+    with pytest.raises(ConfigError, match=r"1 left over: model\.layers\.5\.eh_proj\.weight"):
+        load(2)
 
 
 @pytest.mark.parametrize("length", [1, 13])

@@ -183,6 +183,58 @@ def test_an_architecture_that_transformers_lacks_is_refused_by_name(tmp_path):
         load_model_config(tmp_path, implementation="transformers")
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func='softmax' is not supported; supported is 'sigmoid'"),
+        ({"topk_method": "greedy"}, "topk_method='greedy' is not supported; supported is 'noaux_tc'"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok=9: a token chooses 1 to 8 of n_routed_experts=8 experts"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok=0 must be an integer from 1"),
+        ({"n_group": 3}, "n_routed_experts=8 experts in 3 groups of which 1 are kept"),
+        ({"n_group": 4, "topk_group": 1}, "1 of 4 groups hold 2 experts; num_experts_per_tok=3 needs at least as many"),
+    ],
+)
+def test_routing_that_its_module_passes_over_or_meets_in_a_step_is_refused_at_the_start(tmp_path, changes, said):
+    given = json.loads((tiny.checkpoint("deepseek_v3") / "config.json").read_text())
+    for known in ({"scoring_func": "sigmoid", "topk_method": "noaux_tc"}, {"scoring_func": None}):
+        (tmp_path / "config.json").write_text(json.dumps({**given, **known}))
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**given, **changes}))
+    with pytest.raises(ConfigError, match=f"DeepseekV3ForCausalLM: config.json: {said}"):
+        load_model_config(tmp_path)
+
+
+def test_deepseek_v2_names_the_rule_by_which_groups_count(tmp_path):
+    given = json.loads((tiny.checkpoint("deepseek_v3") / "config.json").read_text())
+    given |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "n_group": 3}
+    (tmp_path / "config.json").write_text(json.dumps({**given, "topk_method": "greedy"}))
+    load_model_config(tmp_path)
+    for method, said in (("group_limited_greedy", "8 experts in 3 groups"), ("noaux_tc", "topk_method='noaux_tc'")):
+        (tmp_path / "config.json").write_text(json.dumps({**given, "topk_method": method}))
+        with pytest.raises(ConfigError, match=said):
+            load_model_config(tmp_path)
+
+
+def test_a_copied_class_under_another_models_name_and_layers_behind_the_last_one(tmp_path):
+    """As Kimi-K2 writes DeepSeek-V3's class; a layer that predicts further tokens is not read."""
+    folder = tiny.checkpoint("deepseek_v3")
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "kimi_k2"}
+    further = {"model.layers.3.eh_proj.weight": torch.ones(72, 144), "model.layers.3.enorm.weight": torch.ones(72)}
+    save_file({**tensors(folder), **further}, tmp_path / "model.safetensors")
+    for count in (1, 0):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
+        model = build_model(load_model_config(tmp_path), torch.float32)
+        if not count:
+            with pytest.raises(ConfigError, match=r"2 left over: model.layers.3"):
+                load_weights(model, str(tmp_path))
+            return
+        load_weights(model, str(tmp_path))
+        harness, tokens = Harness(model), prompt(30)
+        with torch.inference_mode():
+            want = oracle("deepseek_v3")(input_ids=torch.tensor([tokens])).logits[0]
+        assert (harness.prefill(harness.add(tokens), 9) - want).abs().max() <= 2e-4
+
+
 async def test_the_start_says_so(caplog):
     with caplog.at_level(logging.INFO):
         async with Device("cpu").running(tiny.checkpoint("olmo"), max_model_len=64):

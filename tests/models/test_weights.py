@@ -326,6 +326,7 @@ def test_large_tensors_are_sampled():
         sums.add("coded", large.to(torch.uint8))
         sums.add("small", large[:8].to(torch.float8_e4m3fn))
         sums.check("folder")
+        assert {type(total) for total in sums._sums.values()} == {float}  # no tensors that lie between freed copies
         sums.add("broken", broken.to(torch.bfloat16))
         with pytest.raises(ConfigError, match="folder: broken: the weights hold NaN or infinity"):
             sums.check("folder")

@@ -319,14 +319,16 @@ def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, nam
         ("gpt_oss", "modelopt nvfp4"),
         ("gpt_oss", "modelopt fp8"),
         ("gemma4", "ct w4 32"),
+        ("llama4", "fp8 blocks"),
+        ("qwen3_vl_moe", "fp8 tensor"),
     ],
 )
 def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, request):
-    """As ModelOpt writes Llama 4 and gpt-oss, with scales that experts share, and compressed-tensors Gemma 4."""
+    """As ModelOpt writes Llama 4 and gpt-oss, with scales that experts share; compressed-tensors Gemma 4; Qwen FP8."""
     if name == "gpt_oss":
         source = request.getfixturevalue("gpt_oss")[1]
     else:
-        source = tiny.save(LYING[name](), tmp_path / "source")
+        source = tiny.save(LYING[name](), tmp_path / "source") if name in LYING else tiny.checkpoint(name)
     variant, draw = VARIANTS[form], torch.Generator().manual_seed(3)
     tensors, wanted, upright = {}, {}, name == "gemma4"
     for key, tensor in load_file(source / "model.safetensors").items():
@@ -339,7 +341,7 @@ def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, req
         wide = torch.from_numpy(np.stack([oracle.matrix(variant.settings, expert) for expert in each])).float()
         wanted[key] = wide if upright else wide.transpose(1, 2)
         for kind in each[0].keys() - {"weight_shape"}:
-            short = kind.removeprefix("weight_") if upright else kind
+            short = kind.removeprefix("weight_") if upright or form.startswith("fp8") else kind
             called = key if kind == "weight" else f"{key}_{short}"
             if each[0][kind].numel() == 1:
                 tensors[called] = each[0][kind]
@@ -355,8 +357,9 @@ def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, req
             assert ours.weight.num_bytes < theirs.weight.num_bytes
             torch.testing.assert_close(ours.weight.dense(1), theirs.weight.dense(1), rtol=1e-6, atol=0)
     check_logits(coded, floats)
-    said = {"modelopt nvfp4": "NVFP4", "modelopt fp8": "FP8 by matrices", "ct w4 32": "INT4 by 32"}[form]
-    assert f"{sum(3 * layer.gate_up.num_experts for layer, _ in pairs)} {said}" in form_line(got, float8_units=False)
+    named = {"modelopt nvfp4": "NVFP4", "ct w4 32": "INT4 by 32", "fp8 blocks": "FP8 by 128 x 128"}
+    said = f"{sum(3 * layer.gate_up.num_experts for layer, _ in pairs)} {named.get(form, 'FP8 by matrices')}"
+    assert said in form_line(got, float8_units=False)
 
 
 def numbers_of(expert):
@@ -365,7 +368,7 @@ def numbers_of(expert):
 
 LYING = {
     "llama4": tiny.causal(
-        "Llama4ForCausalLM", "Llama4TextConfig", head_dim=20, hidden_size=96, intermediate_size=64,
+        "Llama4ForCausalLM", "Llama4TextConfig", head_dim=20, hidden_size=192, intermediate_size=64,
         intermediate_size_mlp=100, num_local_experts=5, num_hidden_layers=2, interleave_moe_layer_step=1,
         attention_chunk_size=11,
     ),

@@ -40,6 +40,7 @@ BAD_INPUTS = EMBEDDINGS + "test_bad_input_is_400_and_says_where"
 ECHO = "test_responses.py::test_echo_follows_the_request"
 
 AUDIO = "test_audio.py::"
+EXPERTS = "test_routed_experts.py::test_routes_without_a_place_for_experts_refuse_by_name"
 
 TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     SamplingFields: {
@@ -117,6 +118,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_responses.py::test_logprobs_are_given_when_included": "include top_logprobs",
         "test_responses_store.py::test_background_response_is_queued_then_polled_to_its_end": "metadata background",
         "test_route_fields.py::test_what_a_response_echoes_unchanged": "user prompt_cache_key",
+        EXPERTS: "return_routed_experts",
     },
     ReasoningOptions: {
         "test_responses_store.py::test_effort_reaches_the_template": "effort",
@@ -160,6 +162,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_messages.py::test_events_are_exactly_these_bytes": "stream",
         "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
         STRUCTURE: "output_format",
+        EXPERTS: "return_routed_experts",
     },
     TokenizeBody: {
         "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
@@ -210,6 +213,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_tokens.py::test_a_stream_of_tokens_makes_the_whole_answer": "stream stream_options",
         "test_tokens.py::test_pictures_are_found_by_hash_and_seen_again": "features",
         HASHES: "cache_salt",
+        "test_routed_experts.py::test_tokens_in_may_ask_beside_their_sampling": "return_routed_experts",
     },
     TokenSampling: {RENDERED: "logprobs"},
     Features: {HASHES: "mm_hashes mm_placeholders"},

@@ -126,6 +126,29 @@ async def test_nothing_is_told_that_was_not_asked_for(sparse):
     assert not [name for name in choices[0] if "routed" in name]
 
 
+async def test_tokens_in_may_ask_beside_their_sampling(sparse):
+    sampling = {"temperature": 0, "max_tokens": 7, "ignore_eos": True}
+    inside = {**sampling, "return_routed_experts": True}
+    body = {"token_ids": PROMPT, "sampling_params": sampling}
+    want = (await posted(sparse, "/inference/v1/generate", {**body, "sampling_params": inside})).json()
+    got = (await posted(sparse, "/inference/v1/generate", {**body, "return_routed_experts": True})).json()
+    assert want["prompt_routed_experts"] == got["prompt_routed_experts"]
+    assert want["choices"][0]["routed_experts"] == got["choices"][0]["routed_experts"]
+    body = {"token_ids": PROMPT, "sampling_params": inside, "return_routed_experts": False}
+    assert "prompt_routed_experts" not in (await posted(sparse, "/inference/v1/generate", body)).json()
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_routes_without_a_place_for_experts_refuse_by_name(sparse, path):
+    body = {"/v1/responses": {"input": "a word", "max_output_tokens": 2}}.get(path)
+    body = body or {"messages": [{"role": "user", "content": "a word"}], "max_tokens": 2}
+    reply = await sparse.post(path, {**body, "return_routed_experts": True})
+    assert reply.status == 400
+    assert "return_routed_experts: answers of this route have no place for experts" in reply.json()["error"]["message"]
+    for asked in (False, None):
+        await posted(sparse, path, {**body, "return_routed_experts": asked})
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_model_without_experts_refuses_by_name(client, path, stream):

@@ -67,7 +67,7 @@ def pack_gated(gate: Tensor, up: Tensor, placement: Placement) -> Weight:
     """gate and up [I, K], without biases -> Weight for `gated`."""
     assert gate.dim() == 2 and gate.shape == up.shape, f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must match"
     if placement.device == "cpu":
-        return pack_paired(torch.stack([gate, up]), None)
+        return pack_paired((gate, up), None)
     return pack_unchanged(stacked([gate, up]), None, placement)
 
 

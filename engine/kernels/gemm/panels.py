@@ -9,6 +9,7 @@ registers, which is exact. Users: every layer with weights, on a CPU.
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from engine.kernels.gemm.weight import Weight, gated_linear_reference, linear_re
 
 PANEL = 64  # output rows in a panel
 HUGE_PAGE = 2 << 20  # bytes
+CHECKED = 64  # rows that are looked at together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,35 +98,33 @@ def operands(
 
 def pack_panels(weight: Tensor, bias: Tensor | None) -> CpuPanels:
     """weight [N, K] float32 or bfloat16, bias [N] or None -> a copy in panels; the originals can go."""
-    rows = weight.shape[0]
-    padded = -(-rows // PANEL) * PANEL
-    wide_bias = None if bias is None else pad_rows(bias.to(torch.float32), padded)
-    return CpuPanels(to_panels(pad_rows(_narrowed(weight), padded)), wide_bias, rows, weight.shape[1])
+    rows, columns = weight.shape
+    wide_bias = None if bias is None else pad_rows(bias.to(torch.float32), -(-rows // PANEL) * PANEL)
+    return CpuPanels(to_panels(weight, dtype=_kept(weight)), wide_bias, rows, columns)
 
 
-def pack_paired(both: Tensor, biases: Tensor | None) -> CpuPanels:
-    """gate and up, [2, I, K], and their biases [2, I] or None -> panels for `gated`: both products in one pass."""
-    _, width, columns = both.shape
+def pack_paired(both: Sequence[Tensor] | Tensor, biases: Tensor | None) -> CpuPanels:
+    """gate and up, [I, K] each, and their biases [2, I] or None -> panels for `gated`: both products in one pass."""
+    gate, up = both
     bias = None if biases is None else interleave(biases.to(torch.float32)[..., None]).flatten()
-    return CpuPanels(to_panels(interleave(_narrowed(both))), bias, 2 * width, columns, paired=True)
+    panels = to_panels(gate, up, dtype=_kept(gate, up))
+    return CpuPanels(panels, bias, 2 * len(gate), gate.shape[1], paired=True)
 
 
 def is_packed_for(x: Tensor) -> bool:
     return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.bfloat16)
 
 
-def _narrowed(weight: Tensor) -> Tensor:
+def _kept(*pieces: Tensor) -> torch.dtype:
     """float32 weights that came from a bfloat16 checkpoint lose nothing in bfloat16, and stream in half the time."""
-    assert weight.dtype in (torch.float32, torch.bfloat16), (
-        f"weights are {weight.dtype}; float32 or bfloat16 can be packed"
-    )
-    if weight.dtype == torch.bfloat16:
-        return weight
-    few = weight.flatten()[:4096]  # enough to tell most float32 checkpoints without a pass over the whole
-    if not torch.equal(few.to(torch.bfloat16).to(torch.float32), few):
-        return weight
-    narrow = weight.to(torch.bfloat16)
-    return narrow if torch.equal(narrow.to(torch.float32), weight) else weight
+    for piece in pieces:
+        assert piece.dtype in (torch.float32, torch.bfloat16), (
+            f"weights are {piece.dtype}; float32 or bfloat16 can be packed"
+        )
+        for some in piece.split(CHECKED):  # the first rows tell most float32 checkpoints without a pass over the whole
+            if some.dtype == torch.float32 and not torch.equal(some.to(torch.bfloat16).to(torch.float32), some):
+                return torch.float32
+    return torch.bfloat16
 
 
 def pad_rows(rows: Tensor, count: int) -> Tensor:
@@ -150,13 +150,29 @@ def unpaired(rows: Tensor, count: int) -> Tensor:
     return halves.reshape(2, -1, rows.shape[1])[:, : count // 2].reshape(count, -1)
 
 
-def to_panels(rows: Tensor) -> Tensor:
-    """[N, K] -> [N / 64, K, 64], in huge pages where that many bytes make them worthwhile."""
-    panels = rows.view(-1, PANEL, rows.shape[1]).transpose(1, 2)
-    size = rows.element_size()
-    if not rows.is_cpu or rows.numel() * size < HUGE_PAGE:
-        return panels.contiguous()
-    room = torch.empty(rows.numel() + HUGE_PAGE // size, dtype=rows.dtype)
+def to_panels(*pieces: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """[N, K] -> [ceil(N / 64), K, 64]; of two pieces each panel has 32 rows of either. Rows that lack are zero.
+
+    Nothing is made in between: freed between what stays, the room of copies would be found again by nobody, and a model
+    of many experts would take twice its weights.
+    """
+    (rows, columns), each = pieces[0].shape, PANEL // len(pieces)
+    whole, rest = divmod(rows, each)
+    panels = _room((whole + (rest > 0), columns, PANEL), dtype or pieces[0].dtype, pieces[0].device)
+    for piece, mine in zip(pieces, panels.split(each, 2)):
+        mine[:whole] = piece[: whole * each].unflatten(0, (whole, each)).transpose(1, 2)
+        if rest:
+            mine[whole, :, :rest] = piece[whole * each :].T
+            mine[whole, :, rest:] = 0
+    return panels
+
+
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for panels, in huge pages where that many bytes make them worthwhile."""
+    count, size = torch.Size(shape).numel(), dtype.itemsize
+    if device.type != "cpu" or count * size < HUGE_PAGE:
+        return torch.empty(shape, dtype=dtype, device=device)
+    room = torch.empty(count + HUGE_PAGE // size, dtype=dtype)
     first = -room.data_ptr() % HUGE_PAGE // size  # the slack is never written, so it costs no memory
-    cpu.advise_huge(room.data_ptr() + first * size, rows.numel() * size)
-    return room[first : first + rows.numel()].view(panels.shape).copy_(panels)
+    cpu.advise_huge(room.data_ptr() + first * size, count * size)
+    return room[first : first + count].view(shape)

@@ -73,7 +73,7 @@ def _panels(
         if len(floats) < each:
             experts.append(pack_pieces(list(mine), bias, placement, gated))
         elif gated:
-            both = torch.stack(floats if each == 2 else list(floats[0].chunk(2)))
+            both = floats if each == 2 else floats[0].chunk(2)
             experts.append(pack_paired(both, None if bias is None else bias.view(2, -1)))
         else:
             experts.append(pack_panels(floats[0], bias))

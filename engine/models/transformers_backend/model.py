@@ -23,6 +23,7 @@ from engine.models.base import Model
 from engine.models.family import Family
 from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.attention import Call, step
+from engine.models.transformers_backend.routing import check_router
 from engine.models.transformers_backend.weights import await_all, parts_and_table
 from engine.weights.table import Table
 
@@ -133,6 +134,8 @@ def built(architecture: str, values: Mapping[str, Any], outer: Section) -> Any:
         raise ConfigError(
             "its weights are quantised; what runs through transformers reads float32, float16 and bfloat16"
         )
+    decoder = dict(skeleton.decoder_of(values))
+    check_router(skeleton.kind_of(architecture, decoder), Section(decoder, outer.path))
     return skeleton.build(architecture, values)
 
 

@@ -21,8 +21,11 @@ from engine.errors import ConfigError
 from engine.models.transformers_backend import experts
 from engine.models.transformers_backend.attention import NAME, Call, attention, recording
 
+COPIES = {"kimi_k2": "deepseek_v3"}  # model_type of a copied class -> of the class itself, whose keys it has
 LAYER_TYPES = {"full_attention", "sliding_attention"}
-IGNORED = ("auto_map", "quantization_config", "_attn_implementation", "architectures", "torch_dtype", "dtype")
+IGNORED = (
+    "auto_map", "quantization_config", "_attn_implementation", "architectures", "torch_dtype", "dtype", "model_type",
+)  # fmt: skip
 
 
 @cache
@@ -61,8 +64,14 @@ def config_of(architecture: str, values: Mapping[str, Any]) -> Any:
     """What transformers makes of config.json."""
     from transformers import CONFIG_MAPPING
 
-    kind = str(values.get("model_type") or {**seeing(), **known()}[architecture])
+    kind = kind_of(architecture, values)
     return CONFIG_MAPPING[kind].from_dict({key: value for key, value in values.items() if key not in IGNORED})
+
+
+def kind_of(architecture: str, values: Mapping[str, Any]) -> str:
+    """The model_type by which transformers knows a configuration."""
+    kind = str(values.get("model_type") or {**seeing(), **known()}[architecture])
+    return COPIES.get(kind, kind)
 
 
 def build(architecture: str, values: Mapping[str, Any]) -> Any:

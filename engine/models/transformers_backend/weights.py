@@ -121,13 +121,20 @@ def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
     stem = f"{prefix}."
     # Of a decoder with towers around it there are two orders of prefixes, as in Table.
     prefixes = (stem, "language_model.", stem) if stem == "model." else (stem,)
-    names = Names((), prefixes, unexpected=tuple(module._keys_to_ignore_on_load_unexpected or ()))
+    names = Names((), prefixes, unexpected=(*(module._keys_to_ignore_on_load_unexpected or ()), *_further(module)))
     rows = tuple(
         Row(tuple(names.canonical(name).rpartition(".")[0] for name, _, _ in part.sources), f"parts.p{number}")
         for number, part in enumerate(parts.values())
     )
     ignore = (*map(names.canonical, tied), "*rotary_emb.inv_freq")
     return list(parts.values()), replace(names, rows=rows, ignore=ignore)
+
+
+def _further(module: Any) -> list[str]:
+    """Expressions for the layers behind the last one that predict further tokens."""
+    config = module.config.get_text_config(decoder=True)
+    count, further = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", 0)
+    return [rf"\blayers\.{count + number}\." for number in range(further if isinstance(further, int) else 0)]
 
 
 def _kept(module: Any) -> frozenset[str]:

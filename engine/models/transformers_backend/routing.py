@@ -1,0 +1,47 @@
+"""What config.json says of a decoder's router, checked before transformers builds it.
+
+transformers' classes compute one rule each and pass over the key that names another; groups of unequal size meet them
+first in a step. Thread: any. In: the decoder's section. Out: nothing, or ConfigError in one line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.checkpoint.experts import EXPERTS, check_routing
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.model_config import Routing
+
+Rule = dict[str, tuple[str, ...]]  # a key of config.json -> the values that a class computes with
+
+CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")  # keys of how many experts a token chooses
+GREEDY = "greedy"  # chooses among all experts, whatever the file says of groups
+SIGMOID: Rule = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
+RULES: dict[str, Rule] = {  # by model_type
+    "deepseek_v2": {"scoring_func": ("softmax",), "topk_method": (GREEDY, "group_limited_greedy")},
+    "deepseek_v3": SIGMOID,
+    "glm4_moe_lite": SIGMOID,
+}
+
+
+def check_router(kind: str, body: Section) -> None:
+    """kind: the decoder's model_type."""
+    for key, known in RULES.get(kind, {}).items():
+        got = body.values.get(key)
+        if got is not None and got not in known:
+            allowed = " or ".join(map(repr, known))
+            raise ConfigError(f"{body.path}: {key}={got!r} is not supported; supported is {allowed}")
+    key, chosen = _given(body, EXPERTS), _given(body, CHOSEN)
+    if key and chosen and body.values[key]:  # files of dense models may count 0 experts
+        groups = {} if body.values.get("topk_method") == GREEDY else _groups(body)
+        check_routing(body.path, key, chosen, Routing(body.size(key), body.size(chosen), **groups))
+
+
+def _given(body: Section, names: tuple[str, ...]) -> str:
+    """The key that has a count; "": none has."""
+    return next((name for name in names if isinstance(body.values.get(name), int)), "")
+
+
+def _groups(body: Section) -> dict[str, Any]:
+    return {"num_groups": body.size("n_group", 1), "kept_groups": body.size("topk_group", 1)}
