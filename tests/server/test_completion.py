@@ -153,3 +153,15 @@ async def test_echo_with_named_ids_alone_covers_prompt_and_output(client):
     assert whole["logprobs"]["text_offset"][0] == 0
     assert "".join(whole["logprobs"]["tokens"]).startswith("hello there")
     assert len(whole["logprobs"]["tokens"]) == len(whole["prompt_token_ids"]) + len(whole["token_ids"])
+
+
+async def test_bad_words_that_leave_no_allowed_id_behind_a_beginning_are_refused(client, state):
+    h, i = state.tokenizer.encode("hi")
+    for words, refused in ([("hhh", "ih"), True], [("hi", "hh"), True], [("hi", "ih"), False], [("hhi", "hh"), True]):
+        allowed = [h] if refused and "hhh" in words else [h, i]
+        fields = {"allowed_token_ids": allowed, "bad_words": list(words), "max_tokens": 12, "ignore_eos": True}
+        reply = await client.complete("hello", return_token_ids=True, **fields)
+        if refused:
+            assert (reply.status, reply.error["param"]) == (400, "allowed_token_ids")
+        else:
+            assert set(reply.json()["choices"][0]["token_ids"]) <= set(allowed)

@@ -115,6 +115,19 @@ async def test_a_stop_of_a_wrong_size_is_told_its_size(client, stop, size):
     assert reply.error["message"].startswith(f"stop[1]: got {size} bytes; ")
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"allowed_token_ids": [71], "bad_words": ["h"]}, "allowed_token_ids"),
+        ({"return_routed_experts": True}, "return_routed_experts"),
+        ({"response_format": {"type": "json_object"}, "allowed_token_ids": [71]}, "response_format"),
+    ],
+)
+async def test_what_the_engine_refuses_has_its_field(client, fields, param):
+    reply = await client.chat(**fields)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
 GOOD_FIELDS = [
     {"model": ""},
     {"temperature": 2},
