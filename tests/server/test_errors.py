@@ -116,6 +116,18 @@ async def test_a_stop_of_a_wrong_size_is_told_its_size(client, stop, size):
 
 
 @pytest.mark.parametrize(
+    ("fields", "begin"),
+    [
+        ({"cache_salt": "a/b"}, "cache_salt: got 3 characters, a/b; "),
+        ({"bad_words": ["ab", " "]}, "bad_words[1]: got no more than spaces; "),
+        ({"bad_words": ["x" * 129]}, "bad_words[0]: got 129 bytes; "),
+    ],
+)
+async def test_a_text_that_is_not_allowed_is_told(client, fields, begin):
+    assert (await client.chat(**fields)).error["message"].startswith(begin)
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"allowed_token_ids": [71], "bad_words": ["h"]}, "allowed_token_ids"),
@@ -129,6 +141,8 @@ async def test_what_the_engine_refuses_has_its_field(client, fields, param):
 
 
 GOOD_FIELDS = [
+    {"top_logprobs": 0},
+    {"logprobs": False, "top_logprobs": 0},
     {"model": ""},
     {"temperature": 2},
     {"temperature": 0.001},
