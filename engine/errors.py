@@ -21,9 +21,13 @@ class EngineError(Exception):
 
 
 class RequestError(EngineError):
-    """The request cannot be served as it is (400)."""
+    """The request cannot be served as it is (400); `param` is the sampling field, None where its prompt is meant."""
 
     reason = "invalid_parameter"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class GrammarError(RequestError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -90,17 +91,20 @@ def _check_routed(count: int, limits: Limits) -> None:
     if not limits.has_experts:
         raise RequestError(
             "return_routed_experts: this model's layers have no experts, or run through transformers, which does not "
-            "tell them; leave the field out"
+            "tell them; leave the field out",
+            "return_routed_experts",
         )
     if not limits.routed_experts:
         raise RequestError(
             "return_routed_experts: this server keeps no experts; leave the field out, or start the server with "
-            "--enable-return-routed-experts"
+            "--enable-return-routed-experts",
+            "return_routed_experts",
         )
     if count == limits.max_model_len:
         raise RequestError(
             f"return_routed_experts: the prompt fills the context of {limits.max_model_len} tokens, and the experts of "
-            "the answer's first token have no room; shorten the prompt by a token"
+            "the answer's first token have no room; shorten the prompt by a token",
+            "return_routed_experts",
         )
 
 
@@ -194,7 +198,8 @@ def _check_changes(params: SamplingParams, limits: Limits) -> None:
     if len(params.edited_token_ids) > MAX_EDITS:
         raise RequestError(
             f"logit_bias and, with min_tokens, stop tokens name {len(params.edited_token_ids)} ids; "
-            f"at most {MAX_EDITS} are allowed: name fewer, or use allowed_token_ids"
+            f"at most {MAX_EDITS} are allowed: name fewer, or use allowed_token_ids",
+            "logit_bias",
         )
     if params.allowed_token_ids is not None:
         _check_some_allowed(params, set(params.allowed_token_ids))
@@ -202,16 +207,31 @@ def _check_changes(params: SamplingParams, limits: Limits) -> None:
 
 def _check_some_allowed(params: SamplingParams, allowed: set[int]) -> None:
     """Where nothing may be chosen, the largest of nothing would be."""
+    name = "allowed_token_ids"
     if not allowed:
-        raise RequestError("allowed_token_ids is empty; name at least one id or leave it out")
-    ending = params.ending_token_ids if params.min_tokens else ()
-    if not allowed.difference(ending, (word[0] for word in params.bad_words if len(word) == 1)):
+        raise RequestError(f"{name} is empty; name at least one id or leave it out", name)
+    left = allowed.difference(params.ending_token_ids if params.min_tokens else ())
+    said = _nothing_left_behind(frozenset(left), params.bad_words)
+    if said is not None:
+        behind = f" behind the tokens {list(said[-8:])}" if said else ""
         raise RequestError(
-            "allowed_token_ids: bad_words forbid every id that is allowed, or min_tokens does because all of them end "
-            "the answer; allow another one"
+            f"{name}: bad_words forbid every id that is allowed{behind}, or min_tokens does because all of them end "
+            "the answer; allow another one",
+            name,
         )
+
+
+@lru_cache(maxsize=16)  # the prompts of one request ask the same
+def _nothing_left_behind(allowed: frozenset[int], words: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
+    """The tokens behind which `words` forbid all that is allowed: () or the beginning of a word; else None."""
+    if not allowed.issubset(word[-1] for word in words):
+        return None
+    for said in ((), *(word[:-1] for word in words)):
+        if allowed.issubset(word[-1] for word in words if said[len(said) - len(word) + 1 :] == word[:-1]):
+            return said
+    return None
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # not a number is in no range
-        raise RequestError(f"{name}={value}: allowed is {low} to {high}")
+        raise RequestError(f"{name}={value}: allowed is {low} to {high}", name if hasattr(PLAIN, name) else None)

@@ -17,6 +17,7 @@ from mm.errors import MediaError
 _MAX_HEADER = 256
 # data:<type>;base64, where the type may carry parameters, as browsers write them (audio/webm;codecs=opus).
 _HEADER = re.compile(r"data:([a-z]+/[a-z0-9.+-]+)((?:;[a-z0-9-]+=[a-z0-9.,_\"-]+)*);base64,", re.IGNORECASE)
+_FOREIGN = re.compile(r"[^A-Za-z0-9+/=]")  # no character of base64
 _PIECE = 1 << 18  # characters; a multiple of 4
 _decoder = msgspec.json.Decoder(bytes)
 
@@ -70,7 +71,10 @@ def _decoded(text: str) -> bytes:
             return _decoder.decode(f'"{text}"')
     except ValueError:
         pass
-    raise invalid_data_url("the data is not strict base64 (A-Z a-z 0-9 + / and padding, no spaces or line breaks)")
+    foreign = _FOREIGN.search(text)
+    got = ascii(foreign[0]) if foreign else "padding before the end"
+    allowed = "A-Z a-z 0-9 + / and padding, no spaces or line breaks"
+    raise invalid_data_url(f"the data is not strict base64: got {got}; allowed are {allowed}")
 
 
 def invalid_data_url(message: str) -> MediaError:

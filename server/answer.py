@@ -100,6 +100,11 @@ class Answer:
         return params.prompt_logprobs is not None or params.return_routed_experts
 
     @property
+    def form_param(self) -> str | None:
+        """The field that says what the answers must look like; a row that fails in its midst fails by this one."""
+        return None if self.asked.structure is None else self.asked.structure.param
+
+    @property
     def done(self) -> bool:
         return self._open == 0 or self.error is not None
 
@@ -125,7 +130,7 @@ class Answer:
                 self.follow(self.state.engine.submit(job.request), partial(self.take, at))
         except EngineError as error:
             self.close()
-            raise from_engine(error, self.state.places.retry_after()) from None
+            raise from_engine(error, self.state.places.retry_after(), job.param) from None
         for name in names:
             self.state.live.setdefault((self.exchange.key_name, name), set()).add(self)
             self._on_close.append(partial(self._unregister, self.exchange.key_name, name))
@@ -196,7 +201,7 @@ class Answer:
     def _take_first(self, at: int, delta: Delta) -> None:
         """What comes once: how long the request waited, what the cache had, what failed."""
         if delta.error is not None:
-            self.fail(from_engine(delta.error))
+            self.fail(from_engine(delta.error, param=self.form_param))
             return
         if delta.queued is not None:
             self.metrics.queued(delta.queued)
@@ -226,7 +231,7 @@ class Answer:
     def _grow_owed(self, choice: Choice, delta: Delta) -> None:
         """A choice that has ended by its text gets the experts of its tokens, or hears that none will come."""
         if delta.error is not None:
-            self.fail(from_engine(delta.error))
+            self.fail(from_engine(delta.error, param=self.form_param))
         elif delta.finish_reason is not FinishReason.NONE:
             choice.routed_experts = delta.routed_experts
             choice.settle()

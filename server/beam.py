@@ -101,7 +101,7 @@ class BeamSearch:
         going = [(beam, line) for beam, line in zip(beams, lines) if not line.finish]
         errors = [line.error for line in lines if line.error is not None]
         if errors and not going and not self.ended:
-            self.answer.fail(from_engine(errors[0]))
+            self.answer.fail(from_engine(errors[0], param=self.answer.form_param))
         return [beam for beam, _ in going], [line for _, line in going]
 
     async def round(self, beams: Sequence[Beam], lines: Sequence[Line]) -> list[TokenLogprob] | None:
@@ -136,13 +136,13 @@ class BeamSearch:
             for at, request in enumerate(requests):
                 answer.follow(answer.state.engine.submit(request), partial(take, at))
         except EngineError as error:
-            answer.fail(from_engine(error, answer.state.places.retry_after()))
+            answer.fail(from_engine(error, answer.state.places.retry_after(), self.job.param))
         await asyncio.wait((done, answer.finished), return_when="FIRST_COMPLETED")
         answer.unfollow()
         deltas = [found[at] for at in sorted(found)]
         for delta in deltas:
             if delta.error is not None:
-                answer.fail(from_engine(delta.error))
+                answer.fail(from_engine(delta.error, param=answer.form_param))
         if answer.aborted or any(delta.finish_reason is FinishReason.ABORT for delta in deltas):
             return None
         if self.first is None and deltas:

@@ -140,14 +140,14 @@ def context_length(limit: int, got: int, param: str) -> ApiError:
     )
 
 
-def from_engine(error: EngineError, retry_after: int = 1) -> ApiError:
-    """What the engine raised or attached to a Delta, as an answer."""
+def from_engine(error: EngineError, retry_after: int = 1, param: str | None = None) -> ApiError:
+    """What the engine raised or attached to a Delta, as an answer; `param`: the field of a refusal that names none."""
     if isinstance(error, QueueFullError):
         return queue_full(retry_after)
     if isinstance(error, NotReadyError):
         return unavailable(error.reason, str(error), 1)
     if isinstance(error, RequestError):
-        return ApiError(400, error.reason, str(error))
+        return ApiError(400, error.reason, str(error), error.param or param)
     if isinstance(error, DeviceOutOfMemoryError):
         return unavailable(error.reason, str(error), 5)
     if error.scope == "device":

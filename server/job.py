@@ -41,6 +41,7 @@ class Job:
     prompt: Prompt
     request: Request
     media_tokens: Mapping[Modality, int]  # prompt tokens per modality
+    param: str  # the field that the prompt came in
 
     @property
     def num_tokens(self) -> int:
@@ -111,7 +112,7 @@ def job_of(
         cache_salt=scope_of(exchange, salt),
         arrival=exchange.arrival,
     )
-    return Job(prompt, request, spliced.counts)
+    return Job(prompt, request, spliced.counts, param)
 
 
 async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsing: Parsing | None) -> list[Job]:

@@ -285,7 +285,8 @@ def bad_words_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabul
         vocabulary.require_texts("bad_words")
     for at, word in enumerate(words):
         if not word.strip() or len(word.encode()) > 128:
-            raise invalid(f"bad_words[{at}]", f"bad_words[{at}]: must be a word of 1 to 128 bytes")
+            got = f"{len(word.encode())} bytes" if word.strip() else "no more than spaces"
+            raise invalid(f"bad_words[{at}]", f"bad_words[{at}]: got {got}; must be a word of 1 to 128 bytes")
         for form in (word.lstrip(), " " + word.lstrip()):
             ids = tuple(vocabulary.encode(form))
             if ids:
@@ -312,7 +313,8 @@ def salt_of(body: SamplingFields | InputFields) -> str:
     if salt is None:
         return ""
     if not 1 <= len(salt) <= 128 or any(c in salt for c in "@/\\\0"):
-        raise invalid("cache_salt", "cache_salt: must have 1 to 128 characters and none of @ / \\ NUL")
+        got = f"{len(salt)} characters, {shown(salt)}"
+        raise invalid("cache_salt", f"cache_salt: got {got}; must have 1 to 128 characters and none of @ / \\ NUL")
     return salt
 
 

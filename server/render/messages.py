@@ -271,7 +271,9 @@ class MessageReader:
         named = payload if isinstance(payload, dict) else {kind: payload}
         rows, grid = named.get(kind), named.get("image_grid_thw")
         if not isinstance(rows, str) or not isinstance(grid, str | None) or named.keys() - {kind, "image_grid_thw"}:
-            raise invalid(f"{where} must be base64 of a tensor, or an object of {kind} and image_grid_thw.", where)
+            got = f"an object of {shown(', '.join(payload))}" if isinstance(payload, dict) else kind_of(payload)
+            allowed = f"base64 of a tensor, or an object of {kind} and image_grid_thw, both base64"
+            raise invalid(f"{where} is {got}; it must be {allowed}.", where)
         return MediaRef("image", GivenRows(rows, grid), None, None, where)
 
     def _input_audio(self, part: dict[str, Any], path: str) -> MediaRef:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mm.rows import ClientRows
-from server.render.errors import RenderError, invalid
+from server.render.errors import RenderError, invalid, kind_of
 from server.render.prompt import PromptRows, id_array
 from server.render.tokenizer import Tokenizer
 
@@ -86,5 +86,6 @@ def row_parts(messages: list[dict[str, Any]]) -> Iterator[tuple[list[Any], int, 
                 if message.get("role") == "assistant":
                     raise invalid(f"{path}: prompt_embeds do not stand in an assistant's message", path)
                 if not isinstance(part.get("data"), str):
-                    raise invalid(f"{path}.data: must be base64 of a tensor", f"{path}.data")
+                    got = kind_of(part.get("data"))
+                    raise invalid(f"{path}.data: got {got}; must be base64 of a tensor", f"{path}.data")
                 yield content, k, path

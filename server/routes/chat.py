@@ -137,7 +137,7 @@ def check_special(state: AppState, body: ChatBody) -> Calls:
             raise invalid("thinking_token_budget", "thinking_token_budget: not with use_beam_search")
     if body.mm_processor_kwargs or body.media_io_kwargs:
         media_options.of_request(state, body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs: needs logprobs: true")
     if body.use_beam_search and body.tools:
         raise invalid("use_beam_search", "use_beam_search: not with tools")

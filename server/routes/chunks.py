@@ -206,8 +206,10 @@ class CompletionChunks(Chunks):
         self.after = b',"logprobs":null,"finish_reason":null' + b"}]}\n\n"
 
     def chunks(self, choice: Choice) -> bytes:
+        """Tokens without a text have a chunk, too, where they are the first or more is told than text."""
         first = not choice.started
-        if choice.finish_reason is None and not choice.has_text and not (first and self.echo):
+        waits = not choice.num_held or (self.is_plain and not first)
+        if choice.finish_reason is None and not choice.has_text and waits:
             return b""
         choice.started = True
         if self.is_plain and choice.finish_reason is None and not first:

@@ -134,7 +134,7 @@ def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:
     if asked.n * num_prompts > limits.max_choices:
         most = limits.max_choices
         raise invalid("n", f"n: {num_prompts} prompts of {asked.n} choices are more than {most} in all")
-    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+    if body.echo and asked.params.logprobs is not None and body.prompt_logprobs is None:
         asked = replace(asked, params=replace(asked.params, prompt_logprobs=asked.params.logprobs))
     return asked
 

@@ -117,3 +117,51 @@ async def test_a_suffix_is_named_not_ignored(client):
     reply = await client.complete(suffix="x")
     assert reply.status == 501
     assert reply.error["param"] == "suffix"
+
+
+SILENT = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, "stream": True}  # and the one token that has no text
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_chunks"),
+    [
+        ({}, 2),  # the first token opens the stream, the last ends it
+        ({"logprobs": 0}, 4),
+        ({"return_token_ids": True}, 4),
+        ({"stream_options": {"continuous_usage_stats": True}}, 4),
+        ({"echo": True}, 2),
+        ({"n": 2}, 4),
+    ],
+)
+async def test_tokens_without_text_are_streamed_too(client, state, fields, num_chunks):
+    silent = {**SILENT, "allowed_token_ids": [state.vocabulary.eos[0]]}
+    events = (await client.post("/v1/completions", {**silent, **fields})).events()[:-1]
+    assert len(events) == num_chunks
+    choices = [event["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == ("hello" if "echo" in fields else "")
+    if "logprobs" in fields:
+        assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [1] * 4
+    if "return_token_ids" in fields:
+        assert [choice["token_ids"] for choice in choices] == [[state.vocabulary.eos[0]]] * 4
+    if "stream_options" in fields:
+        assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4]
+
+
+async def test_echo_with_named_ids_alone_covers_prompt_and_output(client):
+    fields = {"echo": True, "logprob_token_ids": [5], "return_token_ids": True}
+    whole = (await client.complete("hello there", **fields)).json()["choices"][0]
+    assert whole["logprobs"]["text_offset"][0] == 0
+    assert "".join(whole["logprobs"]["tokens"]).startswith("hello there")
+    assert len(whole["logprobs"]["tokens"]) == len(whole["prompt_token_ids"]) + len(whole["token_ids"])
+
+
+async def test_bad_words_that_leave_no_allowed_id_behind_a_beginning_are_refused(client, state):
+    h, i = state.tokenizer.encode("hi")
+    for words, refused in ([("hhh", "ih"), True], [("hi", "hh"), True], [("hi", "ih"), False], [("hhi", "hh"), True]):
+        allowed = [h] if refused and "hhh" in words else [h, i]
+        fields = {"allowed_token_ids": allowed, "bad_words": list(words), "max_tokens": 12, "ignore_eos": True}
+        reply = await client.complete("hello", return_token_ids=True, **fields)
+        if refused:
+            assert (reply.status, reply.error["param"]) == (400, "allowed_token_ids")
+        else:
+            assert set(reply.json()["choices"][0]["token_ids"]) <= set(allowed)

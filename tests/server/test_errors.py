@@ -115,7 +115,34 @@ async def test_a_stop_of_a_wrong_size_is_told_its_size(client, stop, size):
     assert reply.error["message"].startswith(f"stop[1]: got {size} bytes; ")
 
 
+@pytest.mark.parametrize(
+    ("fields", "begin"),
+    [
+        ({"cache_salt": "a/b"}, "cache_salt: got 3 characters, a/b; "),
+        ({"bad_words": ["ab", " "]}, "bad_words[1]: got no more than spaces; "),
+        ({"bad_words": ["x" * 129]}, "bad_words[0]: got 129 bytes; "),
+    ],
+)
+async def test_a_text_that_is_not_allowed_is_told(client, fields, begin):
+    assert (await client.chat(**fields)).error["message"].startswith(begin)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"allowed_token_ids": [71], "bad_words": ["h"]}, "allowed_token_ids"),
+        ({"return_routed_experts": True}, "return_routed_experts"),
+        ({"response_format": {"type": "json_object"}, "allowed_token_ids": [71]}, "response_format"),
+    ],
+)
+async def test_what_the_engine_refuses_has_its_field(client, fields, param):
+    reply = await client.chat(**fields)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
 GOOD_FIELDS = [
+    {"top_logprobs": 0},
+    {"logprobs": False, "top_logprobs": 0},
     {"model": ""},
     {"temperature": 2},
     {"temperature": 0.001},
