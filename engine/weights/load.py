@@ -65,6 +65,8 @@ def load_weights(
         raise ConfigError(f"--load-format {load_format}: allowed are auto, safetensors, dummy")
     if upload is not None:
         upload.finish()
+    if placement.device == "cpu":
+        pieces.heap.trim()
     sums.check(folder)
     assert not pieces.pending, "every part was complete in the headers"
 

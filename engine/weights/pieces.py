@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.pack import Placement
 from engine.weights.finite import FiniteSums
+from engine.weights.heap import Heap
 from engine.weights.table import Part, Place
 
 
@@ -36,6 +37,7 @@ class Pieces:
         self._arrived: dict[Part, dict[str, list[Tensor | None]]] = {}
         self._rooms: dict[str, Tensor] = {}
         self._sums = sums
+        self.heap = Heap()
         self._joined: dict[tuple[Part, str], list[str]] = {}  # names of the pieces of one joined tensor, in order
         for name, place in places.items():
             self.pending[place.part] = self.pending.get(place.part, 0) + 1
@@ -59,8 +61,11 @@ class Pieces:
         self._arrived[part][place.kind][place.index] = tensor
         self.pending[part] -= 1
         if not self.pending[part]:
-            part.fill(self._arrived.pop(part), self._placement)
+            arrived = self._arrived.pop(part)
+            part.fill(arrived, self._placement)
             del self.pending[part]
+            if self._placement.device == "cpu":
+                self.heap.packed(sum(piece.nbytes for each in arrived.values() for piece in each if piece is not None))
 
     def _allocate(self, names: list[str]) -> None:
         """One tensor for all pieces that are saved alike, and a slice of it for each."""
