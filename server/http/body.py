@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from codecs import BOM_UTF8
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -143,6 +144,7 @@ def promised_length(request: Request) -> int:
 
 def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
     """Scan, then typed decode. Raises ApiError only."""
+    data = data.removeprefix(BOM_UTF8)  # files that PowerShell writes begin with a byte order mark
     check_scan(data, limits, limits.json_max_nodes, "the body holds more than {max_nodes} values")
     return decode_values(data, kind) if len(data) <= POOL_BYTES else decode_large(data, kind, limits)
 

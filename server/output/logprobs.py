@@ -69,13 +69,14 @@ class TokenNames:
 
     # -- prompt
 
-    def prompt(self, entries: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
-        """`prompt_logprobs`: for each place the most likely tokens and the one that stands there, by id."""
-        return [None if entry is None else self._prompt_entry(entry) for entry in entries]
+    def prompt(self, entries: Sequence[TokenLogprob | None], top: int = -1) -> list[dict[str, Any] | None]:
+        """`prompt_logprobs`: for each place the `top` most likely tokens and the one that stands there, by id."""
+        return [None if entry is None else self._prompt_entry(entry, top) for entry in entries]
 
-    def _prompt_entry(self, entry: TokenLogprob) -> dict[str, Any]:
+    def _prompt_entry(self, entry: TokenLogprob, top: int) -> dict[str, Any]:
+        most = len(entry.top_ids) if top < 0 else top
         found = {str(entry.token_id): self._ranked(entry.token_id, entry.logprob, entry.rank)}
-        for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs), 1):
+        for rank, (token_id, logprob) in enumerate(zip(entry.top_ids[:most], entry.top_logprobs[:most]), 1):
             found.setdefault(str(token_id), self._ranked(token_id, logprob, rank))
         return found
 

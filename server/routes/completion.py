@@ -134,8 +134,10 @@ def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:
     if asked.n * num_prompts > limits.max_choices:
         most = limits.max_choices
         raise invalid("n", f"n: {num_prompts} prompts of {asked.n} choices are more than {most} in all")
-    if body.echo and asked.params.logprobs is not None and body.prompt_logprobs is None:
-        asked = replace(asked, params=replace(asked.params, prompt_logprobs=asked.params.logprobs))
+    shown, wanted = asked.params.logprobs, asked.params.prompt_logprobs
+    if body.echo and shown is not None:  # the echo shows as many of the prompt as of the answer
+        most = shown if wanted is None else -1 if -1 in (shown, wanted) else max(shown, wanted)
+        asked = replace(asked, params=replace(asked.params, prompt_logprobs=most))
     return asked
 
 
@@ -203,7 +205,7 @@ def whole_choice(
         logprobs = joined(first, maker.add(entries)) if first else maker.add(entries)
     shown_prompt = None
     if body.prompt_logprobs is not None and prompt_entries is not None:
-        shown_prompt = names_of(answer.state, body).prompt(prompt_entries)
+        shown_prompt = names_of(answer.state, body).prompt(prompt_entries, body.prompt_logprobs)
     made = completion_choice(
         choice.index,
         echo_text(answer.state.tokenizer, choice.job.prompt) + text if body.echo else text,

@@ -20,6 +20,7 @@ from server.http.body import read_json
 from server.http.exchange import exchange_of, state_of
 from server.http.watch import client_present, preparing
 from server.render.prompt import context_error, empty, id_array
+from server.routes.chat import check_function
 from server.routes.endpoint import check_model, json_response, route
 from server.sampling import token_out_of_range
 from server.schema.tokenize import DetokenizeBody, TokenizeBody
@@ -74,6 +75,8 @@ async def ids_of(state: AppState, body: TokenizeBody) -> np.ndarray:
         special = body.add_special_tokens is not False
         return await in_pool_if_long(state, size // 4, lambda: id_array(state.tokenizer.encode(text, special)))
     assert body.messages is not None
+    for at, tool in enumerate(body.tools or ()):
+        check_function(tool, f"tools[{at}]")
     open_end = bool(body.continue_final_message)
     prompt = await state.renderer.counting().chat(
         body.messages,

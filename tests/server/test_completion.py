@@ -155,6 +155,14 @@ async def test_echo_with_named_ids_alone_covers_prompt_and_output(client):
     assert len(whole["logprobs"]["tokens"]) == len(whole["prompt_token_ids"]) + len(whole["token_ids"])
 
 
+@pytest.mark.parametrize(("shown", "asked"), [(2, 0), (0, 2)])
+async def test_echo_shows_its_own_count_of_the_prompt(client, shown, asked):
+    fields = {"echo": True, "logprobs": shown, "prompt_logprobs": asked, "temperature": 0}
+    choice = (await client.complete("hello there", **fields)).json()["choices"][0]
+    assert [len(top) for top in choice["logprobs"]["top_logprobs"][1:3]] == [shown + 1] * 2
+    assert [len(entry) for entry in choice["prompt_logprobs"][1:3]] == [asked + 1] * 2
+
+
 async def test_bad_words_that_leave_no_allowed_id_behind_a_beginning_are_refused(client, state):
     h, i = state.tokenizer.encode("hi")
     for words, refused in ([("hhh", "ih"), True], [("hi", "hh"), True], [("hi", "ih"), False], [("hhi", "hh"), True]):

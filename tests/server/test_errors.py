@@ -115,6 +115,10 @@ async def test_a_stop_of_a_wrong_size_is_told_its_size(client, stop, size):
     assert reply.error["message"].startswith(f"stop[1]: got {size} bytes; ")
 
 
+async def test_a_byte_order_mark_is_passed_over(client):
+    assert (await client.post("/v1/completions", body=b'\xef\xbb\xbf{"prompt": "a", "max_tokens": 1}')).status == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "begin"),
     [

@@ -54,3 +54,10 @@ async def test_s05_too_many_tools_are_refused_on_every_route(client, path):
         reply = await client.post(path, {**body, "tools": body["tools"] * count})
         assert reply.status == status, reply.content
     assert "tools: got 3; at most 2 are allowed" in reply.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_tool_that_is_none_is_named(client, path):
+    messages = [{"role": "user", "content": "hi"}]
+    reply = await client.post(path, {"messages": messages, "tools": [{"function": {"name": "f"}}, {"x": 1}]})
+    assert (reply.status, reply.error["param"]) == (400, "tools[1].function")
