@@ -310,6 +310,7 @@ VALUES = {
         "/v1/completions": Meant("is called completions here", "completions"),
     },
     "kv-cache-dtype": {
+        "bf16": Meant("is called bfloat16 here", "bfloat16"),
         "float16": Meant("numbers of 16 bits are bfloat16 here; use auto or bfloat16"),
         "fp8_inc": Meant("use fp8"),
     },

@@ -357,7 +357,10 @@ def test_a_value_that_only_another_server_knows_is_taken_for_what_it_means(tmp_p
     file = tmp_path / "flags.yaml"
     file.write_text("dtype: float\n")
     words = ["--config", str(file), "--structured-outputs-backend", "xgrammar", "--max-model-len", "-1"]
-    model = config_of(*words).model
+    words += ["--kv-cache-dtype", "bf16"]
+    config = config_of(*words)
+    model = config.model
+    assert config.cache.kv_cache_dtype == "bfloat16"
     assert (model.dtype, model.structured_outputs_backend, model.max_model_len) == ("float32", "auto", 0)
     assert capsys.readouterr().err.splitlines()[0] == "omniloop: --structured-outputs-backend xgrammar: " \
         "one library compiles all grammars; taken as auto"  # fmt: skip
