@@ -289,9 +289,9 @@ async def test_stalled_reader_is_cut_off(serve, state):
 
 async def test_reader_that_falls_behind_the_buffer_is_cut_off(serve, state):
     client = serve(limits={"stream_buffer_bytes": 4096})
-    call = client.call(
-        "POST", "/v1/chat/completions", {**ask("hi"), "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    )
+    letter = (await client.post("/tokenize", {"prompt": "a", "add_special_tokens": False})).json()["tokens"]
+    fields = {**ask("hi"), "max_tokens": 4000, "allowed_token_ids": letter}  # every token has a text
+    call = client.call("POST", "/v1/chat/completions", {**fields, "stream": True})
     call.start()
     await call.wrote.wait()
     call.reading.clear()
