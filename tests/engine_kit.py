@@ -14,6 +14,10 @@ from engine import Delta, Engine, EngineConfig, FinishReason, Request, SamplingP
 
 SMALL = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 512, "num_threads": 1}
 
+# What an idle engine has none of. The device thread lets go of them one after another, so none stands for the others.
+GONE = ("used", "slots", "running", "waiting", "routes", "streams", "inbox", "live_rows", "backlog", "siblings")
+GONE += ("positions", "prompt_logprobs", "tokenwise", "matchers")
+
 
 @asynccontextmanager
 async def running(folder: Path | str, **settings: Any) -> AsyncIterator[Engine]:
@@ -32,16 +36,11 @@ async def quiet(engine: Engine, timeout: float = 5.0) -> dict[str, int]:
     if engine.state == "dead":
         return {}
     for _ in range(int(timeout / 0.01)):
-        held = engine.ledger()
-        if not any(held[name] for name in ("used", "slots", "streams", "routes", "live_rows", "siblings", "waiting")):
+        if not any(engine.ledger().get(name) for name in GONE):
             break
         await asyncio.sleep(0.01)
     held = engine.ledger()
-    leaks = {
-        name: held[name]
-        for name in ("used", "slots", "streams", "routes", "live_rows", "siblings", "waiting")
-        if held[name]
-    }
+    leaks = {name: held[name] for name in GONE if held.get(name)}
     assert not leaks, f"still held: {leaks} of {held}"
     assert held["free"] + held["cached"] == held["total"], held
     return held

@@ -22,6 +22,7 @@ from server.app import make_app
 from server.config import Config
 from server.state import AppState
 from tests import tiny
+from tests.engine_kit import GONE
 from tests.server.asgi import Client
 
 SMALL = {
@@ -145,7 +146,7 @@ async def quiet(state: AppState) -> dict[str, int]:
     """The engine's ledger once nothing runs; waits at most 5 s."""
     for _ in range(500):
         held = state.engine.ledger()
-        if not held["routes"] and not held.get("live_rows", 0):
+        if not any(held.get(name) for name in GONE):
             break
         await asyncio.sleep(0.01)
     return held
