@@ -33,6 +33,7 @@ def form_line(model: Model, float8_units: bool) -> str | None:
     for row, names, part in parts_of(model.weight_table(), model):
         if stacked := getattr(part, "stacked_codes", 0):
             forms["MXFP4" if part.stacked_as is None else part.stacked_as.form] += stacked
+            inputs += stacked * getattr(part.stacked_as, "quantises_inputs", False)
             floats += FLOAT_BYTES * part.num_experts * sum(part.pieces) * part.in_features
             coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
             continue
@@ -54,7 +55,7 @@ def form_line(model: Model, float8_units: bool) -> str | None:
             forms[stored.form] += 1
             floats += FLOAT_BYTES * rows[number] * part.in_features
             coded += sum(_bytes(pieces[number : number + 1]) for kind, pieces in wanted.items() if kind != "bias")
-            inputs += "#" not in row.names[0] and getattr(stored, "quantises_inputs", False)  # experts keep theirs
+            inputs += getattr(stored, "quantises_inputs", False)
             integers += getattr(stored, "quantised_inputs", False)
     method, matrices = settings["quant_method"], forms.total()
     said = [

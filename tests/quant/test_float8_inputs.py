@@ -47,7 +47,7 @@ def loaded(folder, dtype=torch.float32, config=None, **settings):
     """The model as an accelerator with FP8 units holds it, on the CPU; kernels fall back to their references."""
     config = config or load_model_config(folder)
     model = build_model(config, dtype, shards=open_checkpoint(folder))
-    load_weights(model, str(folder), "auto", Placement(dtype, "cpu:0", float8_units=True, **settings))
+    load_weights(model, str(folder), "auto", Placement(dtype, "cpu:0", **{"float8_units": True, **settings}))
     return model
 
 
