@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.codes import Inputs, Kind
 from engine.kernels.gemm.diagonals import on_diagonals
-from engine.kernels.gemm.float8_row import met as codes_met
+from engine.kernels.gemm.float8_row import met
 from engine.kernels.gemm.groups import Packed, makes_pairs
 from engine.kernels.gemm.one_row import as_float
 from engine.kernels.gemm.quantise_floats import CodedRows
@@ -60,7 +60,7 @@ OF_WORDS, OPERANDS = tl.constexpr(of_words()), tl.constexpr(",".join(["=&f"] * 4
 
 
 @triton.jit
-def met(words, x0, x1):
+def floats_met(words, x0, x1):
     """The words [lanes, 4] of a weight row times their columns, float32, where no such unit is."""
     sums = tl.zeros(words.shape, tl.float32)
     for half in tl.static_range(2):
@@ -205,10 +205,10 @@ def pairs_float8_kernel(
                 else:
                     if FORM == 0:
                         x0, x1 = tokens[2 * turn], tokens[2 * turn + 1]
-                        made, more = met(one[0][turn], x0, x1), met(other[0][turn], x0, x1)
+                        made, more = floats_met(one[0][turn], x0, x1), floats_met(other[0][turn], x0, x1)
                     else:
-                        made = codes_met(one[0][turn], tokens[turn], 4)
-                        more = codes_met(other[0][turn], tokens[turn], 4)
+                        made = met(one[0][turn], tokens[turn], 4)
+                        more = met(other[0][turn], tokens[turn], 4)
                     if scales is not None:
                         made, more = made * one[1][turn].to(tl.float32), more * other[1][turn].to(tl.float32)
                     if GROUPED:
