@@ -14,6 +14,7 @@ from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.coded import CodedExperts
 from engine.kernels.moe.float8_weight import Float8Experts
+from engine.kernels.target import Target
 from engine.models.registry import load_model_config
 from engine.quant.forms import form_line
 from engine.quant.online import requested
@@ -109,12 +110,12 @@ def test_logits_do_not_depend_on_chunks(sparse, name, tmp_path):
     harness = Harness(model)
     whole, chunked = harness.prefill(harness.add(TOKENS)), harness.prefill(harness.add(TOKENS), chunk=3)
     assert float((whole - chunked).norm() / whole.norm()) < 3e-3
-    assert "become FP8 too" in form_line(model, float8_units=True)
+    assert "become FP8 too" in form_line(model, Target("cuda", "sm_100", 1, 32, 0))
 
 
 async def test_codes_meet_inputs_in_an_accelerators_steps(sparse, tmp_path, monkeypatch):
     def placed(dtype, device, *rest):
-        return Placement(dtype, "cpu:0", *rest, float8_units=True)
+        return Placement(dtype, "cpu:0", *rest, float8_units=True, float8_experts=True)
 
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(engine.runtime, "Placement", placed)
@@ -128,5 +129,5 @@ async def test_codes_meet_inputs_in_an_accelerators_steps(sparse, tmp_path, monk
 @pytest.mark.parametrize("name", ["ct mxfp8", "fp8 blocks"])
 def test_other_inputs_and_devices_without_units_keep_floats(sparse, name, tmp_path):
     folder = coded(sparse, tmp_path / "codes", name)
-    model = loaded(folder, float8_units=name == "ct mxfp8")
+    model = loaded(folder, float8_experts=name == "ct mxfp8")
     assert isinstance(model.layers[1].experts.gate_up.weight, CodedExperts)
