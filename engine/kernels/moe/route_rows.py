@@ -140,8 +140,8 @@ def route_rows_kernel(
     tokens = (wide * gains).to(x.dtype.element_ty)
     if tl.program_id(0) == 0:
         tl.store(normed + row.to(tl.int64) * depth + k, tokens, mask=k_in)
-    deciding = tl.cdiv(experts, BLOCK_N)
-    if codes is not None and tl.program_id(0) == deciding:
+    LAST: tl.constexpr = 1 if codes is None else 2  # counted from the end, of the programs that have experts
+    if codes is not None and tl.program_id(0) == tl.num_programs(0) - 1:
         code_row(codes, code_scales, tokens.to(tl.float32), given, row.to(tl.int64), tl.num_programs(1), depth, STATIC,
                  POWERS, GROUP, BLOCK_K, NATIVE)  # fmt: skip
     else:
@@ -150,7 +150,7 @@ def route_rows_kernel(
             sums += tl.load(bias + n, mask=n < experts, other=0.0).to(tl.float32)
         tl.store(logits + row * experts + n, sums, mask=n < experts)
         tl.debug_barrier()  # every thread's logits are written before the arrival is counted
-        if tl.atomic_add(arrived + row, 1, sem="acq_rel") == deciding - 1:
+        if tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(0) - LAST:
             choose_row(chosen, weights, kept, mapping, kept_line, logits, correction, scales, row, real_row, experts,
                        eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS, RIVALS)  # fmt: skip
             tl.store(arrived + row, 0)
