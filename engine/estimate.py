@@ -95,7 +95,7 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         config=model_config,
         device=device,
         dtype=dtype,
-        quantised=form_line(model, device != "cpu" and target().multiplies_float8),
+        quantised=form_line(model, None if device == "cpu" else target()),
         num_tensors=len(names),
         weight_bytes=weights,
         numbers=numbers_line(layout.specs, dtype),

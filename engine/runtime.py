@@ -210,7 +210,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         shards = open_checkpoint(config.model) if has_codes and config.load_format != "dummy" else None
         model = build_model(model_config, dtype, device, shards)
         check_prompt_rows(config.enable_prompt_embeds, model)
-        if line := form_line(model, accelerator is not None and target().multiplies_float8):
+        if line := form_line(model, None if accelerator is None else target()):
             log.info("%s", line)
         layout = layout_of(config, model, sizes, shards)
         read_weights(config, model, accelerator)

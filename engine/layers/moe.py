@@ -278,8 +278,9 @@ class SparseMLP:
         scales = None if self.expert_scale is None else self.expert_scale.weight
         norm, kept = x.norm, kept and kept.layer(self.number)
         rest = self.router.weight, correction, self.routing, count, kept, scales, self.lasting
-        if self.router_norm is None and isinstance(norm, RMSNorm):
-            rows, chosen, given = route_of_normed(x.residual, norm.weight, norm.eps, *rest)  # rows [T, hidden]
+        inputs, codes = self.gate_up.weight.inputs, None
+        if self.router_norm is None and isinstance(norm, RMSNorm):  # rows [T, hidden]
+            rows, chosen, given, codes = route_of_normed(x.residual, norm.weight, norm.eps, *rest, inputs)
         else:
             rows = x.rows()
             chosen, given = route(rows if self.router_norm is None else self.router_norm(x.residual), *rest)
@@ -287,7 +288,7 @@ class SparseMLP:
             self.newest = chosen
         pairs = self.gate_up.weight.pairs(chosen)
         before, weights = (given, None) if self.routing.weigh_input else (None, given)
-        made = self.down.weight.of_pairs(self.gate_up.weight.of_tokens(rows, pairs, self.activation, before), pairs)
+        made = self.gate_up.weight.of_mlp(self.down.weight, rows, codes, pairs, self.activation, before)
         shared = None if self.shared is None else self.shared.of_rows(rows)
         gate = None if self.shared_gate is None else self.shared_gate(rows)
         return Mixture(made, weights, shared, gate, count)

@@ -17,13 +17,16 @@ from engine.quant.base import Quantised
 from engine.weights.table import Wanted, parts_of
 
 if TYPE_CHECKING:
+    from engine.kernels.target import Target
     from engine.models.base import Model
 
 FLOAT_BYTES = 2  # of bfloat16
 
 
-def form_line(model: Model, float8_units: bool) -> str | None:
-    """None where nothing is quantised. `float8_units`: those of the device multiply FP8 by FP8."""
+def form_line(model: Model, device: Target | None) -> str | None:
+    """None where nothing is quantised. device: the accelerator; None: a CPU."""
+    float8_units = device is not None and device.multiplies_float8
+    float8_experts = device is not None and device.multiplies_float8_experts
     settings = model.config.raw.get("quantization_config")
     if settings is None:
         return None
@@ -33,6 +36,7 @@ def form_line(model: Model, float8_units: bool) -> str | None:
     for row, names, part in parts_of(model.weight_table(), model):
         if stacked := getattr(part, "stacked_codes", 0):
             forms["MXFP4" if part.stacked_as is None else part.stacked_as.form] += stacked
+            inputs += stacked * (float8_experts and getattr(part.stacked_as, "quantises_inputs", False))
             floats += FLOAT_BYTES * part.num_experts * sum(part.pieces) * part.in_features
             coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
             continue
@@ -54,7 +58,8 @@ def form_line(model: Model, float8_units: bool) -> str | None:
             forms[stored.form] += 1
             floats += FLOAT_BYTES * rows[number] * part.in_features
             coded += sum(_bytes(pieces[number : number + 1]) for kind, pieces in wanted.items() if kind != "bias")
-            inputs += "#" not in row.names[0] and getattr(stored, "quantises_inputs", False)  # experts keep theirs
+            experts = "#" in row.names[0]
+            inputs += (float8_experts or not experts) and getattr(stored, "quantises_inputs", False)
             integers += getattr(stored, "quantised_inputs", False)
     method, matrices = settings["quant_method"], forms.total()
     said = [

@@ -4,7 +4,8 @@ The router's matrix and the rows are random normal numbers, so the experts of a 
 them; "skewed" adds one direction to a quarter of the rows, which all choose the same expert, and has its time beside
 the even case's (asked: at most 1.25 times). The bytes of a case are those of the experts that its rows chose; of 2,048
 rows the share of the larger bound is told, bytes at the copy rate or products at the rate of bfloat16. Two layers take
-turns, of which no cache holds one. gpt-oss has its MXFP4.
+turns, of which no cache holds one. gpt-oss has its MXFP4. Experts in FP8 meet FP8 inputs; the norm in front, which is
+not timed, makes the codes of their rows.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.activation import Activation
-from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.pack import Placement
+from engine.kernels.gemm.quantise_floats import quantise_floats
 from engine.kernels.moe.coded import CodedExperts
 from engine.kernels.moe.combine import combine
 from engine.kernels.moe.dense import DenseExperts
+from engine.kernels.moe.float8 import pack_float8_experts
+from engine.kernels.moe.float8_weight import Float8Experts
 from engine.kernels.moe.pack import pack_router
 from engine.kernels.moe.route import route
 from engine.kernels.moe.weight import ExpertsWeight
@@ -63,7 +67,11 @@ def experts(shape: Shape, rows: int, columns: int) -> ExpertsWeight:
     values = torch.randint(0, codes, (count * rows, columns), device="cuda", dtype=torch.uint8)
     dtype = torch.float32 if shape.codes is Kind.E4M3 else torch.bfloat16  # as checkpoints of these forms have them
     scale = torch.full((count * rows, columns // group), 2.0**-6, device="cuda", dtype=dtype)
-    return CodedExperts(packed(Codes(shape.codes, values, scale, group)), count, None, invariant=False)
+    held = Codes(shape.codes, values, scale, group)
+    if shape.codes is Kind.E4M3:
+        weight, inputs = pack_float8_experts(held, rows), Inputs(kind=Kind.E4M3, group=128)
+        return Float8Experts(weight, inputs, count, None, torch.bfloat16, invariant=False)
+    return CodedExperts(packed(held), count, None, invariant=False)
 
 
 def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> list[dict]:
@@ -80,11 +88,12 @@ def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> 
     if skewed:
         x[: rows // 4] += 2 * routers[0].dense()[3] * hidden**0.5
     chosen, _ = route(x, routers[0], None, routing)
-    touched = len(chosen.unique())
+    touched, inputs = len(chosen.unique()), layers[0][0].inputs
+    codes = None if inputs is None else quantise_floats(x, inputs)
 
     def products(layer: tuple[ExpertsWeight, ExpertsWeight]) -> torch.Tensor:
         pairs = layer[0].pairs(chosen)
-        return layer[1].of_pairs(layer[0].of_tokens(x, pairs, Activation.SILU), pairs)
+        return layer[0].of_mlp(layer[1], x, codes, pairs, Activation.SILU, None)
 
     made, residual = products(layers[0]), draw(rows, hidden)
 

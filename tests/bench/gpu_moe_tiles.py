@@ -8,7 +8,7 @@ weights, which no cache holds. Kernels are compiled side by side before; about a
 With --rows the products of Qwen3-30B-A3B in bfloat16 alone, of so many rows whose experts are random: moe/grouped
 beside tiles of moe/grouped_persistent, each with its share of the card's product rate and its error against float64; at
 the end both products and the sort, as a layer has them, with the fastest tiles.
-Run: python -m tests.bench.gpu_moe_tiles [--only "bfloat16,E4M3 by 128,MXFP4"] [--rows 2048,8192].
+Run: python -m tests.bench.gpu_moe_tiles [--only "bfloat16;E4M3 by 128;MXFP4"] [--rows 2048,8192].
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from torch import Tensor
 from engine.kernels.activation import Activation, activate_reference
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.code_sums import block_k_of
-from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.groups import KINDS, Packed, packed
+from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
 from engine.kernels.moe.coded import coded_product
+from engine.kernels.moe.float8 import float8_experts_product, pack_float8_experts
 from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
 from engine.kernels.moe.grouped_persistent import persistent_product
 from engine.kernels.moe.sort import Pairs, sort_pairs
@@ -40,9 +42,11 @@ from engine.kernels.target import Target, target
 from server.bench.timing import rates, recorded_calls
 
 DEVICE, REPLAYS = "cuda", 5
+GROUPS = Inputs(kind=Kind.E4M3, group=128)  # of "E4M3 by E4M3, 128"
 FORMS = {  # form -> its products, and the experts of a token
     "bfloat16": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
     "E4M3 by 128": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
+    "E4M3 by E4M3, 128": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
     "MXFP4": ((Shape(32, 2880, 2880, gated=True), Shape(32, 2880, 2880, gated=False)), 4),
     "INT4 by 128": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
 }
@@ -54,6 +58,8 @@ def candidates(device: Target, form: str, shape: Shape, each: float) -> list[Til
     """Tiles worth a try for so many pairs of an expert."""
     if each and form in ("MXFP4", "INT4 by 128") and device.begins_early:
         return values_candidates(shape, each)
+    if form == "E4M3 by E4M3, 128":
+        return float8_candidates(device, shape, each)
     pairs_of_tile = [8, 16] if each <= 16 else [16, 32, 64] if each <= 48 else [64, 128]
     found = []
     for block_m in pairs_of_tile:
@@ -103,6 +109,22 @@ def values_candidates(shape: Shape, each: float) -> list[Tile]:
     return found
 
 
+def float8_candidates(device: Target, shape: Shape, each: float) -> list[Tile]:
+    """Tiles of moe/float8: behind an activation as wide as the scales of the next inputs are."""
+    least = next((size for size in (16, 32, 64) if each <= size), 128)
+    found = []
+    for block_m, block_n in combinations(
+        {least, 2 * least if least < 128 else 64}, (128,) if shape.gated else (64, 128)
+    ):
+        rows = block_n * (2 if shape.gated else 1)
+        for stages, warps in combinations((2, 3, 4, 5), (4, 8)):
+            held = block_m * (rows + block_n) / (32 * warps)  # registers of the sums and of what is added to them
+            room = stages * (block_m + rows) * 128 < device.shared_memory
+            if room and held <= 192 and (warps == 4 or block_m >= 64):
+                found.append(Tile(block_m, block_n, 128, stages, warps))
+    return found
+
+
 def weights_of(form: str, shape: Shape) -> list[Tensor | Packed]:
     """Two, which take turns."""
     rows = shape.width * (2 if shape.gated else 1)
@@ -113,7 +135,10 @@ def weights_of(form: str, shape: Shape) -> list[Tensor | Packed]:
     dtype = torch.float32 if kind is Kind.E4M3 else torch.bfloat16
     scale = torch.full((size[0], shape.depth // group), 2.0**-6, device=DEVICE, dtype=dtype)
     values = [torch.randint(0, high, size, device=DEVICE, dtype=torch.uint8) for _ in range(2)]
-    return [packed(Codes(kind, value, scale, group)) for value in values]
+    codes = [Codes(kind, value, scale, group) for value in values]
+    if form == "E4M3 by E4M3, 128":
+        return [pack_float8_experts(each, shape.width) for each in codes]
+    return [packed(each) for each in codes]
 
 
 def pairs_for(shape: Shape, top_k: int, each: float) -> Pairs:
@@ -123,6 +148,12 @@ def pairs_for(shape: Shape, top_k: int, each: float) -> Pairs:
         return Pairs(top_k, chosen, None, None)
     each = 4 * CLASSES[-2] if math.isinf(each) else each
     return drawn_pairs(int(each) * shape.experts // top_k, shape.experts, top_k)
+
+
+def float8_product(weight: Packed, shape: Shape, pairs: Pairs, x: CodedRows, tile: Tile) -> object:
+    """Codes by codes; behind an activation into codes."""
+    rest = shape.experts, None, pairs, Activation.SILU if shape.gated else None, tile, torch.bfloat16
+    return float8_experts_product(x, weight, *rest, then=GROUPS)
 
 
 def product(weight: Tensor | Packed, shape: Shape, pairs: Pairs, x: Tensor, tile: Tile) -> Tensor:
@@ -147,12 +178,18 @@ def line_for(form: str, shape: Shape, top_k: int, device: Target, time_of: TimeO
     for number, each in enumerate(CLASSES):
         pairs = pairs_for(shape, top_k, each)
         x = torch.randn(len(pairs.chosen) if shape.gated else pairs.count, shape.depth, device=DEVICE).bfloat16()
+        codes = form == "E4M3 by E4M3, 128"
+        if codes and pairs.order is None:  # few pairs have another kernel
+            pairs = sort_pairs(pairs.chosen, shape.experts)
+        multiply: Callable[..., object] = (
+            partial(float8_product, x=quantise_floats(x, GROUPS)) if codes else partial(product, x=x)
+        )
         tried = candidates(device, form, shape, each)
         if now is not None and now[number] not in tried:
             tried.append(now[number])
         times = {}
         for tile in tried:
-            times[tile] = time_of([partial(product, weight, shape, pairs, x, tile) for weight in weights])
+            times[tile] = time_of([partial(multiply, weight, shape, pairs, tile=tile) for weight in weights])
         best = min(times, key=times.__getitem__)
         taken = "" if now is None else f"; now {tuple(now[number])} {times[now[number]]:.1f} us"
         print(
@@ -251,7 +288,7 @@ def walk_rows(sizes: Sequence[int], device: Target) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default=",".join(FORMS))
+    parser.add_argument("--only", default=";".join(FORMS))
     parser.add_argument("--rows", help="of Qwen3-30B-A3B in bfloat16, both kernels beside each other")
     asked = parser.parse_args()
     on_card = partial(torch.cuda.set_device, 0)
@@ -263,7 +300,7 @@ def main() -> None:
             print(f"a product of 8,192 rows and columns: {rate / 1e12:.0f} TFLOP/s", flush=True)
             compare(sizes, target(), microseconds, rate)
             return
-        forms = asked.only.split(",")
+        forms = asked.only.split(";")
         compile_ahead(partial(walk, forms, target()), 8, on_card)
         show(forms, target(), microseconds)
 

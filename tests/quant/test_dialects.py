@@ -128,7 +128,7 @@ def test_hundreds_of_names_cost_a_module_little():
 def test_blocks_across_rows_become_floats_and_are_counted_as_floats(folder_of):
     model = load(folder_of("bnb nf4 across rows"), "float32")
     assert not isinstance(model.layers[0].mlp.down.weight, PartsWeight)
-    assert "12 matrices are codes in memory, 3 are floats; 12 NF4 by 64; " in form_line(model, float8_units=False)
+    assert "12 matrices are codes in memory, 3 are floats; 12 NF4 by 64; " in form_line(model, None)
 
 
 def test_a_group_that_names_a_module_goes_before_one_for_all_linear_layers():

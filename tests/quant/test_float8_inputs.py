@@ -38,6 +38,7 @@ MEETING = {
     "modelopt fp8 rows": "token",
 }  # fmt: skip
 KEEPING = ["ct mxfp8", "modelopt fp8 blocks", "ct w4 32", "ct nvfp4", "gptq 8"]
+UNITS = {"float8_units": True, "float8_experts": True}
 DOWN = "model.layers.0.mlp.down_proj.weight"
 # Of a norm: sums of another order turn a code of an input, by a sixteenth. Scales shared by rows give ten times that.
 TURNED = 3e-3
@@ -47,7 +48,7 @@ def loaded(folder, dtype=torch.float32, config=None, **settings):
     """The model as an accelerator with FP8 units holds it, on the CPU; kernels fall back to their references."""
     config = config or load_model_config(folder)
     model = build_model(config, dtype, shards=open_checkpoint(folder))
-    load_weights(model, str(folder), "auto", Placement(dtype, "cpu:0", float8_units=True, **settings))
+    load_weights(model, str(folder), "auto", Placement(dtype, "cpu:0", **UNITS | settings))
     return model
 
 

@@ -87,7 +87,7 @@ def test_experts_that_lie_in_one_tensor_become_codes_too(name, device):
             assert got.num_bytes < 0.5 * want.num_bytes
             assert (got.dense(1) - want.dense(1)).abs().max() <= want.dense(1).abs().max() / 28
         assert torch.equal(layer.router.weight.dense(), other.router.weight.dense())
-    line = forms.form_line(model, float8_units=False)
+    line = forms.form_line(model, None)
     coded = sum(3 * layer.gate_up.num_experts for layer, _ in sparse)
     assert int(line.split(": ")[1].split()[0]) >= coded
     assert weight_bytes(model) < 0.75 * weight_bytes(floats)
@@ -166,7 +166,7 @@ def test_codes_take_what_a_matrix_of_them_takes(monkeypatch):
     layers = 3 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 112 * 64)
     assert (
         f"codes and scales take {layers // 2 + 4 * layers // 16}, in bfloat16 these matrices take {2 * layers}; "
-        in (forms.form_line(model, float8_units=False) or "")
+        in (forms.form_line(model, None) or "")
     )
 
 

@@ -306,7 +306,7 @@ def test_a_router_of_codes_is_read_as_the_floats_that_they_stand_for(sparse, nam
     router = model.layers[1].experts.router
     want = torch.from_numpy(oracle.dequantised(folder)["model.layers.1.mlp.gate.weight"])
     torch.testing.assert_close(router.weight.dense().double(), want, rtol=1e-6, atol=0)
-    assert form_line(model, float8_units=False).startswith("quantised weights")
+    assert form_line(model, None).startswith("quantised weights")
     drawn = build_model(load_model_config(folder), torch.float32)
     assert list(drawn.layers[1].experts.router.expects()) == ["weight"]
 
@@ -359,7 +359,7 @@ def test_codes_of_all_experts_may_lie_as_the_floats_do(name, form, tmp_path, req
     check_logits(coded, floats)
     named = {"modelopt nvfp4": "NVFP4", "ct w4 32": "INT4 by 32", "fp8 blocks": "FP8 by 128 x 128"}
     said = f"{sum(3 * layer.gate_up.num_experts for layer, _ in pairs)} {named.get(form, 'FP8 by matrices')}"
-    assert said in form_line(got, float8_units=False)
+    assert said in form_line(got, None)
 
 
 def numbers_of(expert):

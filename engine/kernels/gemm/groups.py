@@ -42,6 +42,7 @@ class Packed:
     group: int
     depth: int  # K
     blocks: Tensor | None = None  # [N / 128, K / 128 in fours] float32: scales of whole blocks, for the library
+    tall: int = 1  # rows that share a line of scales, which then are those of blocks
 
     def tensors(self) -> list[Tensor]:
         """All that lies in memory."""
@@ -55,6 +56,7 @@ class Packed:
             values = codes_in(values, codes_per_word(KINDS[self.kind]), self.depth)
             values = values.view(torch.int8) if self.kind is Kind.INT8 else values
         scale = values.new_ones(len(values), 1, dtype=torch.float32) if self.scales is None else self.scales
+        scale = scale if self.tall == 1 else scale.repeat_interleave(self.tall, 0)
         return Codes(self.kind, values, scale, self.group, self.row_scales, self.zeros).dense()
 
 

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, alike, joined
+from engine.kernels.gemm.float8_weight import takes
 from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.pack import Placement, pack, pack_pieces, stacked
 from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.coded import CodedExperts
 from engine.kernels.moe.dense import DenseExperts
+from engine.kernels.moe.float8 import pack_float8_experts
+from engine.kernels.moe.float8_weight import Float8Experts
 from engine.kernels.moe.panels import ExpertPanels
 from engine.kernels.moe.weight import ExpertsWeight
 
@@ -48,17 +51,23 @@ def pack_experts(
 
 def _coded(
     codes: list[Codes], count: int, biases: Tensor | None, num_experts: int, placement: Placement
-) -> CodedExperts:
-    """All experts in one matrix of codes. Inputs stay in floats, where a checkpoint makes INT8 of them too."""
-    codes = [replace(matrix, inputs=None) for matrix in codes]
+) -> ExpertsWeight:
+    """All experts in one matrix of codes; FP8 meets FP8 where the device is for it; other inputs stay in floats."""
+    meets = placement.float8_experts and takes(codes[0]) and alike(codes)
+    if not meets:
+        codes = [replace(matrix, inputs=None) for matrix in codes]
     if len(codes) < count or not alike(codes) or codes[0].order is not None:
         raise ConfigError(
             "experts of a layer are stored in different ways, or by columns in an order of their own (desc_act); an "
             "accelerator reads experts that are all stored alike, columns in order: quantise the checkpoint again so, "
             "or serve it with --device cpu"
         )
-    bias = None if biases is None else biases.to(placement.device).contiguous()
-    return CodedExperts(packed(joined(codes)), num_experts, bias, placement.invariant)
+    bias = None if biases is None else biases.to(placement.device, torch.float32).contiguous()
+    whole = joined(codes)
+    if whole.inputs is None:
+        return CodedExperts(packed(whole), num_experts, bias, placement.invariant)
+    weight = pack_float8_experts(whole, len(codes[0].values))
+    return Float8Experts(weight, whole.inputs, num_experts, bias, placement.dtype, placement.invariant)
 
 
 def _panels(

@@ -9,7 +9,8 @@ codes become two bfloat16 in three operations or four: a code's bits in the plac
 magnitudes below 2^67, is multiplied by 2^60 once, and the result again: a code is not multiplied. What a thread holds
 of a turn lies within 128 columns, so scales multiply sums, one for each thread and weight row. As in moe/pairs, codes
 of the next weight rows are on their way meanwhile, and the second product's first ones are asked for before it waits.
-Users: moe/coded.
+Where inputs are FP8 too, codes meet codes as they lie (moe/pairs_codes), and scales of x multiply with the others.
+Users: moe/coded, moe/float8_weight.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -19,11 +20,14 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import Activation, activate
-from engine.kernels.gemm.codes import Kind
+from engine.kernels.gemm.codes import Inputs, Kind
 from engine.kernels.gemm.diagonals import on_diagonals
+from engine.kernels.gemm.float8_row import met
 from engine.kernels.gemm.groups import Packed, makes_pairs
 from engine.kernels.gemm.one_row import as_float
+from engine.kernels.gemm.quantise_floats import CodedRows
 from engine.kernels.gemm.widen import BLOCK, widened
+from engine.kernels.moe.pairs_codes import CODE_OPERANDS, CODES, KEPT, MADE, OF_CODES, made_of, tokens_of
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
 from engine.kernels.target import target, tl, triton
@@ -56,7 +60,7 @@ OF_WORDS, OPERANDS = tl.constexpr(of_words()), tl.constexpr(",".join(["=&f"] * 4
 
 
 @triton.jit
-def met(words, x0, x1):
+def floats_met(words, x0, x1):
     """The words [lanes, 4] of a weight row times their columns, float32, where no such unit is."""
     sums = tl.zeros(words.shape, tl.float32)
     for half in tl.static_range(2):
@@ -68,7 +72,7 @@ def met(words, x0, x1):
 
 
 @triton.jit
-def line_of(words, scales, n, line, groups, end, TURN: tl.constexpr, TURNS: tl.constexpr):
+def line_of(words, scales, n, line, height, end, TALL: tl.constexpr, TURN: tl.constexpr, TURNS: tl.constexpr):
     """The codes of weight row n, each turn's [lanes, 4], and their scales [lanes, 1]; 0 from word `end` on."""
     lane, word = tl.arange(0, TURN // 4)[:, None], tl.arange(0, 4)[None, :]
     codes, factors = (), ()
@@ -76,7 +80,7 @@ def line_of(words, scales, n, line, groups, end, TURN: tl.constexpr, TURNS: tl.c
         there = turn * TURN + lane * 4 < end
         codes += (tl.load(words + n * line + turn * TURN + lane * 4 + word, mask=there, other=0),)  # type: ignore[assignment]
         if scales is not None:
-            at = scales + n * groups + (turn * TURN + lane * 4) // 32
+            at = scales + n // TALL * height + (turn * TURN + lane * 4) // 32
             factors += (tl.load(at, mask=there, other=0.0),)  # type: ignore[assignment]
     return codes, factors
 
@@ -97,8 +101,8 @@ def columns_of(x, line, PAIRS: tl.constexpr, TURN: tl.constexpr, TURNS: tl.const
 
 
 @triton.jit
-def two_lines(words, scales, row_scales, bias, n, m, line, groups, n_in, m_in, TURN: tl.constexpr,
-              TURNS: tl.constexpr):  # fmt: skip
+def two_lines(words, scales, row_scales, bias, n, m, line, height, n_in, m_in, TALL: tl.constexpr,
+              TURN: tl.constexpr, TURNS: tl.constexpr):  # fmt: skip
     """Codes, scales, a row's scale and bias of the weight rows n and m; zeros for a row whose mask is off."""
     of_one, of_other, by_one, by_other = 0.0, 0.0, 1.0, 1.0
     if bias is not None:
@@ -107,33 +111,41 @@ def two_lines(words, scales, row_scales, bias, n, m, line, groups, n_in, m_in, T
     if row_scales is not None:
         by_one = tl.load(row_scales + n, mask=n_in, other=0.0)
         by_other = tl.load(row_scales + m, mask=m_in, other=0.0)
-    one = line_of(words, scales, n, line, groups, tl.where(n_in, line, 0), TURN, TURNS)
-    other = line_of(words, scales, m, line, groups, tl.where(m_in, line, 0), TURN, TURNS)
+    one = line_of(words, scales, n, line, height, tl.where(n_in, line, 0), TALL, TURN, TURNS)
+    other = line_of(words, scales, m, line, height, tl.where(m_in, line, 0), TALL, TURN, TURNS)
     return one, other, of_one, of_other, by_one, by_other
 
 
 @triton.jit
 def pairs_float8_kernel(
     out,  # [pairs, width]
-    x,  # GATHER: [tokens, line * 2], else [pairs, line * 2] int32: two bfloat16
-    words,  # [experts * width, line] int32 of gemm/widen; when GATED [experts * 2 * width, line]
-    scales,  # [.., groups], or None
+    x,  # [rows, line * 2] int32: two bfloat16; of CODES [rows, line] int32; of MADE [rows, line * 4] floats
+    x_scales,  # of CODES [groups, rows] float32; of MADE [] float32 when STATIC
+    words,  # [experts * width, line] int32, of floats kept as gemm/widen has them; GATED [experts * 2 * width, line]
+    scales,  # [.. / TALL, height], or None
     row_scales,  # [..] float32, or None
     bias,  # [..] float32, or None
     weights,  # [pairs] float32, multiply the sums of gate and of up; or None
     chosen,  # [pairs] int32: the experts
+    rows,  # of x: GATHER tokens, else pairs
     experts,
     width,
     runs,  # of 64 columns
-    groups,
+    height,  # of a line of scales
     blocks,  # of two weight rows that a program multiplies
     TOP_K: tl.constexpr,
     GATHER: tl.constexpr,
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
+    TALL: tl.constexpr,  # rows that share a line of scales
     TURN: tl.constexpr,  # words of a row that are read at a time
     TURNS: tl.constexpr,
     PAIRS: tl.constexpr,  # of gemm/code_sums: whether matrix units multiply
+    FORM: tl.constexpr,  # of x, of moe/pairs_codes
+    GROUPED: tl.constexpr,  # scales of x per 128 columns
+    STATIC: tl.constexpr,  # of MADE: one number is the scale
+    POWERS: tl.constexpr,  # of MADE: scales are powers of two
+    ROUNDS: tl.constexpr,  # of MADE: an instruction rounds to e4m3
     OVERLAP: tl.constexpr,
 ):
     """`blocks` times two weight rows of a pair per program: of gate and of up when GATED, else side by side."""
@@ -148,44 +160,64 @@ def pairs_float8_kernel(
     first, second = expert * MATRICES * width, (expert * MATRICES + MATRICES - 1) * width + (STEP - 1)
     end = tl.where(expert < experts, end, 0)
     one, other, of_one, of_other, by_one, by_other = two_lines(
-        words, scales, row_scales, bias, first + piece, second + piece, line, groups, piece < end,
-        piece + STEP - 1 < end, TURN, TURNS,
+        words, scales, row_scales, bias, first + piece, second + piece, line, height, piece < end,
+        piece + STEP - 1 < end, TALL, TURN, TURNS,
     )  # fmt: skip
     if not GATED:
         grid_wait(OVERLAP)
     if piece < end:
-        x_line = x + (pair // TOP_K if GATHER else pair).to(tl.int64) * (runs * 32)
-        columns = columns_of(x_line, line, PAIRS, TURN, TURNS)
-        weight = 1.0
+        token = (pair // TOP_K if GATHER else pair).to(tl.int64)
+        tokens, factors, weight = (), (), 1.0
+        if FORM == 0:
+            tokens = columns_of(x + token * (runs * 32), line, PAIRS, TURN, TURNS)
+        elif FORM == 1:
+            tokens, factors, weight = tokens_of(x, x_scales, token, rows, line, GROUPED, TURN, TURNS)
+        else:
+            tokens, factors, weight = made_of(x, x_scales, token, line, GROUPED, STATIC, POWERS, ROUNDS, TURN, TURNS)
         if weights is not None:
-            weight = tl.load(weights + pair)
+            weight *= tl.load(weights + pair)
         at = out + pair.to(tl.int64) * width
         for _ in range(blocks):
             ahead = piece + STEP
             following = two_lines(
-                words, scales, row_scales, bias, first + ahead, second + ahead, line, groups, ahead < end,
-                ahead + STEP - 1 < end, TURN, TURNS,
+                words, scales, row_scales, bias, first + ahead, second + ahead, line, height, ahead < end,
+                ahead + STEP - 1 < end, TALL, TURN, TURNS,
             )  # fmt: skip
             sums, others = tl.zeros([TURN // 4, 4], tl.float32), tl.zeros([TURN // 4, 4], tl.float32)
             for turn in tl.static_range(TURNS):
-                x0, x1 = columns[2 * turn], columns[2 * turn + 1]
                 if PAIRS:
-                    operands = (one[0][turn], other[0][turn], x0, x1)
-                    made = tl.inline_asm_elementwise(
-                        OF_WORDS, OPERANDS, operands, dtype=tl.float32, is_pure=True, pack=4
-                    )
+                    if FORM == 0:
+                        operands = (one[0][turn], other[0][turn], tokens[2 * turn], tokens[2 * turn + 1])
+                        made = tl.inline_asm_elementwise(
+                            OF_WORDS, OPERANDS, operands, dtype=tl.float32, is_pure=True, pack=4
+                        )
+                    else:
+                        both = (one[0][turn], other[0][turn], tokens[turn])
+                        made = tl.inline_asm_elementwise(
+                            OF_CODES, CODE_OPERANDS, both, dtype=tl.float32, is_pure=True, pack=4
+                        )
                     if scales is not None:
                         of_first = tl.arange(0, 4)[None, :] < 2
                         made *= tl.where(of_first, one[1][turn].to(tl.float32), other[1][turn].to(tl.float32))
+                    if GROUPED:
+                        made *= factors[turn]
                     sums += made
                 else:
-                    made, more = met(one[0][turn], x0, x1), met(other[0][turn], x0, x1)
+                    if FORM == 0:
+                        x0, x1 = tokens[2 * turn], tokens[2 * turn + 1]
+                        made, more = floats_met(one[0][turn], x0, x1), floats_met(other[0][turn], x0, x1)
+                    else:
+                        made = met(one[0][turn], tokens[turn], 4)
+                        more = met(other[0][turn], tokens[turn], 4)
                     if scales is not None:
                         made, more = made * one[1][turn].to(tl.float32), more * other[1][turn].to(tl.float32)
+                    if GROUPED:
+                        made, more = made * factors[turn], more * factors[turn]
                     sums, others = sums + made, others + more
             if PAIRS:
                 sums, others = on_diagonals(sums)
-                sums, others = sums * FAR, others * FAR
+                if FORM == 0:
+                    sums, others = sums * FAR, others * FAR
             y = tl.sum(tl.sum(sums, 1), 0) * by_one * weight + of_one
             z = tl.sum(tl.sum(others, 1), 0) * by_other * weight + of_other
             if GATED:
@@ -199,32 +231,43 @@ def pairs_float8_kernel(
 
 def suits(weight: Packed) -> bool:
     """Whether the kernel reads such codes: with scales of 128 columns, of rows, or both."""
-    whole = weight.kind is Kind.E4M3 and weight.words and weight.depth % BLOCK == 0 and weight.zeros is None
+    whole = weight.kind is Kind.E4M3 and weight.depth % BLOCK == 0 and weight.zeros is None
     return whole and (weight.scales is None or weight.group == GROUP)
 
 
 def takes(x: Tensor, weight: Packed, pairs: Pairs) -> bool:
     """Whether the kernel multiplies these rows x: few pairs, on a device whose units it is written for."""
-    return pairs.order is None and makes_pairs(x) and suits(weight)
+    return pairs.order is None and makes_pairs(x) and weight.words and suits(weight)
 
 
 def launch_pairs_float8(
-    x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    weights: Tensor | None = None, blocks: int | None = None,
+    x: Tensor | CodedRows, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs,
+    activation: Activation | None, weights: Tensor | None = None, blocks: int | None = None,
+    inputs: Inputs | None = None, dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:  # fmt: skip
-    """The Triton kernel; arguments as moe/coded's product, x bfloat16 with rows at whole 16 bytes."""
+    """The Triton kernel; arguments as moe/coded's product, x bfloat16 with rows at whole 16 bytes.
+
+    Or x is codes, and the result of `dtype`; or floats that become codes as `inputs` says.
+    """
     depth, gated = weight.depth, activation is not None
+    coded, form = isinstance(x, CodedRows), inputs or Inputs()
+    rows, x_scales = (x.codes, x.scales) if isinstance(x, CodedRows) else (x, form.scale)
     width, words = len(weight.codes) // experts // (2 if gated else 1), weight.codes.view(torch.int32)
-    assert suits(weight) and words.shape[1] * WORD == depth and x.shape[1] == depth
-    assert x.is_contiguous() and x.data_ptr() % 16 == 0 and (bias is None or bias.dtype is torch.float32)
+    assert suits(weight) and words.shape[1] * WORD == depth and rows.shape[1] == depth
+    assert weight.words == (inputs is None) and (not coded or inputs is not None)
+    assert rows.is_contiguous() and rows.data_ptr() % 16 == 0 and (bias is None or bias.dtype is torch.float32)
     turns, step = triton.cdiv(depth // WORD, TURN), 1 if gated else 2
     # All programs are at work at the same time.
     blocks = blocks or triton.cdiv(width * pairs.count, step * (LONG if turns > 2 else SHORT) * target().num_units)
-    out = x.new_empty(pairs.count, width)
+    out = torch.empty(pairs.count, width, dtype=dtype if coded else rows.dtype, device=rows.device)
+    kept = inputs is None
     pairs_float8_kernel[(triton.cdiv(width, blocks * step), pairs.count)](
-        out, x.view(torch.int32), words, weight.scales, weight.row_scales, bias, weights, pairs.chosen, experts, width,
-        depth // BLOCK, -(-depth // GROUP), blocks, TOP_K=pairs.top_k, GATHER=gated, GATED=gated,
-        ACT=int(activation or 0), TURN=TURN, TURNS=turns, PAIRS=makes_pairs(x), num_warps=1,
-        num_stages=1, **launch_options(),
+        out, rows.view(torch.int32) if coded or kept else rows, x_scales, words, weight.scales, weight.row_scales,
+        bias, weights, pairs.chosen, len(rows), experts, width, depth // BLOCK,
+        1 if weight.scales is None else weight.scales.shape[1], blocks, TOP_K=pairs.top_k, GATHER=gated, GATED=gated,
+        ACT=int(activation or 0), TALL=weight.tall, TURN=TURN, TURNS=turns,
+        PAIRS=makes_pairs(rows) if kept else rows.is_cuda and target().runs_ptx,
+        FORM=CODES if coded else KEPT if kept else MADE, GROUPED=form.group > 0, STATIC=form.scale is not None,
+        POWERS=form.powers, ROUNDS=target().widens_fp8, num_warps=1, num_stages=1, **launch_options(),
     )  # fmt: skip
     return out

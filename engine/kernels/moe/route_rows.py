@@ -6,7 +6,8 @@
 A program multiplies one row by a few experts' whole lines, which it reads before it waits for the row. The program that
 arrives last has all logits of its row and chooses: an expert's place is the number of experts that rank before it, so
 places are found side by side and not one after the other. A row's bits depend on no other row, but those of more rows
-(moe/route) are summed in another order. Users: engine/layers/moe.
+(moe/route) are summed in another order. Where experts multiply codes, one more program of a row makes them.
+Users: engine/layers/moe.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -15,14 +16,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.codes import Inputs
 from engine.kernels.gemm.dense import DenseWeight
+from engine.kernels.gemm.quantise_floats import CodedRows, code_row, empty_coded, quantise_floats
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.route import route, route_reference
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import tl, triton
+from engine.kernels.target import target, tl, triton
 from engine.model_config import Routing
 
 MAX_ROWS = 16
@@ -89,6 +92,9 @@ def route_rows_kernel(
     chosen,  # [rows, TOP_K] int32
     weights,  # [rows, TOP_K] float32
     normed,  # [rows, depth]
+    codes,  # [rows, depth] uint8 of `normed`, or None
+    code_scales,  # [groups, rows] float32
+    given,  # [] float32 when STATIC
     kept,  # [places, TOP_K] uint8 or int16, lines kept_line apart, or None
     logits,  # [rows, experts] float32
     arrived,  # [MAX_TILES] int32; zero before and after
@@ -114,9 +120,13 @@ def route_rows_kernel(
     RIVALS: tl.constexpr,  # experts that all are compared with at a time
     BLOCK_N: tl.constexpr,  # experts of a program
     BLOCK_K: tl.constexpr,  # power of two >= depth
+    STATIC: tl.constexpr,  # of gemm/quantise_floats, as POWERS, GROUP and NATIVE
+    POWERS: tl.constexpr,
+    GROUP: tl.constexpr,
+    NATIVE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One row and BLOCK_N experts per program."""
+    """One row and BLOCK_N experts per program, or a row's codes."""
     row, n, k = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     k_in = k < depth
     each = tl.load(router + n[:, None] * depth + k[None, :], mask=(n < experts)[:, None] & k_in[None, :], other=0.0)
@@ -130,15 +140,20 @@ def route_rows_kernel(
     tokens = (wide * gains).to(x.dtype.element_ty)
     if tl.program_id(0) == 0:
         tl.store(normed + row.to(tl.int64) * depth + k, tokens, mask=k_in)
-    sums = tl.sum(each.to(tl.float32) * tokens.to(tl.float32)[None, :], 1)
-    if bias is not None:
-        sums += tl.load(bias + n, mask=n < experts, other=0.0).to(tl.float32)
-    tl.store(logits + row * experts + n, sums, mask=n < experts)
-    tl.debug_barrier()  # every thread's logits are written before the arrival is counted
-    if tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        choose_row(chosen, weights, kept, mapping, kept_line, logits, correction, scales, row, real_row, experts, eps,
-                   least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS, RIVALS)  # fmt: skip
-        tl.store(arrived + row, 0)
+    LAST: tl.constexpr = 1 if codes is None else 2  # counted from the end, of the programs that have experts
+    if codes is not None and tl.program_id(0) == tl.num_programs(0) - 1:
+        code_row(codes, code_scales, tokens.to(tl.float32), given, row.to(tl.int64), tl.num_programs(1), depth, STATIC,
+                 POWERS, GROUP, BLOCK_K, NATIVE)  # fmt: skip
+    else:
+        sums = tl.sum(each.to(tl.float32) * tokens.to(tl.float32)[None, :], 1)
+        if bias is not None:
+            sums += tl.load(bias + n, mask=n < experts, other=0.0).to(tl.float32)
+        tl.store(logits + row * experts + n, sums, mask=n < experts)
+        tl.debug_barrier()  # every thread's logits are written before the arrival is counted
+        if tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(0) - LAST:
+            choose_row(chosen, weights, kept, mapping, kept_line, logits, correction, scales, row, real_row, experts,
+                       eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS, RIVALS)  # fmt: skip
+            tl.store(arrived + row, 0)
 
 
 def is_plain(routing: Routing) -> bool:
@@ -155,26 +170,31 @@ def takes(x: Tensor, router: Weight, routing: Routing) -> bool:
 def route_of_normed(
     x: Tensor, gain: Tensor, norm_eps: float, router: Weight, correction: Tensor | None, routing: Routing,
     count: Tensor | None = None, kept: Kept | None = None, scales: Tensor | None = None, lasting: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """rms_norm(x, gain, norm_eps) [T, H] and, of these rows, what moe/route's `route` returns.
+    inputs: Inputs | None = None,
+) -> tuple[Tensor, Tensor, Tensor, CodedRows | None]:  # fmt: skip
+    """rms_norm(x, gain, norm_eps) [T, H]; what moe/route's `route` returns; codes of the rows where `inputs` has any.
 
     x [T, H] contiguous, gain [H] float32; the other arguments are those of `route`.
     """
     if takes(x, router, routing):
-        of_router = router.dense(), router.dense_bias()
-        return launch_route_rows(x, gain, norm_eps, *of_router, correction, routing, count, kept, scales, lasting)
-    rows = rms_norm(x, gain, norm_eps)
-    return rows, *route(rows, router, correction, routing, count, kept, scales, lasting)
+        rest = router.dense(), router.dense_bias(), correction, routing, count, kept, scales, lasting, inputs
+        return launch_route_rows(x, gain, norm_eps, *rest, target().widens_fp8)
+    if inputs is None:
+        rows, codes = rms_norm(x, gain, norm_eps), None
+    else:
+        rows = torch.empty_like(x)
+        codes = quantise_floats(x, inputs, gain, norm_eps, normed=rows)
+    return rows, *route(rows, router, correction, routing, count, kept, scales, lasting), codes
 
 
 def launch_route_rows(
     x: Tensor, gain: Tensor, norm_eps: float, router: Tensor, bias: Tensor | None, correction: Tensor | None,
     routing: Routing, count: Tensor | None = None, kept: Kept | None = None, scales: Tensor | None = None,
-    lasting: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    lasting: Tensor | None = None, inputs: Inputs | None = None, native: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, CodedRows | None]:  # fmt: skip
     """The Triton kernel; arguments as `route_of_normed`, the router's matrix [E, H] of any dtype, its bias [E].
 
-    Needs `arrivals`.
+    Needs `arrivals`. `native`: an instruction rounds to e4m3; the bits are the same.
     """
     (rows, depth), experts, top_k = x.shape, routing.num_experts, routing.top_k
     assert router.shape == (experts, depth) and router.is_contiguous() and x.is_contiguous()
@@ -185,16 +205,20 @@ def launch_route_rows(
     normed = torch.empty_like(x)
     ids, mapping, line = (None, None, 0) if kept is None else (kept.ids, kept.mapping, kept.ids.stride(0))
     assert kept is None or (kept.ids.shape[1:] == (top_k,) and kept.ids.stride(1) == 1 and len(kept.mapping) == rows)
-    block_k = triton.next_power_of_2(depth)
+    coded = None if inputs is None else empty_coded(rows, depth, inputs, x.device)
+    codes, code_scales = (None, None) if coded is None else coded
+    form = inputs or Inputs()
+    block_k = max(form.group, triton.next_power_of_2(depth))
     block_n = 4 if block_k <= MAX_DEPTH // 2 else 2
-    route_rows_kernel[(triton.cdiv(experts, block_n), rows)](
-        chosen, weights, normed, ids, logits, arrivals(x.device), x, gain, router, bias, correction, scales, count,
-        mapping, line, experts, depth, norm_eps, routing.eps, routing.least_sum, routing.scale,
-        SIGMOID=routing.score == "sigmoid", TOP_K=top_k, RENORMALISE=routing.renormalise,
+    route_rows_kernel[(triton.cdiv(experts, block_n) + (inputs is not None), rows)](
+        chosen, weights, normed, codes, code_scales, form.scale, ids, logits, arrivals(x.device), x, gain, router,
+        bias, correction, scales, count, mapping, line, experts, depth, norm_eps, routing.eps, routing.least_sum,
+        routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=top_k, RENORMALISE=routing.renormalise,
         COLUMNS=triton.next_power_of_2(experts), RIVALS=min(RIVALS, triton.next_power_of_2(experts)), BLOCK_N=block_n,
-        BLOCK_K=block_k, num_warps=WARPS, num_stages=1, **launch_options(),
+        BLOCK_K=block_k, STATIC=form.scale is not None, POWERS=form.powers, GROUP=form.group, NATIVE=native,
+        num_warps=WARPS, num_stages=1, **launch_options(),
     )  # fmt: skip
-    return normed, chosen, weights
+    return normed, chosen, weights, coded
 
 
 def route_rows_reference(

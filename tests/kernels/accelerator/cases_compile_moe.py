@@ -59,7 +59,11 @@ OF_PAIRS = {
     "out": T, "x": "*i32", "words": "*i32", "scales": "*i32", "bias": "*fp32", "weights": "*fp32", "chosen": "*i32",
     "experts": "i32", "width": "i32", "runs": "i32", "blocks": "i32",
 }  # fmt: skip
-OF_PAIRS_FLOAT8 = {**OF_PAIRS, "scales": "*fp32", "row_scales": "*fp32", "groups": "i32"}
+OF_PAIRS_FLOAT8 = {**OF_PAIRS, "scales": "*fp32", "row_scales": "*fp32", "rows": "i32", "height": "i32"}
+KEPT = {"x_scales": None, "FORM": 0, "TALL": 1, "GROUPED": False, "STATIC": False, "POWERS": False, "ROUNDS": False}
+WITHOUT_CODES = {
+    **dict.fromkeys(("codes", "code_scales", "given")), "STATIC": False, "POWERS": False, "GROUP": 0, "NATIVE": False,
+}  # fmt: skip
 OF = {number: kind for kind, number in KINDS.items()}
 
 
@@ -98,7 +102,7 @@ def pairs(gated, **absent):
 def pairs_float8(gated, turns, **absent):
     """A row's pairs by FP8, of 512 columns a turn."""
     _, _, constants, options = pairs(gated, **absent)
-    return pairs_float8_kernel, OF_PAIRS_FLOAT8, {**constants, "TOP_K": 8, "TURNS": turns}, options
+    return pairs_float8_kernel, OF_PAIRS_FLOAT8, {**constants, **KEPT, "TOP_K": 8, "TURNS": turns}, options
 
 
 KERNELS = {
@@ -132,7 +136,7 @@ KERNELS = {
         f"route of few rows {name}": (
             route_rows_kernel, {**ROUTE_ROWS, "router": router},
             {"SIGMOID": sigmoid, "TOP_K": 8, "RENORMALISE": True, "COLUMNS": experts, "RIVALS": RIVALS, "BLOCK_N": 4,
-             "BLOCK_K": 4096, "OVERLAP": True, **rest},
+             "BLOCK_K": 4096, "OVERLAP": True, **WITHOUT_CODES, **rest},
             {"num_warps": WARPS, "num_stages": 1},
         )
         for name, sigmoid, experts, router, rest in (

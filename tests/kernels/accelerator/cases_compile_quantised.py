@@ -37,7 +37,7 @@ FLOATS8 = {
     "part_len": "i32",
 }  # fmt: skip
 FLOATS = {
-    "out": "*u8", "scales": "*fp32", "x": T, "gain": T, "given": "*fp32", "rows": "i32", "width": "i32",
+    "out": "*u8", "scales": "*fp32", "normed": T, "x": T, "gain": T, "given": "*fp32", "rows": "i32", "width": "i32",
     "x_stride": "i32", "eps": "fp32",
 }  # fmt: skip
 VALUES = {
@@ -104,6 +104,7 @@ def rows_to_floats(group, normed=False, static=False, act=-1):
         "BLOCK": 4096,
         "NATIVE": True,
         "OVERLAP": True,
+        **({} if normed else {"normed": None}),
     }
     return quantise_floats_kernel, FLOATS, constants, {"num_warps": 8}
 

@@ -1,0 +1,302 @@
+"""Products of sorted pairs in FP8 by experts in FP8, as the checkpoint quantises both.
+
+    rows     y[pair, n] = s_x[token] s_w[n] sum_k x[token, k] w[n, k]
+    blocks   y[pair, n] = sum_b s_x[b, token] s_w[n, b] sum_(k in b) x[token, k] w[n, k]       b: 128 columns
+
+The matrix units add 128 columns and float32 adds those sums, as in gemm/float8. A program multiplies a tile of an
+expert's pairs by a tile of its rows, of a gated product by as many of gate and of up. Where the next product's inputs
+have a scale per 128 columns, a tile is so wide, and its program makes their codes: the floats are never written. Where
+rows of 128 columns have equal scales, as blocks of 128 by 128 have, one number multiplies a tile.
+The scales of the next columns are asked for before this turn's products are waited for. Users: moe/float8_weight.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation, activate
+from engine.kernels.gemm.codes import Codes, Inputs, quantised_e4m3
+from engine.kernels.gemm.descriptors import describe, has_descriptors, is_aligned
+from engine.kernels.gemm.groups import Packed, packed
+from engine.kernels.gemm.quantise_floats import CodedRows, coded, empty_coded, scale_of
+from engine.kernels.gemm.scaled import blocks_of
+from engine.kernels.gemm.widen import E4M3, widened
+from engine.kernels.moe.grouped import Tile, grouped_reference, pairs_of_tile, tile_of_experts
+from engine.kernels.moe.sort import Pairs
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import HAS_TRITON, target, tl, triton
+
+BLOCK = 128  # columns that the units add, that share a scale in blocks, and that share one as inputs
+LEAST_LEFT = 64  # pairs of a tile that are the left operand: the units take 64 rows of it, and 8 of the other
+KEPT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32} if HAS_TRITON else {}
+
+
+@triton.jit
+def scales_of(scales, row, group, height, WHOLE: tl.constexpr):
+    """The scales of weight rows `row` for a turn: [BLOCK_N], or one for all."""
+    line = row // 128 if WHOLE else row
+    return tl.load(scales + line.to(tl.int64) * height + group).to(tl.float32)
+
+
+@triton.jit
+def of_tokens(vector, LEFT: tl.constexpr):
+    """A number of each token, for a tile."""
+    return tl.expand_dims(vector, 1 if LEFT else 0)
+
+
+@triton.jit
+def of_rows(vector, LEFT: tl.constexpr):
+    """A number of each weight row, for a tile."""
+    return tl.expand_dims(vector, 0 if LEFT else 1)
+
+
+@triton.jit
+def times(product, scale, of_x, WHOLE: tl.constexpr, LEFT: tl.constexpr):
+    """A tile by the scales of its rows and of its tokens."""
+    if WHOLE:
+        product *= of_tokens(scale * of_x, LEFT)
+    else:
+        product *= of_rows(scale, LEFT)
+        product *= of_tokens(of_x, LEFT)
+    return product
+
+
+@triton.jit
+def turn_of(lines, line, depth, start, EVEN: tl.constexpr):
+    """128 columns of these lines, zeros behind the last column: [lines, 128]."""
+    k = start + tl.arange(0, 128)
+    at = lines + (line.to(tl.int64)[:, None] * depth + k[None, :])
+    if EVEN:  # lines begin at whole 16 bytes, which Triton 3.6 forgets: it would not load ahead
+        found = tl.load(tl.max_contiguous(tl.multiple_of(at, (1, 16)), (1, 128)))
+    else:
+        found = tl.load(at, mask=(k < depth)[None, :], other=0.0)
+    return found
+
+
+@triton.jit
+def met(values, tokens, NATIVE: tl.constexpr, KIND: tl.constexpr, LEFT: tl.constexpr):
+    """Codes [BLOCK_N, 128] by codes [BLOCK_M, 128] -> float32; where no unit takes e4m3, by float16, exactly."""
+    if NATIVE:
+        one, other = values.to(tl.float8e4nv, bitcast=True), tokens.to(tl.float8e4nv, bitcast=True)
+    else:
+        one = widened(values, KIND).to(tl.float16)
+        other = tl.where((tokens & 0x7F) == 0x7F, float("nan"), widened(tokens, KIND)).to(tl.float16)
+    if LEFT:
+        product = tl.dot(other, one.T)
+    else:
+        product = tl.dot(one, other.T)
+    return product
+
+
+@triton.jit(do_not_specialize=["tokens", "pairs"])
+def float8_experts_kernel(
+    out,  # [pairs, width]: GATED: in sorted order, else by pair; codes when THEN
+    out_scales,  # [width / 128, pairs] float32 when THEN
+    x,  # codes; GATED: [tokens, depth]; else [pairs, depth] in sorted order, DESCRIBED in blocks [BLOCK_M, 128]
+    x_scales,  # [groups, tokens] float32
+    codes,  # [experts, width, depth], GATED [2 experts, ..]; DESCRIBED in blocks [1, BLOCK_N, 128]
+    scales,  # [rows of all experts, height]; WHOLE: [.. / 128, height]; of rows alone [rows of all experts]
+    bias,  # [rows of all experts] float32, or None
+    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
+    order,  # [pairs] int32
+    ends,  # [experts] int32
+    tokens,  # of x_scales: GATED the tokens, else the pairs
+    pairs,
+    experts,
+    width,
+    depth,
+    height,  # of a line of scales
+    TOP_K: tl.constexpr,
+    GATED: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation when GATED
+    EXPERTS: tl.constexpr,  # power of two >= experts
+    BLOCKED: tl.constexpr,  # scales per 128 columns
+    WHOLE: tl.constexpr,  # and per 128 rows
+    THEN: tl.constexpr,  # 0: floats; 1: codes for the next product; 2: and their scales are powers of two
+    KEPT: tl.constexpr,  # what the next product's inputs are rounded to before they become codes
+    DESCRIBED: tl.constexpr,
+    EVEN: tl.constexpr,  # depth is a multiple of 128
+    NATIVE: tl.constexpr,  # the matrix units take e4m3
+    ROUNDS: tl.constexpr,  # an instruction rounds to e4m3
+    KIND: tl.constexpr,  # e4m3's number in gemm/widen
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LEFT: tl.constexpr,  # a tile is [BLOCK_M, BLOCK_N]; else [BLOCK_N, BLOCK_M]
+    OVERLAP: tl.constexpr,
+):
+    """One tile of an expert's pairs and rows per program."""
+    SIDES: tl.constexpr = 2 if GATED else 1
+    TURN: tl.constexpr = 128
+    grid_wait(OVERLAP)
+    expert, first, end = tile_of_experts(ends, tl.program_id(1), experts, EXPERTS, BLOCK_M)
+    if expert < experts:
+        m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, True, GATED, BLOCK_M)
+        first_n = tl.program_id(0) * BLOCK_N
+        column = first_n + tl.arange(0, BLOCK_N)
+        source = tl.minimum(source, tokens - 1)  # what is read for no pair, and for no row, is not written
+        gate = expert * SIDES * width + tl.minimum(column, width - 1)  # rows of all experts
+        up, gate_line = gate + width, gate
+        if WHOLE:
+            gate_line = expert * SIDES * width + first_n
+        up_line = gate_line + width
+        last = tl.cdiv(depth, TURN) - 1
+        x_at = x_scales + source
+        HIGH: tl.constexpr = BLOCK_M if LEFT else BLOCK_N
+        sums = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
+        ups = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
+        next_x, next_gate, next_up = 0.0, 0.0, 0.0
+        if BLOCKED:
+            next_x, next_gate = tl.load(x_at), scales_of(scales, gate_line, 0, height, WHOLE)
+            next_up = next_gate
+            if GATED:
+                next_up = scales_of(scales, up_line, 0, height, WHOLE)
+        for group in range(last + 1):
+            start, following = group * TURN, tl.minimum(group + 1, last)
+            of_x, of_gate, of_up = next_x, next_gate, next_up
+            if BLOCKED:
+                next_x = tl.load(x_at + following.to(tl.int64) * tokens)
+                next_gate = scales_of(scales, gate_line, following, height, WHOLE)
+                if GATED:
+                    next_up = scales_of(scales, up_line, following, height, WHOLE)
+            if GATED or not DESCRIBED:
+                rows = turn_of(x, source, depth, start, EVEN)
+            else:
+                rows = x.load([first, start])
+            if DESCRIBED:
+                block = codes.load([expert * SIDES, first_n, start]).reshape((BLOCK_N, TURN))
+            else:
+                block = turn_of(codes, gate, depth, start, EVEN)
+            product = met(block, rows, NATIVE, KIND, LEFT)
+            sums += times(product, of_gate, of_x, WHOLE, LEFT) if BLOCKED else product
+            if GATED:
+                if DESCRIBED:
+                    other = codes.load([expert * SIDES + 1, first_n, start]).reshape((BLOCK_N, TURN))
+                else:
+                    other = turn_of(codes, up, depth, start, EVEN)
+                product = met(other, rows, NATIVE, KIND, LEFT)
+                ups += times(product, of_up, of_x, WHOLE, LEFT) if BLOCKED else product
+        if not BLOCKED:
+            of_x = of_tokens(tl.load(x_at), LEFT)
+            sums *= of_rows(tl.load(scales + gate), LEFT) * of_x
+            if GATED:
+                ups *= of_rows(tl.load(scales + up), LEFT) * of_x
+        if weights is not None:
+            weight_of = of_tokens(tl.load(weights + pair, mask=m_in, other=0.0), LEFT)
+            sums *= weight_of
+            ups *= weight_of
+        if bias is not None:
+            sums += of_rows(tl.load(bias + gate), LEFT)
+            if GATED:
+                ups += of_rows(tl.load(bias + up), LEFT)
+        if GATED:
+            sums = activate(sums, ups, ACT)
+        n_in = of_rows(column < width, LEFT)
+        inside = n_in & of_tokens(m_in, LEFT)
+        at = out + of_tokens(target.to(tl.int64) * width, LEFT) + of_rows(column, LEFT)
+        if THEN:
+            kept = tl.where(n_in, sums.to(KEPT).to(tl.float32), 0.0)
+            scale = scale_of(tl.max(tl.abs(kept), 1 if LEFT else 0), THEN == 2)
+            tl.store(out_scales + tl.program_id(0).to(tl.int64) * pairs + target, scale, mask=m_in)
+            codes_of = coded(kept, tl.broadcast_to(of_tokens(scale, LEFT), kept.shape), ROUNDS)
+            tl.store(at, codes_of, mask=inside)
+        else:
+            tl.store(at, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def float8_experts_product(
+    x: CodedRows, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    tile: Tile, dtype: torch.dtype, weights: Tensor | None = None, then: Inputs | None = None,
+) -> Tensor | CodedRows:  # fmt: skip
+    """As moe/grouped's product of sorted pairs, of codes by codes [E * N, K], with an activation [E * 2N, K].
+
+    The weight is E4M3 with a scale per row or per 128 columns of a row, and so is x. The result is of `dtype`; or,
+    behind an activation and where `codes_next(then)`, the codes that the next product reads. weights: float32
+    [T, top_k], as of moe/grouped.
+    """
+    launch = launch_float8_experts if x.codes.is_cuda else float8_experts_reference
+    return launch(x, weight, experts, bias, pairs, activation, tile, dtype, weights, then)
+
+
+def pack_float8_experts(codes: Codes, width: int) -> Packed:
+    """Scales of blocks, where a product's `width` rows of an expert are whole ones, are held by blocks."""
+    weight = packed(codes, words=False)
+    blocks = None if weight.scales is None or width % BLOCK else blocks_of(weight.scales)
+    return weight if blocks is None else replace(weight, scales=blocks, tall=BLOCK)
+
+
+def codes_next(inputs: Inputs | None) -> bool:
+    """Whether a program can make such codes: of its own 128 columns alone."""
+    return inputs is not None and inputs.group == BLOCK and inputs.scale is None
+
+
+def launch_float8_experts(
+    x: CodedRows, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    tile: Tile, dtype: torch.dtype, weights: Tensor | None = None, then: Inputs | None = None,
+    native: bool | None = None,
+) -> Tensor | CodedRows:  # fmt: skip
+    """The Triton kernel; arguments as `float8_experts_product`. Capturable.
+
+    native: whether the matrix units take e4m3; None: as the device says.
+    """
+    assert pairs.order is not None and pairs.ends is not None and tile.block_k == BLOCK
+    gated, depth = activation is not None, weight.depth
+    native = target().multiplies_float8 if native is None else native
+    sides, blocked = 2 if gated else 1, weight.scales is not None
+    width, tokens = len(weight.codes) // experts // sides, len(x.codes)
+    scales = weight.row_scales if weight.scales is None else weight.scales
+    whole = weight.tall == BLOCK
+    assert weight.tall == 1 or (whole and width % BLOCK == 0 and BLOCK % tile.block_n == 0)
+    assert scales is not None and (blocked == (weight.row_scales is None)) and x.scales.is_contiguous()
+    assert x.codes.is_contiguous() and x.codes.shape[1] == depth and not weight.words
+    assert x.scales.shape == (-(-depth // BLOCK) if blocked else 1, tokens)
+    assert weights is None or (gated and weights.is_contiguous())
+    makes = gated and codes_next(then)
+    assert not makes or tile.block_n == BLOCK
+    codes = weight.codes.view(experts * sides, width, depth)
+    made = CodedRows(x.codes.new_empty(pairs.count, width, dtype=dtype), x.scales)
+    if makes and then is not None:
+        made = empty_coded(pairs.count, width, then, x.codes.device)
+    described = native and is_aligned(x.codes) and is_aligned(weight.codes)
+    described = described and (has_descriptors() or not x.codes.is_cuda)
+    rows, values = x.codes, codes
+    if native:
+        rows, values = rows.view(torch.float8_e4m3fn), values.view(torch.float8_e4m3fn)
+    if described:
+        values = describe(values, 1, tile.block_n, BLOCK)
+        rows = rows if gated else describe(rows, tile.block_m, BLOCK)
+    tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)  # every expert's last may be part empty
+    if pairs.count:
+        float8_experts_kernel[(triton.cdiv(width, tile.block_n), tiles)](
+            made.codes, made.scales, rows, x.scales, values, scales, bias, weights, pairs.order, pairs.ends, tokens,
+            pairs.count, experts, width, depth, scales.shape[1] if blocked else 1, TOP_K=pairs.top_k, GATED=gated,
+            ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts), BLOCKED=blocked, WHOLE=whole,
+            THEN=0 if not makes or then is None else 2 if then.powers else 1, KEPT=KEPT[dtype], DESCRIBED=described,
+            EVEN=depth % BLOCK == 0, NATIVE=native, ROUNDS=target().widens_fp8, KIND=E4M3, BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n, LEFT=tile.block_m >= LEAST_LEFT, num_warps=tile.warps, num_stages=tile.stages,
+            **launch_options(),
+        )  # fmt: skip
+    return made if makes else made.codes
+
+
+def float8_experts_reference(
+    x: CodedRows, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    tile: Tile, dtype: torch.dtype, weights: Tensor | None = None, then: Inputs | None = None,
+) -> Tensor | CodedRows:  # fmt: skip
+    values = weight.dense().view(experts, -1, weight.depth)
+    y = grouped_reference(x.dense(), values, bias, pairs, activation, weights).to(dtype)
+    if activation is None or not codes_next(then):
+        return y
+    assert then is not None
+    return CodedRows(*quantised_e4m3(y, then))
+
+
+def float8_tile(each: float, gated: bool) -> Tile:
+    """The tile for so many pairs of an expert on average."""
+    block_m = 16 if each <= 16 else 32 if each <= 32 else 64
+    if gated:
+        return Tile(block_m, BLOCK, BLOCK, 3 if block_m < 64 else 2, 4 if block_m < 64 else 8)
+    return Tile(block_m if each <= 64 else 128, BLOCK, BLOCK, 3, 4 if each <= 64 else 8)

@@ -1,0 +1,100 @@
+"""Float8Experts: experts in FP8 of an accelerator that meet FP8 inputs, as the checkpoint quantises them.
+
+Codes meet codes at every number of rows: a prefix that is computed again has the same bits. The kernel before gives the
+codes of the tokens' rows where there is a norm; the first product makes those of the second where a program has the
+columns that share a scale. Few pairs go straight to their experts (moe/pairs_float8), where missing codes are made;
+sorted ones go by tiles (moe/float8). Users: engine/layers/moe, on devices whose units multiply e4m3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.codes import Inputs
+from engine.kernels.gemm.groups import Packed
+from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
+from engine.kernels.moe.dense import SAME, pairs_of
+from engine.kernels.moe.float8 import float8_experts_product, float8_tile
+from engine.kernels.moe.grouped import Tile
+from engine.kernels.moe.pairs_float8 import launch_pairs_float8, suits
+from engine.kernels.moe.sort import Pairs, sort_pairs
+from engine.kernels.moe.tiles import Shape, tile_for
+from engine.kernels.moe.weight import ExpertsWeight
+from engine.kernels.target import target
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Float8Experts(ExpertsWeight):
+    """The codes of one layer."""
+
+    weight: Packed  # [E * out_features, in_features]
+    takes: Inputs
+    num_experts: int
+    bias: Tensor | None  # [E, out_features] float32
+    dtype: torch.dtype  # of results
+    invariant: bool  # a row has the same bits in any company: one tile for any number of pairs
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.weight.tensors()) + (0 if self.bias is None else self.bias.nbytes)
+
+    @property
+    def inputs(self) -> Inputs:
+        return self.takes
+
+    def dense(self, expert: int) -> Tensor:
+        """A copy, float32."""
+        return self.weight.dense().float().view(self.num_experts, -1, self.weight.depth)[expert]
+
+    def pairs(self, chosen: Tensor) -> Pairs:
+        if not suits(self.weight) or not target().runs_ptx:
+            return sort_pairs(chosen, self.num_experts)
+        return pairs_of(chosen, self.num_experts, self.invariant)
+
+    def of_tokens(
+        self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None
+    ) -> Tensor:
+        assert activation is not None, "experts without a gate are read as they are saved, never as codes"
+        return floats(self._product(x, pairs, activation, weights))
+
+    def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
+        return self._of_pairs(rows, pairs)
+
+    def of_mlp(
+        self, down: ExpertsWeight, x: Tensor, codes: CodedRows | None, pairs: Pairs, activation: Activation,
+        weights: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        made = self._product(x if codes is None else codes, pairs, activation, weights, down.inputs)
+        return down._of_pairs(made, pairs) if isinstance(down, Float8Experts) else down.of_pairs(floats(made), pairs)
+
+    def _of_pairs(self, rows: Tensor | CodedRows, pairs: Pairs) -> Tensor:
+        return floats(self._product(rows, pairs, None)).view(len(pairs.chosen), pairs.top_k, -1)
+
+    def _product(
+        self, x: Tensor | CodedRows, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None,
+        then: Inputs | None = None,
+    ) -> Tensor | CodedRows:  # fmt: skip
+        rest = self.weight, self.num_experts, self.bias, pairs, activation
+        if pairs.order is None:
+            return launch_pairs_float8(x, *rest, weights, None, self.takes, self.dtype)
+        codes = quantise_floats(x, self.takes) if isinstance(x, Tensor) else x
+        tile = self._tile(pairs, gated=activation is not None)
+        return float8_experts_product(codes, *rest, tile, self.dtype, weights, then)
+
+    def _tile(self, pairs: Pairs, gated: bool) -> Tile:
+        each = float(SAME) if self.invariant else pairs.count / self.num_experts
+        width = len(self.weight.codes) // self.num_experts // (2 if gated else 1)
+        shape = Shape(self.num_experts, width, self.weight.depth, gated)
+        form = "E4M3 by E4M3" if self.weight.scales is None else "E4M3 by E4M3, 128"
+        return tile_for(form, shape, each, partial(float8_tile, each, gated))
+
+
+def floats(rows: Tensor | CodedRows) -> Tensor:
+    """Rows of which nobody asked for codes."""
+    assert isinstance(rows, Tensor)
+    return rows

@@ -1,0 +1,89 @@
+"""Kernels of experts whose inputs are FP8 too compile for every target, in the shapes of Qwen3-30B-A3B."""
+
+import re
+
+import pytest
+import triton
+import triton.language as tl
+
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.widen import E4M3
+from engine.kernels.moe.float8 import LEAST_LEFT, float8_experts_kernel, float8_tile
+from engine.kernels.moe.pairs_codes import CODES, MADE
+from engine.kernels.moe.pairs_float8 import pairs_float8_kernel
+from engine.kernels.moe.route_rows import route_rows_kernel
+from tests.kernels.accelerator import cases_compile_moe as others
+from tests.kernels.accelerator.targets import FLOAT8, OVERLAPPING, TARGETS, cases, compiles
+
+assert triton
+SORTED = {
+    "out": "*bf16", "out_scales": "*fp32", "x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*fp8e4nv",
+    "scales": "*fp32", "bias": "*fp32", "weights": "*fp32", "order": "*i32", "ends": "*i32", "tokens": "i32",
+    "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "height": "i32",
+}  # fmt: skip
+SMALL = {"gfx942", "gfx1100"}  # with room for one turn of a tile
+
+
+def pairs(form, gated, turns, **settings):
+    """A row's pairs by codes, of 512 columns a turn."""
+    _, signature, constants, options = others.pairs_float8(gated, turns, row_scales=None, bias=None)
+    del constants["x_scales"]
+    constants |= {"weights": None, "FORM": form, "TALL": 128, "GROUPED": True, "ROUNDS": False, **settings}
+    x = {"x": "*i32" if form == CODES else "*bf16", "x_scales": "*fp32"}
+    return pairs_float8_kernel, {**signature, **x}, constants, options
+
+
+def route_with_codes():
+    _, signature, constants, options = others.KERNELS["route of few rows softmax"]
+    codes = {"codes": "*u8", "code_scales": "*fp32", "given": "*fp32"}
+    constants = {name: value for name, value in constants.items() if name not in codes} | {"GROUP": 128}
+    return route_rows_kernel, {**signature, **codes}, constants, options
+
+
+KERNELS = {
+    "codes of a row": pairs(CODES, True, 4),
+    "codes that a row becomes": pairs(MADE, False, 2),
+    "codes that a row becomes, of all its columns": pairs(MADE, False, 2, GROUPED=False, TALL=1),
+    "route and codes": route_with_codes(),
+}
+
+
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS, {pairs_float8_kernel, route_rows_kernel}))
+def test_compiles(name, target):
+    kernel, signature, constants, options = KERNELS[name]
+    if target not in FLOAT8 and "PAIRS" in constants:
+        constants = {**constants, "PAIRS": False}
+    compiles(target, kernel, signature, constants, options)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("each", [16, 32, 64, 128])  # pairs of an expert
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("whole", [False, True])  # scales of blocks; depth is a multiple of a turn; without bias
+@pytest.mark.parametrize("target", TARGETS)
+def test_products_of_sorted_pairs_compile(target, each, gated, blocked, whole):
+    """On Hopper by its FP8 instructions and copies of whole blocks, and no register goes to memory."""
+    tile, native, described = float8_tile(each, gated), target in FLOAT8, target in OVERLAPPING
+    kind = "fp8e4nv" if native else "u8"
+    signature = {**SORTED, "x": f"*{kind}", "codes": f"*{kind}"}
+    makes = gated and blocked
+    if makes:
+        signature["out"] = "*u8"
+    if described:
+        signature["codes"] = f"tensordesc<fp8e4nv[1,{tile.block_n},128]>"
+        signature |= {} if gated else {"x": f"tensordesc<fp8e4nv[{tile.block_m},128]>"}
+    constants = {
+        "TOP_K": 8, "GATED": gated, "ACT": int(Activation.SILU), "EXPERTS": 128, "BLOCKED": blocked,
+        "WHOLE": blocked and whole, "THEN": 1 if makes else 0, "KEPT": tl.bfloat16, "DESCRIBED": described,
+        "EVEN": whole, "NATIVE": native, "ROUNDS": native and target != "gfx950", "KIND": E4M3,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "LEFT": tile.block_m >= LEAST_LEFT, "OVERLAP": True,
+        **({"bias": None, "weights": None} if whole else {}),
+    }  # fmt: skip
+    stages = tile.stages if target not in SMALL else 1
+    options = {"num_warps": tile.warps, "num_stages": stages}
+    made = compiles(target, float8_experts_kernel, signature, constants, options, aligned=True)
+    if target == "sm_90":
+        assert re.search(r"wgmma.mma_async.sync.aligned.m64n\d+k32.f32.e4m3.e4m3", made.asm["ptx"])
+        assert "cp.async.bulk.tensor" in made.asm["ptx"]
+        assert "st.local" not in made.asm["ptx"]

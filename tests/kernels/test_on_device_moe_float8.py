@@ -1,0 +1,177 @@
+"""Experts whose inputs are FP8 too on a real accelerator, against float64 references of the same codes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
+from engine.kernels.moe.float8 import (
+    float8_experts_reference,
+    float8_tile,
+    launch_float8_experts,
+    pack_float8_experts,
+)
+from engine.kernels.moe.float8_weight import Float8Experts
+from engine.kernels.moe.grouped import Tile
+from engine.kernels.moe.pairs_float8 import launch_pairs_float8
+from engine.kernels.moe.route_rows import launch_route_rows
+from engine.kernels.moe.sort import Pairs, launch_sort_pairs
+from engine.kernels.moe.tiles import LINES
+from engine.kernels.target import target
+from engine.model_config import Routing
+
+CARD = torch.cuda.is_available() and target().multiplies_float8
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CARD, reason="no units for FP8")]
+LIMIT = 8e-3  # of bfloat16's rounding
+TURNED = 2e-2  # of codes of which some are their neighbours, where sums are added in another order
+GROUPS, ROWS = Inputs(kind=Kind.E4M3, group=128), Inputs(kind=Kind.E4M3)
+POWERS, GIVEN = Inputs(kind=Kind.E4M3, group=128, powers=True), Inputs(torch.tensor(0.01), Kind.E4M3)
+TILES = [Tile(16, 128, 128, 3, 4), Tile(64, 128, 128, 4, 8), Tile(128, 128, 128, 3, 8)]
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-9))
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").bfloat16()
+
+
+def weight_of(experts: int, rows: int, depth: int, width: int, blocked: bool):
+    """All codes but NaN; scales of blocks where these are whole, else of rows."""
+    shape = (experts * rows, depth)
+    values = torch.randint(0, 0x7F, shape, device="cuda") + 0x80 * torch.randint(0, 2, shape, device="cuda")
+    scale = torch.rand(-(-shape[0] // 128), -(-depth // 128) if blocked else 1, device="cuda") / 1024
+    scale = scale.repeat_interleave(128, 0)[: shape[0]].contiguous()
+    return pack_float8_experts(Codes(Kind.E4M3, values.to(torch.uint8), scale, 128 if blocked else depth), width)
+
+
+def some_pairs(rows: int, experts: int, top_k: int) -> Pairs:
+    chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :top_k].int().contiguous()
+    chosen[rows // 2] = experts  # a row of padding
+    return launch_sort_pairs(chosen, experts)
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize(("width", "depth"), [(768, 2048), (2048, 768), (200, 1216), (45, 80)])
+def test_products_of_sorted_pairs(width, depth, gated, blocked):
+    """By every tile that is committed or a rule's; the second time the same bits; in a graph too."""
+    experts, top_k, act = 16, 4, Activation.SILU if gated else None
+    weight, inputs = weight_of(experts, width * (1 + gated), depth, width, blocked), GROUPS if blocked else ROWS
+    bias = torch.randn(experts, width * (1 + gated), device="cuda")
+    form = "E4M3 by E4M3, 128" if blocked else "E4M3 by E4M3"
+    lines = LINES.get(target().arch, {}).get(form, {})
+    tiles = {tile for shape, line in lines.items() if shape.gated == gated for tile in line}
+    tiles |= {float8_tile(each, gated) for each in (8, 32, 64, 999)} | set(TILES)
+    for rows in (9, 300):
+        pairs = some_pairs(rows, experts, top_k)
+        x = quantise_floats(draw(rows if gated else pairs.count, depth), inputs)
+        given = torch.rand(rows, top_k, device="cuda") if gated else None
+        places = slice(pairs.count - top_k) if gated else pairs.order[: pairs.count - top_k].long()
+        for then in (None, GROUPS, POWERS) if gated and depth % 16 == 0 else (None,):
+            rest = torch.bfloat16, given, then
+            want = float8_experts_reference(x, weight, experts, bias, pairs, act, TILES[0], *rest)
+            for tile in sorted(tiles):
+                arguments = (x, weight, experts, bias, pairs, act, tile, *rest)
+                made = launch_float8_experts(*arguments)
+                again = launch_float8_experts(*arguments)
+                if isinstance(made, CodedRows):
+                    assert isinstance(want, CodedRows)
+                    assert torch.equal(made.codes[places], again.codes[places])
+                    torch.testing.assert_close(made.scales[:, places], want.scales[:, places], rtol=2e-2, atol=0)
+                    assert error(made.dense()[places], want.dense()[places]) < TURNED, tile
+                else:
+                    assert torch.equal(made[places], again[places])
+                    assert error(made[places], want[places]) < LIMIT, tile
+
+
+def test_codes_behind_an_activation_are_those_of_its_floats():
+    weight, pairs = weight_of(16, 1536, 2048, 768, True), some_pairs(300, 16, 4)
+    x = quantise_floats(draw(300, 2048), GROUPS)
+    count = pairs.count - 4
+    for tile in TILES:
+        arguments = (x, weight, 16, None, pairs, Activation.SILU, tile, torch.bfloat16, None)
+        floats = launch_float8_experts(*arguments)
+        for inputs in (GROUPS, POWERS):
+            made, want = launch_float8_experts(*arguments, inputs), quantise_floats(floats, inputs)
+            assert torch.equal(made.codes[:count], want.codes[:count])
+            assert torch.equal(made.scales[:, :count], want.scales[:, :count])
+
+
+@pytest.mark.skipif(not target().runs_ptx, reason="its instructions are NVIDIA's")
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("inputs", [GROUPS, POWERS, ROWS, GIVEN])
+@pytest.mark.parametrize(("width", "depth"), [(768, 2048), (704, 4160), (64, 192)])
+def test_both_products_of_few_rows(width, depth, inputs, rows):
+    """Codes of all sizes, codes of x made where they are multiplied too; in a graph too; as sorted pairs have them."""
+    experts, blocked = 40, inputs.group > 0
+    inputs = Inputs(None if inputs.scale is None else inputs.scale.cuda(), Kind.E4M3, inputs.group, inputs.powers)
+    first, second = (
+        weight_of(experts, 2 * width, depth, width, blocked),
+        weight_of(experts, depth, width, depth, blocked),
+    )
+    chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :5].int().contiguous()
+    pairs, x = Pairs(5, chosen, None, None), draw(rows, depth)
+    coded = quantise_floats(x, inputs)
+
+    def run(x: torch.Tensor | CodedRows) -> tuple[torch.Tensor, torch.Tensor]:
+        made = launch_pairs_float8(x, first, experts, None, pairs, Activation.SILU, None, None, inputs)
+        return made, launch_pairs_float8(made, second, experts, None, pairs, None, None, None, inputs)
+
+    made, got = run(x)
+    assert all(torch.equal(one, other) for one, other in zip(run(coded), (made, got)))
+    rest = experts, None, pairs, Activation.SILU, TILES[0], torch.bfloat16
+    assert error(made, float8_experts_reference(coded, first, *rest)) < LIMIT
+    want = float8_experts_reference(quantise_floats(made, inputs), second, *rest[:3], None, *rest[4:])
+    assert error(got, want) < LIMIT
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = run(x)
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(again[0], made)
+        assert torch.equal(again[1], got)
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_layer_has_nearly_the_same_rows_in_any_company(blocked, invariant):
+    """Alone and among others, and in --deterministic the same bits."""
+    inputs = GROUPS if blocked else ROWS
+    rest = inputs, 64, None, torch.bfloat16, invariant
+    first = Float8Experts(weight_of(64, 1536, 2048, 768, blocked), *rest)
+    second = Float8Experts(weight_of(64, 2048, 768, 2048, blocked), *rest)
+    x, chosen = draw(400, 2048), torch.rand(400, 64, device="cuda").argsort(1)[:, :8].int().contiguous()
+
+    def made(rows: slice) -> torch.Tensor:
+        pairs, codes = first.pairs(chosen[rows].contiguous()), quantise_floats(x[rows], inputs)
+        return first.of_mlp(second, x[rows], codes, pairs, Activation.SILU, None)
+
+    whole = made(slice(0, 400))
+    for rows in (slice(7, 8), slice(3, 6), slice(0, 17), slice(100, 180)):
+        some = made(rows)
+        assert torch.equal(some, whole[rows]) if invariant else error(some, whole[rows]) < TURNED
+
+
+@pytest.mark.parametrize("rows", [1, 16, 40])
+@pytest.mark.parametrize("inputs", [GROUPS, POWERS, ROWS])
+def test_a_norm_gives_the_codes_of_its_rows(rows, inputs):
+    """Of few rows by the program behind those that choose, which choose the same as without it."""
+    routing, x, router = Routing(128, 8, renormalise=True), draw(rows, 2048), draw(128, 2048) / 45
+    gain = torch.rand(2048, device="cuda")
+    if rows <= 16:
+        rest = (x, gain, 1e-6, router, None, None, routing)
+        native = target().widens_fp8
+        normed, *chosen, codes = launch_route_rows(*rest, inputs=inputs, native=native)
+        plain = launch_route_rows(*rest)
+        assert all(torch.equal(one, other) for one, other in zip((normed, *chosen), plain))
+    else:
+        normed = torch.empty_like(x)
+        codes = quantise_floats(x, inputs, gain, 1e-6, normed=normed)
+    want = quantise_floats(normed, inputs)
+    assert torch.equal(codes.codes, want.codes)
+    assert torch.equal(codes.scales, want.scales)
