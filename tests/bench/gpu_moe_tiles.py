@@ -112,14 +112,12 @@ def values_candidates(shape: Shape, each: float) -> list[Tile]:
 def float8_candidates(device: Target, shape: Shape, each: float) -> list[Tile]:
     """Tiles of moe/float8: behind an activation as wide as the scales of the next inputs are."""
     least = next((size for size in (16, 32, 64) if each <= size), 128)
+    sizes = {least, 2 * least if least < 128 else 64}
     found = []
-    for block_m, block_n in combinations(
-        {least, 2 * least if least < 128 else 64}, (128,) if shape.gated else (64, 128)
-    ):
-        rows = block_n * (2 if shape.gated else 1)
+    for block_m, block_n in combinations(sorted(sizes), (128,) if shape.gated else (64, 128)):
         for stages, warps in combinations((2, 3, 4, 5), (4, 8)):
-            held = block_m * (rows + block_n) / (32 * warps)  # registers of the sums and of what is added to them
-            room = stages * (block_m + rows) * 128 < device.shared_memory
+            held = 3 * block_m * block_n / (32 * warps)  # registers: both sums, and a product that is added
+            room = stages * (block_m + 2 * block_n) * 128 < device.shared_memory
             if room and held <= 192 and (warps == 4 or block_m >= 64):
                 found.append(Tile(block_m, block_n, 128, stages, warps))
     return found
