@@ -96,7 +96,7 @@ def persistent_candidates(shape: Shape) -> list[Tile]:
 
 
 def values_candidates(shape: Shape, each: float) -> list[Tile]:
-    """Tiles of moe/values: 64 to 256 rows of the matrix, four warps for each 128."""
+    """Tiles of moe/values: 64 to 256 rows of the matrix, four warps for each 128; the last of an expert whole or half."""
     least = next((size for size in (16, 32, 64) if each <= size), 128)
     found = []
     for block_m in (least, 2 * least if least < 128 else 64):
@@ -105,21 +105,20 @@ def values_candidates(shape: Shape, each: float) -> list[Tile]:
                 if rows == 256 and (block_m < 64 or stages in (2, 5)):
                     continue
                 block_n = rows // 2 if shape.gated else rows
-                found.append(Tile(block_m, block_n, block_k, stages, 8 if rows == 256 else 4, values=True))
+                tile = Tile(block_m, block_n, block_k, stages, 8 if rows == 256 else 4, values=True)
+                found += [tile, tile._replace(least=block_m // 2)] if stages == 3 and block_m > 16 else [tile]
     return found
 
 
 def float8_candidates(device: Target, shape: Shape, each: float) -> list[Tile]:
     """Tiles of moe/float8: behind an activation as wide as the scales of the next inputs are."""
     least = next((size for size in (16, 32, 64) if each <= size), 128)
+    sizes = {least, 2 * least if least < 128 else 64}
     found = []
-    for block_m, block_n in combinations(
-        {least, 2 * least if least < 128 else 64}, (128,) if shape.gated else (64, 128)
-    ):
-        rows = block_n * (2 if shape.gated else 1)
+    for block_m, block_n in combinations(sorted(sizes), (128,) if shape.gated else (64, 128)):
         for stages, warps in combinations((2, 3, 4, 5), (4, 8)):
-            held = block_m * (rows + block_n) / (32 * warps)  # registers of the sums and of what is added to them
-            room = stages * (block_m + rows) * 128 < device.shared_memory
+            held = 3 * block_m * block_n / (32 * warps)  # registers: both sums, and a product that is added
+            room = stages * (block_m + 2 * block_n) * 128 < device.shared_memory
             if room and held <= 192 and (warps == 4 or block_m >= 64):
                 found.append(Tile(block_m, block_n, 128, stages, warps))
     return found

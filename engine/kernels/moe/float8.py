@@ -4,9 +4,9 @@
     blocks   y[pair, n] = sum_b s_x[b, token] s_w[n, b] sum_(k in b) x[token, k] w[n, k]       b: 128 columns
 
 The matrix units add 128 columns and float32 adds those sums, as in gemm/float8. A program multiplies a tile of an
-expert's pairs by a tile of its rows, of a gated product by as many of gate and of up. Where the next product's inputs
-have a scale per 128 columns, a tile is so wide, and its program makes their codes: the floats are never written. Where
-rows of 128 columns have equal scales, as blocks of 128 by 128 have, one number multiplies a tile.
+expert's pairs by two blocks of its rows: of gate and of up, else neighbours. Where the next product's inputs have a
+scale per 128 columns, a block has as many rows, and the program makes these codes: the floats are never written. Where
+128 rows share their scales, as in blocks of 128 by 128, one number multiplies a block's sums.
 The scales of the next columns are asked for before this turn's products are waited for. Users: moe/float8_weight.
 """
 
@@ -131,37 +131,37 @@ def float8_experts_kernel(
     """One tile of an expert's pairs and rows per program."""
     SIDES: tl.constexpr = 2 if GATED else 1
     TURN: tl.constexpr = 128
+    HIGH: tl.constexpr = BLOCK_M if LEFT else BLOCK_N
     grid_wait(OVERLAP)
     expert, first, end = tile_of_experts(ends, tl.program_id(1), experts, EXPERTS, BLOCK_M)
     if expert < experts:
         m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, True, GATED, BLOCK_M)
-        first_n = tl.program_id(0) * BLOCK_N
+        # What is read for no pair, and for no row, is not written.
+        source = tl.minimum(source, tokens - 1)
+        first_n = tl.program_id(0) * (BLOCK_N if GATED else 2 * BLOCK_N)
         column = first_n + tl.arange(0, BLOCK_N)
-        source = tl.minimum(source, tokens - 1)  # what is read for no pair, and for no row, is not written
-        gate = expert * SIDES * width + tl.minimum(column, width - 1)  # rows of all experts
-        up, gate_line = gate + width, gate
+        behind = column if GATED else column + BLOCK_N
+        line, other_line = expert * SIDES * width, (expert * SIDES + SIDES - 1) * width  # rows of all experts
+        row, other_row = line + tl.minimum(column, width - 1), other_line + tl.minimum(behind, width - 1)
+        at_row, at_other = row, other_row
         if WHOLE:
-            gate_line = expert * SIDES * width + first_n
-        up_line = gate_line + width
+            at_row = line + first_n
+            at_other = other_line + (first_n if GATED else tl.minimum(first_n + BLOCK_N, width - 1))
         last = tl.cdiv(depth, TURN) - 1
         x_at = x_scales + source
-        HIGH: tl.constexpr = BLOCK_M if LEFT else BLOCK_N
         sums = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
-        ups = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
-        next_x, next_gate, next_up = 0.0, 0.0, 0.0
+        others = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
+        next_x, next_row, next_other = 0.0, 0.0, 0.0
         if BLOCKED:
-            next_x, next_gate = tl.load(x_at), scales_of(scales, gate_line, 0, height, WHOLE)
-            next_up = next_gate
-            if GATED:
-                next_up = scales_of(scales, up_line, 0, height, WHOLE)
+            next_x, next_row = tl.load(x_at), scales_of(scales, at_row, 0, height, WHOLE)
+            next_other = scales_of(scales, at_other, 0, height, WHOLE)
         for group in range(last + 1):
             start, following = group * TURN, tl.minimum(group + 1, last)
-            of_x, of_gate, of_up = next_x, next_gate, next_up
+            of_x, of_row, of_other = next_x, next_row, next_other
             if BLOCKED:
                 next_x = tl.load(x_at + following.to(tl.int64) * tokens)
-                next_gate = scales_of(scales, gate_line, following, height, WHOLE)
-                if GATED:
-                    next_up = scales_of(scales, up_line, following, height, WHOLE)
+                next_row = scales_of(scales, at_row, following, height, WHOLE)
+                next_other = scales_of(scales, at_other, following, height, WHOLE)
             if GATED or not DESCRIBED:
                 rows = turn_of(x, source, depth, start, EVEN)
             else:
@@ -169,42 +169,42 @@ def float8_experts_kernel(
             if DESCRIBED:
                 block = codes.load([expert * SIDES, first_n, start]).reshape((BLOCK_N, TURN))
             else:
-                block = turn_of(codes, gate, depth, start, EVEN)
+                block = turn_of(codes, row, depth, start, EVEN)
             product = met(block, rows, NATIVE, KIND, LEFT)
-            sums += times(product, of_gate, of_x, WHOLE, LEFT) if BLOCKED else product
-            if GATED:
-                if DESCRIBED:
-                    other = codes.load([expert * SIDES + 1, first_n, start]).reshape((BLOCK_N, TURN))
-                else:
-                    other = turn_of(codes, up, depth, start, EVEN)
-                product = met(other, rows, NATIVE, KIND, LEFT)
-                ups += times(product, of_up, of_x, WHOLE, LEFT) if BLOCKED else product
+            sums += times(product, of_row, of_x, WHOLE, LEFT) if BLOCKED else product
+            if DESCRIBED:
+                next_n = first_n if GATED else first_n + BLOCK_N
+                block = codes.load([expert * SIDES + SIDES - 1, next_n, start]).reshape((BLOCK_N, TURN))
+            else:
+                block = turn_of(codes, other_row, depth, start, EVEN)
+            product = met(block, rows, NATIVE, KIND, LEFT)
+            others += times(product, of_other, of_x, WHOLE, LEFT) if BLOCKED else product
         if not BLOCKED:
             of_x = of_tokens(tl.load(x_at), LEFT)
-            sums *= of_rows(tl.load(scales + gate), LEFT) * of_x
-            if GATED:
-                ups *= of_rows(tl.load(scales + up), LEFT) * of_x
+            sums *= of_rows(tl.load(scales + row), LEFT) * of_x
+            others *= of_rows(tl.load(scales + other_row), LEFT) * of_x
         if weights is not None:
             weight_of = of_tokens(tl.load(weights + pair, mask=m_in, other=0.0), LEFT)
             sums *= weight_of
-            ups *= weight_of
+            others *= weight_of
         if bias is not None:
-            sums += of_rows(tl.load(bias + gate), LEFT)
-            if GATED:
-                ups += of_rows(tl.load(bias + up), LEFT)
+            sums += of_rows(tl.load(bias + row), LEFT)
+            others += of_rows(tl.load(bias + other_row), LEFT)
         if GATED:
-            sums = activate(sums, ups, ACT)
-        n_in = of_rows(column < width, LEFT)
-        inside = n_in & of_tokens(m_in, LEFT)
+            sums = activate(sums, others, ACT)
+        n_in, pairs_in = of_rows(column < width, LEFT), of_tokens(m_in, LEFT)
         at = out + of_tokens(target.to(tl.int64) * width, LEFT) + of_rows(column, LEFT)
         if THEN:
             kept = tl.where(n_in, sums.to(KEPT).to(tl.float32), 0.0)
             scale = scale_of(tl.max(tl.abs(kept), 1 if LEFT else 0), THEN == 2)
             tl.store(out_scales + tl.program_id(0).to(tl.int64) * pairs + target, scale, mask=m_in)
             codes_of = coded(kept, tl.broadcast_to(of_tokens(scale, LEFT), kept.shape), ROUNDS)
-            tl.store(at, codes_of, mask=inside)
+            tl.store(at, codes_of, mask=n_in & pairs_in)
         else:
-            tl.store(at, sums.to(out.dtype.element_ty), mask=inside)
+            tl.store(at, sums.to(out.dtype.element_ty), mask=n_in & pairs_in)
+        if not GATED:
+            n_in = of_rows(behind < width, LEFT)
+            tl.store(at + BLOCK_N, others.to(out.dtype.element_ty), mask=n_in & pairs_in)
 
 
 def float8_experts_product(
@@ -270,7 +270,8 @@ def launch_float8_experts(
         rows = rows if gated else describe(rows, tile.block_m, BLOCK)
     tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)  # every expert's last may be part empty
     if pairs.count:
-        float8_experts_kernel[(triton.cdiv(width, tile.block_n), tiles)](
+        columns = tile.block_n if gated else 2 * tile.block_n
+        float8_experts_kernel[(triton.cdiv(width, columns), tiles)](
             made.codes, made.scales, rows, x.scales, values, scales, bias, weights, pairs.order, pairs.ends, tokens,
             pairs.count, experts, width, depth, scales.shape[1] if blocked else 1, TOP_K=pairs.top_k, GATED=gated,
             ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts), BLOCKED=blocked, WHOLE=whole,
@@ -295,8 +296,7 @@ def float8_experts_reference(
 
 
 def float8_tile(each: float, gated: bool) -> Tile:
-    """The tile for so many pairs of an expert on average."""
-    block_m = 16 if each <= 16 else 32 if each <= 32 else 64
-    if gated:
-        return Tile(block_m, BLOCK, BLOCK, 3 if block_m < 64 else 2, 4 if block_m < 64 else 8)
-    return Tile(block_m if each <= 64 else 128, BLOCK, BLOCK, 3, 4 if each <= 64 else 8)
+    """The tile for so many pairs of an expert on average: `block_n` rows of gate and of up, or twice as many."""
+    block_m = 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 64 else 128
+    block_n = BLOCK if gated or block_m > 32 else BLOCK // 2
+    return Tile(block_m, block_n, BLOCK, 4 if block_m == 64 else 3, 4 if block_m <= 32 else 8)
