@@ -96,7 +96,7 @@ def persistent_candidates(shape: Shape) -> list[Tile]:
 
 
 def values_candidates(shape: Shape, each: float) -> list[Tile]:
-    """Tiles of moe/values: 64 to 256 rows of the matrix, four warps for each 128; the last of an expert whole or half."""
+    """Tiles of moe/values: 64 to 256 rows of the matrix, four warps for each 128; its last one may be half."""
     least = next((size for size in (16, 32, 64) if each <= size), 128)
     found = []
     for block_m in (least, 2 * least if least < 128 else 64):

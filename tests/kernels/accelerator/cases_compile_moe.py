@@ -269,8 +269,8 @@ def test_products_whose_scales_multiply_values_compile(form, gated, tile, even):
     constants = {
         "TOP_K": 4, "GATED": gated, "ACT": int(Activation.CLAMPED_SWIGLU), "EXPERTS": 32, "KIND": kind, "GROUP": group,
         "SCALES": True, "ZEROS": kind == INT4, "ROW_SCALES": False, "PAIRED": form == "MXFP4", "PAIRS": True,
-        "EVEN": even, "BLOCK_M": tile.block_m, "LEAST": tile.least, "ROWS": tile.block_n * sides, "BLOCK_K": tile.block_k,
-        "OVERLAP": True,
+        "EVEN": even, "BLOCK_M": tile.block_m, "LEAST": tile.least, "ROWS": tile.block_n * sides,
+        "BLOCK_K": tile.block_k, "OVERLAP": True,
         "weights": None, **({} if tile.least else {"x_few": None}),
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
