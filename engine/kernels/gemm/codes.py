@@ -164,7 +164,8 @@ def _joined_inputs(pieces: Sequence[Codes]) -> Inputs | None:
     given = [piece.inputs.scale for piece in pieces if piece.inputs is not None and piece.inputs.scale is not None]
     scales = torch.stack(given)
     if bool((scales != scales[0]).any()):
-        log.info("joined matrices have scales %s for their inputs: the largest is taken", scales.tolist())
+        least, most = scales.amin().item(), scales.amax().item()
+        log.info("joined matrices have scales of %.3g to %.3g for their inputs: the largest is taken", least, most)
     return replace(first, scale=scales.amax())
 
 
