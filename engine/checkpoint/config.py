@@ -29,6 +29,7 @@ SPELLED = {
     "modelopt_fp8": "modelopt",
     "modelopt_fp4": "modelopt",
     "modelopt_mixed": "modelopt",
+    "modelopt_mxfp8": "modelopt",
 }
 # Where models with towers may say how their decoder is quantised (InternVL's AWQ releases do), when the root does not.
 DECODERS = (
@@ -104,7 +105,7 @@ def with_quantisation(root: Section, folder: Path) -> Section:
             settings = {**settings, **inner}
         known = {"quant_algo": "modelopt", "config_groups": "compressed-tensors"}
         named = next((method for key, method in known.items() if key in settings), UNKNOWN)
-        method = settings.get("quant_method") or named
+        method = settings.get("quant_method") or settings.get("method") or named  # GPTQModel writes both
         settings = {**settings, "quant_method": SPELLED.get(method, method) if isinstance(method, str) else method}
     return Section({**root.values, "quantization_config": settings}, root.path)
 
