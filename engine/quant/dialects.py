@@ -28,6 +28,7 @@ DIALECTS: dict[str, Callable[[Section], Dialect]] = {
     "awq": Awq,
     "bitsandbytes": BitsAndBytes,
     "compressed-tensors": Compressed,
+    "fbgemm_fp8": Fp8,
     "fp8": Fp8,
     "gguf": Gguf,
     "gptq": Gptq,
