@@ -19,11 +19,11 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.floats8 import INPUT_SCALES, Floats8, floats8
-from engine.quant.names import entry_of, left_out
+from engine.quant.names import entry_around, left_out
 from engine.quant.stored import POWERS, SCALES, Floats4, check_whole, extras
 
 FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8")
-FP4 = ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "NVFP4_AWQ", "MXFP4", "W4A16_MXFP4", "W4A8_MXFP4_FP8")
+FP4 = ("NVFP4", "W4A16_NVFP4", "NVFP4_W4A16", "W4A8_NVFP4_FP8", "NVFP4_AWQ", "MXFP4", "W4A16_MXFP4", "W4A8_MXFP4_FP8")
 BLOCK = (128, 128)
 PER = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "row", "FP8_PB_WO": "block"}
 
@@ -69,7 +69,8 @@ class ModelOpt:
     def _random(self, module: str) -> Stored | None:
         algorithm = self._algorithm
         if algorithm == "MIXED_PRECISION":
-            said = entry_of(module, self._layers) if self._layers else {"quant_algo": "NVFP4"}  # of what is not told
+            unsaid = {} if self._layers else {"quant_algo": "NVFP4"}
+            said = entry_around(module, self._layers) or unsaid
             algorithm = str(said.get("quant_algo") if isinstance(said, dict) else "").upper()
         if algorithm == "MXFP8":
             return Floats8("weight_scale", POWERS[1:], "group", (1, 32))

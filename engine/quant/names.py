@@ -55,6 +55,13 @@ def entry_of(module: str, entries: Mapping[str, Any]) -> Any:
     return next((entries[name] for prefix in PREFIXES if (name := f"{prefix}{module}") in entries), None)
 
 
+def entry_around(module: str, entries: Mapping[str, Any]) -> Any:
+    """What a table by names of modules says of this one, or of the nearest module around it; None: nothing."""
+    around = (name for prefix in PREFIXES for name in reversed([*_beginnings(f"{prefix}{module}")]) if name in entries)
+    found = max(around, key=lambda name: name.count("."), default=None)
+    return None if found is None else entries[found]
+
+
 def _beginnings(name: str) -> Iterator[str]:
     """a.b.c -> a, a.b, a.b.c."""
     at = name.find(".")

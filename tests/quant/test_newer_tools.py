@@ -93,6 +93,7 @@ NEWER = {
     "modelopt mxfp4": replace(VARIANTS["modelopt nvfp4"], write=mxfp4, settings=modelopt("W4A8_MXFP4_FP8")),
     "modelopt mxfp4 alone": replace(VARIANTS["modelopt nvfp4"], write=mxfp4, settings=modelopt("MXFP4")),
     "modelopt w4a8": replace(VARIANTS["modelopt nvfp4"], write=w4a8, settings=modelopt("W4A8_NVFP4_FP8")),
+    "modelopt w4a16": replace(VARIANTS["modelopt nvfp4"], settings=modelopt("NVFP4_W4A16")),
     "modelopt awq": replace(VARIANTS["modelopt nvfp4"], settings=modelopt("NVFP4_AWQ")),
     "ct w4 inputs with zero points": replace(VARIANTS["ct w4 32"], settings={
         **packed_settings(4, 32), "config_groups": {"group_0": {
@@ -147,6 +148,15 @@ def test_extra_config_says_what_random_modules_are():
     assert dialect.stored("layers.0.mlp.down_proj", 256, None).form == "INT8 by 64"
     assert dialect.stored("layers.1.mlp.down_proj", 256, None).form == "INT4 by 32"
     assert dialect.stored("layers.0.mlp.up_proj", 256, None) is None
+
+
+def test_quantised_layers_of_modelopt_name_what_is_around_random_modules():
+    layers = {"model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}, "model.layers.0.mlp": {"quant_algo": "FP8"}}
+    settings = {**modelopt("MIXED_PRECISION"), "quantized_layers": layers}
+    dialect = DIALECTS["modelopt"](Section(settings, "config.json"))
+    assert dialect.stored("layers.0.mlp.experts.3.up_proj", 256, None).form == "NVFP4"
+    assert dialect.stored("layers.0.mlp.shared_expert.up_proj", 256, None).form == "FP8 by matrices"
+    assert dialect.stored("layers.0.self_attn.q_proj", 256, None) is None
 
 
 def test_awq_gemv_of_gptqmodel_is_not_read_as_gemm(tmp_path):
