@@ -93,11 +93,15 @@ def refuse_quantized(root: Section) -> None:
 
 
 def with_quantisation(root: Section, folder: Path) -> Section:
-    """The configuration with `quantization_config`, wherever the checkpoint says how its weights are quantised."""
+    """The configuration with `quantization_config`, wherever the checkpoint says how its weights are quantised.
+
+    What the decoder's object says comes last: it may be that of the checkpoint which was quantised again (NVIDIA's
+    Kimi-K2.5 in NVFP4 holds the settings of the release in INT4 there, and its own beside config.json).
+    """
     places = [_below(root.values, path) for path in ((), *DECODERS)]
-    settings = next((found for place in places for key in SETTINGS if (found := place.get(key))), None)
-    if settings is None:
-        settings = next((found for file, read in BESIDE.items() if (found := read(folder / file))), None)
+    own, *inside = [next((found for key in SETTINGS if (found := place.get(key))), None) for place in places]
+    settings = own or next((found for file, read in BESIDE.items() if (found := read(folder / file))), None)
+    settings = settings or next(filter(None, inside), None)
     if settings is None:
         return Section({key: value for key, value in root.values.items() if key != SETTINGS[0]}, root.path)
     if isinstance(settings, dict):

@@ -81,7 +81,7 @@ class Awq:
         if settings.size("bits", 4) != 4:
             raise ConfigError(f"{settings.path}: bits={settings.size('bits')}; AWQ has 4")
         self.group = settings.integer("group_size", 128, least=-1)
-        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path)
+        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path, inside=True)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> PackedAwq | None:
         if headers is None:

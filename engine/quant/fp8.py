@@ -33,7 +33,7 @@ class Fp8:
         self._per = "row" if settings.values.get("quant_method") == "fbgemm_fp8" else "tensor"  # without blocks
         self._powers = settings.values.get("scale_fmt") == "ue8m0"
         names = settings.items("modules_to_not_convert", settings.items("ignored_layers", ()))
-        self._left_out = left_out(names, settings.path)
+        self._left_out = left_out(names, settings.path, inside=True)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Floats8 | None:
         if headers is None:

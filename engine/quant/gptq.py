@@ -106,7 +106,7 @@ class Gptq:
                 "them"
             )
         self.older = form == "gptq"
-        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path)
+        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path, inside=True)
         self.own: Own = Dynamic(settings)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> PackedGptq | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.checkpoint.config import with_quantisation
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
@@ -157,6 +158,42 @@ def test_quantised_layers_of_modelopt_name_what_is_around_random_modules():
     assert dialect.stored("layers.0.mlp.experts.3.up_proj", 256, None).form == "NVFP4"
     assert dialect.stored("layers.0.mlp.shared_expert.up_proj", 256, None).form == "FP8 by matrices"
     assert dialect.stored("layers.0.self_attn.q_proj", 256, None) is None
+
+
+def test_settings_beside_the_configuration_go_before_those_of_the_decoder(tmp_path):
+    """As in NVIDIA's Kimi-K2.5, whose text_config is that of the release in INT4."""
+    root = Section({"text_config": {"quantization_config": packed_settings(4, 32)}}, "config.json")
+    assert with_quantisation(root, tmp_path).values["quantization_config"]["quant_method"] == "compressed-tensors"
+    written = {
+        "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]},
+    }
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(written))
+    assert with_quantisation(root, tmp_path).values["quantization_config"]["quant_algo"] == "NVFP4"
+    own = Section({"quantization_config": VARIANTS["awq 64"].settings, **root.values}, "config.json")
+    assert with_quantisation(own, tmp_path).values["quantization_config"]["quant_method"] == "awq"
+
+
+@pytest.mark.parametrize(
+    ("method", "key"), [("fp8", "modules_to_not_convert"), ("awq", "modules_to_not_convert"),
+                        ("gptq", "modules_to_not_convert"), ("bitsandbytes", "llm_int8_skip_modules")],
+)  # fmt: skip
+def test_parts_of_names_leave_random_modules_out(method, key):
+    """As MiniMax-M2 in FP8, QuantTrio's AWQ and unsloth's NF4 name them."""
+    listed = ["gate", "self_attn", "model.layers.0.", "mlp.shared_expert", "merger"]
+    dialect = DIALECTS[method](Section({"quant_method": method, "bits": 4, key: listed}, "config.json"))
+    quantised = ("layers.1.mlp.gate_proj", "layers.10.mlp.up_proj", "layers.1.mlp.experts.0.up_proj")
+    kept = ("layers.1.mlp.gate", "layers.1.self_attn.q_proj", "layers.0.mlp.up_proj", "visual.merger.linear_fc1",
+            "layers.1.mlp.shared_expert.up_proj")  # fmt: skip
+    assert [module for module in quantised if dialect.stored(module, 256, None) is None] == []
+    assert [module for module in kept if dialect.stored(module, 256, None) is not None] == []
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "language_model.", "thinker.model.", "model.language_model."])
+def test_names_begin_as_the_quantisers_do(prefix):
+    extra = {f"{prefix}layers.0.mlp.up_proj": {"bits": 16}}
+    dialect = DIALECTS["auto-round"](Section({**AUTO, "extra_config": extra}, "config.json"))
+    assert dialect.stored("layers.0.mlp.up_proj", 256, None) is None
 
 
 def test_awq_gemv_of_gptqmodel_is_not_read_as_gemm(tmp_path):
