@@ -154,9 +154,9 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
     if GGUF in present:
         return [_of_gguf(folder / GGUF)]
     if CONSOLIDATED_INDEX in present:
-        return [_renamed(shard, folder) for shard in _indexed(folder, CONSOLIDATED_INDEX, present, header)]
+        return _renamed(_indexed(folder, CONSOLIDATED_INDEX, present, header), folder)
     if found := sorted(name for name in present if fnmatch.fnmatchcase(name, CONSOLIDATED)):
-        return [_renamed(Shard(folder / name, header(name)), folder) for name in found]
+        return _renamed([Shard(folder / name, header(name)) for name in found], folder)
     raise ConfigError(
         f"{folder} holds neither {SINGLE}, {INDEX} nor {CONSOLIDATED}{_instead(folder)} (--load-format dummy draws "
         "random weights)"
@@ -290,8 +290,15 @@ def _of_gguf(path: Path) -> Shard:
     return Shard(path, entries, gguf=found)
 
 
-def _renamed(shard: Shard, folder: Path) -> Shard:
-    """A consolidated shard in transformers' names."""
+def _renamed(shards: list[Shard], folder: Path) -> list[Shard]:
+    """Consolidated shards in transformers' names."""
+    shapes = {name: info.shape for shard in shards for name, info in shard.tensors.items()}
+    for name in filter(consolidated.is_rotated, shapes):
+        consolidated.check_lines(name, shapes)
+    return [_in_our_names(shard, folder) for shard in shards]
+
+
+def _in_our_names(shard: Shard, folder: Path) -> Shard:
     names = {consolidated.canonical(name): name for name in shard.tensors}
     tensors = {name: shard.tensors[original] for name, original in names.items()}
     rotated = {
