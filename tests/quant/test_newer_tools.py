@@ -1,4 +1,4 @@
-"""What AutoRound, GPTQModel, ModelOpt and FBGEMM write beside the usual: the weights of the oracle, and random ones."""
+"""What AutoRound, GPTQModel, ModelOpt, FBGEMM and SGLang write: weights of the oracle, and random ones."""
 
 from __future__ import annotations
 
@@ -80,6 +80,10 @@ NEWER = {
         VARIANTS["ct float channel"], settings={"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0,
                                                 "modules_to_not_convert": ["lm_head.weight"]},
     ),
+    "w8a8 int8": replace(
+        VARIANTS["ct int8"], settings={"quant_method": "w8a8_int8", "is_dynamic": True, "ignore": ["lm_head"]}
+    ),
+    "w8a8 fp8": replace(VARIANTS["ct float channel"], settings={"quant_method": "w8a8_fp8"}),
     "gptqmodel": replace(VARIANTS["gptq 32"], settings={
         "method": "gptq", "format": "gptq", "bits": 4, "group_size": 32, "sym": True, "pack_dtype": "int32",
         "lm_head": False, "meta": {"quantizer": ["gptqmodel:5.7.0"]}, "dynamic": {"-:.*lm_head": {}},
