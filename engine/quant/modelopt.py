@@ -22,10 +22,11 @@ from engine.quant.floats8 import INPUT_SCALES, Floats8, floats8
 from engine.quant.names import entry_around, left_out
 from engine.quant.stored import POWERS, SCALES, Floats4, check_whole, extras
 
-FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8")
+FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB", "MXFP8")
 FP4 = ("NVFP4", "W4A16_NVFP4", "NVFP4_W4A16", "W4A8_NVFP4_FP8", "NVFP4_AWQ", "MXFP4", "W4A16_MXFP4", "W4A8_MXFP4_FP8")
 BLOCK = (128, 128)
-PER = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "row", "FP8_PB_WO": "block"}
+PER = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "row", "FP8_PB_WO": "block", "FP8_PB": "block"}
+NATIVE = "weight_scale_inv"  # beside layers that a mixed checkpoint has from an original in FP8 by blocks (FP8_PB)
 
 
 class ModelOpt:
@@ -48,6 +49,8 @@ class ModelOpt:
             return None if module in self._left_out else self._random(module)
         if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "U8"):
             return None
+        if NATIVE in headers and headers["weight"].dtype == "F8_E4M3":
+            return floats8(NATIVE, headers, BLOCK, "token")
         check_whole(headers, f"codes of {headers['weight'].dtype}", "weight_scale")
         if "pre_quant_scale" in headers:
             raise ConfigError(
@@ -76,7 +79,8 @@ class ModelOpt:
             return Floats8("weight_scale", POWERS[1:], "group", (1, 32))
         if algorithm in FP8:
             per = PER[algorithm]
-            return Floats8("weight_scale", SCALES, per, BLOCK, inputs="kept" if per == "block" else "token")
+            name = NATIVE if algorithm == "FP8_PB" else "weight_scale"
+            return Floats8(name, SCALES, per, BLOCK, inputs="kept" if algorithm == "FP8_PB_WO" else "token")
         if algorithm not in FP4:
             return None
         if "MXFP4" in algorithm:

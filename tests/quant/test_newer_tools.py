@@ -25,7 +25,7 @@ AUTO = {
 COMPRESSED = {**AUTO, "packing_format": "auto_round:llm_compressor", "act_dynamic": True}
 AS_GPTQ = {**gptq_settings(4, 64, False), **AUTO, "group_size": 64, "sym": False}
 TINY = {"hidden": 192, "inner": 192}  # a block of 128, and a half
-FP4 = VARIANTS["ct mxfp4"].write
+FP4, BY_BLOCKS = VARIANTS["ct mxfp4"].write, VARIANTS["fp8 blocks"].write
 
 
 def modelopt(algorithm):
@@ -99,6 +99,13 @@ NEWER = {
     "modelopt mxfp4 alone": replace(VARIANTS["modelopt nvfp4"], write=mxfp4, settings=modelopt("MXFP4")),
     "modelopt w4a8": replace(VARIANTS["modelopt nvfp4"], write=w4a8, settings=modelopt("W4A8_NVFP4_FP8")),
     "modelopt w4a16": replace(VARIANTS["modelopt nvfp4"], settings=modelopt("NVFP4_W4A16")),
+    "modelopt fp8 of the original": replace(
+        VARIANTS["modelopt mixed"], others=dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), BY_BLOCKS),
+        settings={**modelopt("MIXED_PRECISION"), "quantized_layers": {
+            f"model.layers.{layer}.{name}": {"quant_algo": algorithm}
+            for layer in range(2) for name, algorithm in (("mlp", "NVFP4"), ("self_attn", "FP8_PB"))
+        }},
+    ),
     "modelopt awq": replace(VARIANTS["modelopt nvfp4"], settings=modelopt("NVFP4_AWQ")),
     "ct w4 inputs with zero points": replace(VARIANTS["ct w4 32"], settings={
         **packed_settings(4, 32), "config_groups": {"group_0": {
