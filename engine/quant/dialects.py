@@ -35,6 +35,7 @@ DIALECTS: dict[str, Callable[[Section], Dialect]] = {
     "gptq": Gptq,
     "modelopt": ModelOpt,
     "mxfp4": Mxfp4,
+    "mxfp8": Fp8,
     FP8: w8a8,
     INT8: w8a8,
     ONLINE: Online,

@@ -16,7 +16,20 @@ from engine.quant.dialects import DIALECTS
 from tests.models.harness import load
 from tests.quant.compared import check_weights
 from tests.quant.test_dialects import forms
-from tests.quant.written import AWQ, BF16, INT8, VARIANTS, gptq_settings, nibbles, packed_settings, scales, write
+from tests.quant.written import (
+    AWQ,
+    BF16,
+    INT8,
+    U8,
+    VARIANTS,
+    Variant,
+    floats8,
+    gptq_settings,
+    nibbles,
+    packed_settings,
+    scales,
+    write,
+)
 
 AUTO = {
     "quant_method": "auto-round", "bits": 4, "sym": True, "group_size": 32, "autoround_version": "0.9.1",
@@ -80,6 +93,12 @@ NEWER = {
         VARIANTS["ct float channel"], settings={"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0,
                                                 "modules_to_not_convert": ["lm_head.weight"]},
     ),
+    "mxfp8": Variant(
+        {"quant_method": "mxfp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32], "scale_fmt": "ue8m0",
+         "ignored_layers": ["lm_head", "vision_tower"]},
+        floats8(per="group", dtype=U8),
+    ),
+    "mxfp8 without sizes": Variant({"quant_method": "mxfp8"}, floats8("weight_scale", "group", dtype=U8)),
     "w8a8 int8": replace(
         VARIANTS["ct int8"], settings={"quant_method": "w8a8_int8", "is_dynamic": True, "ignore": ["lm_head"]}
     ),
