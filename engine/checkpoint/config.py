@@ -107,7 +107,7 @@ def with_quantisation(root: Section, folder: Path) -> Section:
     if isinstance(settings, dict):
         if isinstance(inner := settings.get("quantization"), dict):  # as in hf_quant_config.json
             settings = {**settings, **inner}
-        known = {"quant_algo": "modelopt", "config_groups": "compressed-tensors"}
+        known = {"quant_algo": "modelopt"} | dict.fromkeys(("config_groups", "sparsity_config"), "compressed-tensors")
         named = next((method for key, method in known.items() if key in settings), UNKNOWN)
         method = settings.get("quant_method") or settings.get("method") or named  # GPTQModel writes both
         settings = {**settings, "quant_method": SPELLED.get(method, method) if isinstance(method, str) else method}

@@ -204,6 +204,16 @@ def test_settings_beside_the_configuration_go_before_those_of_the_decoder(tmp_pa
     assert with_quantisation(own, tmp_path).values["quantization_config"]["quant_method"] == "awq"
 
 
+def test_floats_that_were_made_sparse_are_floats(tmp_path):
+    """As the first sparse releases of Neural Magic say it."""
+    plain = Variant({}, lambda draw, rows, columns: {"weight": torch.randn(rows, columns, generator=draw)}, TINY)
+    folder = write(tmp_path, plain)
+    config = json.loads((folder / "config.json").read_text())
+    sparse = {"format": "dense", "global_sparsity": 0.5, "sparsity_structure": "2:4", "targets": ["Linear"]}
+    (folder / "config.json").write_text(json.dumps({**config, "compression_config": {"sparsity_config": sparse}}))
+    assert check_weights(load(folder, "float32"), folder) == 0
+
+
 @pytest.mark.parametrize(
     ("method", "key"), [("fp8", "modules_to_not_convert"), ("awq", "modules_to_not_convert"),
                         ("gptq", "modules_to_not_convert"), ("bitsandbytes", "llm_int8_skip_modules")],
