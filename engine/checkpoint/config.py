@@ -29,6 +29,7 @@ SPELLED = {
     "modelopt_fp8": "modelopt",
     "modelopt_fp4": "modelopt",
     "modelopt_mixed": "modelopt",
+    "modelopt_mxfp8": "modelopt",
 }
 # Where models with towers may say how their decoder is quantised (InternVL's AWQ releases do), when the root does not.
 DECODERS = (
@@ -92,19 +93,23 @@ def refuse_quantized(root: Section) -> None:
 
 
 def with_quantisation(root: Section, folder: Path) -> Section:
-    """The configuration with `quantization_config`, wherever the checkpoint says how its weights are quantised."""
+    """The configuration with `quantization_config`, wherever the checkpoint says how its weights are quantised.
+
+    What the decoder's object says comes last: it may be that of the checkpoint which was quantised again (NVIDIA's
+    Kimi-K2.5 in NVFP4 holds the settings of the release in INT4 there, and its own beside config.json).
+    """
     places = [_below(root.values, path) for path in ((), *DECODERS)]
-    settings = next((found for place in places for key in SETTINGS if (found := place.get(key))), None)
-    if settings is None:
-        settings = next((found for file, read in BESIDE.items() if (found := read(folder / file))), None)
+    own, *inside = [next((found for key in SETTINGS if (found := place.get(key))), None) for place in places]
+    settings = own or next((found for file, read in BESIDE.items() if (found := read(folder / file))), None)
+    settings = settings or next(filter(None, inside), None)
     if settings is None:
         return Section({key: value for key, value in root.values.items() if key != SETTINGS[0]}, root.path)
     if isinstance(settings, dict):
         if isinstance(inner := settings.get("quantization"), dict):  # as in hf_quant_config.json
             settings = {**settings, **inner}
-        known = {"quant_algo": "modelopt", "config_groups": "compressed-tensors"}
+        known = {"quant_algo": "modelopt"} | dict.fromkeys(("config_groups", "sparsity_config"), "compressed-tensors")
         named = next((method for key, method in known.items() if key in settings), UNKNOWN)
-        method = settings.get("quant_method") or named
+        method = settings.get("quant_method") or settings.get("method") or named  # GPTQModel writes both
         settings = {**settings, "quant_method": SPELLED.get(method, method) if isinstance(method, str) else method}
     return Section({**root.values, "quantization_config": settings}, root.path)
 

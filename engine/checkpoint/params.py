@@ -126,11 +126,15 @@ def _seeing(vision: Section, decoder: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quantisation(found: Section) -> dict[str, Any]:
-    """FP8 with a scale per matrix, and one for what is multiplied by the matrix where the scheme is TENSOR."""
+    """FP8 with a scale per matrix, and one for what is multiplied by the matrix where the scheme is TENSOR; or what
+    compressed-tensors says."""
+    if str(found.values.get("quant_method")).replace("_", "-") == "compressed-tensors":
+        return {**found.values, "quant_method": "compressed-tensors"}
     form = found.values.get("qformat_weight")
     if form != "fp8_e4m3":
         raise ConfigError(
-            f"{found.path}: qformat_weight={form!r}; fp8_e4m3 is read: use the checkpoint in another format"
+            f"{found.path}: qformat_weight={form!r}; fp8_e4m3 is read, and quant_method='compressed-tensors': use the "
+            "checkpoint in another format"
         )
     static = found.values.get("qscheme_act") == "TENSOR"
     return {"quant_method": "fp8", "activation_scheme": "static" if static else "dynamic"}

@@ -17,7 +17,18 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
 from engine.quant.names import left_out
-from engine.quant.stored import SCALES, checked_group, extras, fields, form_of, group_of, offsets, scale_of
+from engine.quant.rotations import refuse_rotations
+from engine.quant.stored import (
+    SCALES,
+    checked_group,
+    extras,
+    fields,
+    form_of,
+    group_of,
+    offsets,
+    packing_of,
+    scale_of,
+)
 from engine.weights.table import Wanted
 
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # output 8 c + j is field PLACES[j] of word c
@@ -61,15 +72,16 @@ class Awq:
     """The dialect."""
 
     def __init__(self, settings: Section) -> None:
-        version = str(settings.values.get("version") or "gemm").lower()
-        if version != "gemm":
+        refuse_rotations(settings)
+        key, version = packing_of(settings, "version", "checkpoint_format", "format") or ("version", "gemm")
+        if str(version).lower() != "gemm":
             raise ConfigError(
-                f"{settings.path}: version={version!r}; gemm is read: export the checkpoint again as gemm"
+                f"{settings.path}: {key}={str(version).lower()!r}; gemm is read: export the checkpoint again as gemm"
             )
         if settings.size("bits", 4) != 4:
             raise ConfigError(f"{settings.path}: bits={settings.size('bits')}; AWQ has 4")
         self.group = settings.integer("group_size", 128, least=-1)
-        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path)
+        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path, inside=True)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> PackedAwq | None:
         if headers is None:

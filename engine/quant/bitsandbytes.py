@@ -69,7 +69,7 @@ class BitsAndBytes:
         self._table = settings.values.get("bnb_4bit_quant_type") or "fp4"
         if self._four and self._table not in ("nf4", "fp4"):
             raise ConfigError(f"{settings.path}: bnb_4bit_quant_type={self._table!r}; nf4 and fp4 are read: {AGAIN}")
-        self._left_out = left_out(settings.items("llm_int8_skip_modules", ()), settings.path)
+        self._left_out = left_out(settings.items("llm_int8_skip_modules", ()), settings.path, inside=True)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> TableFloats4 | Integers8 | None:
         if headers is None:

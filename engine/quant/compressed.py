@@ -17,11 +17,12 @@ import torch
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
-from engine.quant.compressed_groups import FORMATS, groups_of, refuse_transforms
+from engine.quant.compressed_groups import FORMATS, groups_of
 from engine.quant.compressed_integers import Integers8, PackedIntegers
 from engine.quant.compressed_packed import packed
 from engine.quant.floats8 import Floats8, floats8
 from engine.quant.names import Names, left_out
+from engine.quant.rotations import refuse_transforms
 from engine.quant.stored import POWERS, SCALES, Floats4, check_whole, extras
 
 NVFP4 = "nvfp4-pack-quantized"
@@ -61,6 +62,11 @@ class Compressed:
         check_whole(headers, f"codes of {headers['weight'].dtype}", "weight_scale")
         if headers["weight"].dtype == "F8_E4M3":
             return floats8("weight_scale", headers, block, _inputs(inputs))
+        if "weight_zero_point" in headers or weights.get("symmetric") is False:
+            raise ConfigError(
+                "codes of I8 with zero points; codes of I8 are read without, pack-quantized ones with zero points: "
+                "quantise the checkpoint again with symmetric weights, or as pack-quantized"
+            )
         if (met := inputs.get("type") == "int") and not inputs.get("dynamic"):
             check_whole(headers, "codes of I8 for static inputs", "input_scale")
         return Integers8(met, tuple(extras(headers, ("input_scale",)).items()), headers["weight_scale"].shape)

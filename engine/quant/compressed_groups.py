@@ -21,7 +21,6 @@ FORMATS = (
     "mxfp8-quantized",
     "mixed-precision",
 )
-IN_WEIGHTS = ("weight_input", "weight_output")  # where a rotation is part of the codes
 
 
 def groups_of(settings: Section) -> list[dict[str, Any]]:
@@ -47,10 +46,10 @@ def groups_of(settings: Section) -> list[dict[str, Any]]:
                 f"{path}.input_activations.num_bits={inputs['num_bits']}; integers meet inputs of 8 bits: quantise the "
                 "checkpoint again with 8"
             )
-        if inputs.get("type") == "int" and not inputs.get("symmetric", True):
+        if inputs.get("type") == "int" and form == "int-quantized" and not inputs.get("symmetric", True):
             raise ConfigError(
-                f"{settings.path}: input_activations with zero points; symmetric ones are read: quantise the "
-                "checkpoint again with symmetric inputs"
+                f"{path}: input_activations with zero points; symmetric ones are read: quantise the checkpoint again "
+                "with symmetric inputs"
             )
     return list(groups.values())
 
@@ -65,23 +64,6 @@ def _check_weights(path: str, weights: dict[str, Any], form: str) -> None:
         raise ConfigError(f"{path}.block_structure={blocks!r} must be two sizes, as [128, 128]")
     if not isinstance(weights.get("strategy", "tensor"), str):
         raise ConfigError(f"{path}.strategy={weights['strategy']!r} must be a word, as 'channel'")
-
-
-def refuse_transforms(settings: Section) -> None:
-    """ConfigError where inputs, outputs, queries or keys are rotated while the model runs (QuIP, SpinQuant)."""
-    if not settings.values.get("transform_config"):
-        return
-    found = settings.section("transform_config")
-    groups = found.section("config_groups").values if found.values.get("config_groups") else {}
-    for name, group in groups.items():
-        places = group.get("apply") if isinstance(group, dict) else None
-        if not isinstance(places, list) or not all(isinstance(place, dict) for place in places):
-            raise ConfigError(f"{found.path}: config_groups.{name} must be an object whose apply is a list of objects")
-        if running := [place.get("location") for place in places if place.get("location") not in IN_WEIGHTS]:
-            raise ConfigError(
-                f"{found.path}: config_groups.{name} rotates {', '.join(map(str, running))} while the model runs, "
-                "which is not computed; rotations of weights are part of codes: quantise the checkpoint with them"
-            )
 
 
 def _two_sizes(blocks: object) -> bool:

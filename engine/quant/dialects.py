@@ -18,6 +18,7 @@ from engine.quant.gptq import Gptq
 from engine.quant.modelopt import ModelOpt
 from engine.quant.mxfp4 import Mxfp4
 from engine.quant.online import ONLINE, Online
+from engine.quant.w8a8 import FP8, INT8, w8a8
 
 if TYPE_CHECKING:
     from engine.checkpoint.section import Section
@@ -28,10 +29,14 @@ DIALECTS: dict[str, Callable[[Section], Dialect]] = {
     "awq": Awq,
     "bitsandbytes": BitsAndBytes,
     "compressed-tensors": Compressed,
+    "fbgemm_fp8": Fp8,
     "fp8": Fp8,
     "gguf": Gguf,
     "gptq": Gptq,
     "modelopt": ModelOpt,
     "mxfp4": Mxfp4,
+    "mxfp8": Fp8,
+    FP8: w8a8,
+    INT8: w8a8,
     ONLINE: Online,
 }

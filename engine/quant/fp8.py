@@ -1,6 +1,9 @@
 """fp8: weights as float8_e4m3fn, in Hugging Face's names and in Mistral's; w = code * scale, "inv" or not.
 
 weight [N, K]    weight_scale_inv [ceil(N / 128), ceil(K / 128)], or a number: weight_scale(_inv), scale, qscale_weight
+mxfp8 (MiniMax-M3, SGLang) has weight_scale_inv [N, K / 32] uint8, powers of two
+fbgemm_fp8 (Llama 3.1 405B) has weight_scale [N, 1]; the bound that it sets on inputs' scales, `activation_scale_ub`,
+would cut the largest inputs off and is not kept to.
 Inputs are quantised per token, with blocks per 128 columns of it (`ue8m0`: by powers of two), or by input_scale.
 """
 
@@ -13,6 +16,7 @@ from engine.quant.floats8 import Floats8, floats8
 from engine.quant.names import left_out
 from engine.quant.stored import POWERS, SCALES
 
+SMALL = (1, 32)  # a block of mxfp8
 SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
 
 
@@ -28,16 +32,21 @@ class Fp8:
         if found and (len(found) != 2 or any(type(size) is not int or size < 1 for size in found)):
             raise ConfigError(f"{settings.path}: weight_block_size={found} must be two sizes, as [128, 128]")
         self._block: tuple[int, int] | None = (found[0], found[1]) if found else None
+        method = settings.values.get("quant_method")
+        self._per = "row" if method == "fbgemm_fp8" else "tensor"  # without blocks
+        self._small = method == "mxfp8" or self._block == SMALL
         self._powers = settings.values.get("scale_fmt") == "ue8m0"
         names = settings.items("modules_to_not_convert", settings.items("ignored_layers", ()))
-        self._left_out = left_out(names, settings.path)
+        self._left_out = left_out(names, settings.path, inside=True)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Floats8 | None:
         if headers is None:
             if module in self._left_out:
                 return None
+            if self._small:
+                return Floats8("weight_scale_inv", POWERS[1:], "group", SMALL)
             if self._block is None:
-                return Floats8("weight_scale_inv", SCALES, "tensor", inputs=self._inputs)
+                return Floats8("weight_scale_inv", SCALES, self._per, inputs=self._inputs)
             scales = (*SCALES, *POWERS)
             return Floats8("weight_scale_inv", scales, "block", self._block, inputs="token", powers=self._powers)
         if "weight" not in headers or headers["weight"].dtype != "F8_E4M3":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Headers
 from engine.quant.dynamic import Dynamic
 from engine.quant.names import left_out
+from engine.quant.rotations import refuse_rotations
 from engine.quant.stored import (
     SCALES,
     check_order,
@@ -31,6 +33,7 @@ from engine.quant.stored import (
     group_of,
     integers,
     offsets,
+    packing_of,
     scale_of,
 )
 from engine.weights.table import Wanted
@@ -74,10 +77,18 @@ class PackedGptq:
         return Codes(kind, values.contiguous(), scale, group, zero=zero, order=order)
 
 
+class Own(Protocol):
+    """What is said of some modules alone."""
+
+    def of(self, module: str) -> Section | None:
+        """Settings of this module; None: it is left out of quantisation."""
+
+
 class Gptq:
     """The dialect."""
 
     def __init__(self, settings: Section) -> None:
+        refuse_rotations(settings)
         self.bits = settings.size("bits")
         if self.bits not in (4, 8):
             raise ConfigError(
@@ -86,18 +97,20 @@ class Gptq:
         self.group = settings.integer("group_size", 128, least=-1)
         self.symmetric = settings.boolean("sym", True)
         self._ordered = settings.boolean("desc_act", False)
-        form = settings.values.get("checkpoint_format") or "gptq"
+        key, form = packing_of(settings, "checkpoint_format", "format") or ("checkpoint_format", "gptq")
+        if settings.values.get("is_marlin_format"):  # AutoGPTQ's older way to say so
+            key, form = "is_marlin_format", True
         if form not in ("gptq", "gptq_v2"):
             raise ConfigError(
-                f"{settings.path}: checkpoint_format={form!r}; gptq and gptq_v2 are read: export the checkpoint again "
-                "in one of them"
+                f"{settings.path}: {key}={form!r}; gptq and gptq_v2 are read: export the checkpoint again in one of "
+                "them"
             )
         self.older = form == "gptq"
-        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path)
-        self._dynamic = Dynamic(settings)
+        self._left_out = left_out(settings.items("modules_to_not_convert", ()), settings.path, inside=True)
+        self.own: Own = Dynamic(settings)
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> PackedGptq | None:
-        own = self._dynamic.of(module)
+        own = self.own.of(module)
         if headers is None and (own is None or module in self._left_out):
             return None
         said = own or Section({}, "")

@@ -1,10 +1,12 @@
-"""modelopt (NVIDIA): FP8 by matrix, row or block, MXFP8 and NVFP4; the scale for the matrix multiplies.
+"""modelopt (NVIDIA): FP8 by matrix, row or block, MXFP8, NVFP4 and MXFP4; the scale for the matrix multiplies.
 
     FP8     weight [N, K] e4m3   weight_scale [], [N] or [N / 128, 1, K / 128, 1]   input_scale []
     MXFP8   weight [N, K] e4m3   weight_scale [N, K / 32] uint8, powers of two
     NVFP4   weight [N, K / 2]    weight_scale [N, K / 16] e4m3                      weight_scale_2 []
+    MXFP4   weight [N, K / 2]    weight_scale [N, K / 32] uint8, powers of two
 
-NVFP4's inputs are kept, as with W4A16_NVFP4, and those of FP8 blocks; others are quantised per token or by input_scale.
+Inputs of codes of four bits are kept, whatever the algorithm makes of them, and those of FP8 blocks; others are
+quantised per token or by input_scale. W4A8_NVFP4_FP8 has a scale for 32 columns where NVFP4 has two.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.floats8 import INPUT_SCALES, Floats8, floats8
-from engine.quant.names import entry_of, left_out
+from engine.quant.names import entry_around, left_out
 from engine.quant.stored import POWERS, SCALES, Floats4, check_whole, extras
 
-FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8")
-FP4 = ("NVFP4", "W4A16_NVFP4")
+FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB", "MXFP8")
+FP4 = ("NVFP4", "W4A16_NVFP4", "NVFP4_W4A16", "W4A8_NVFP4_FP8", "NVFP4_AWQ", "MXFP4", "W4A16_MXFP4", "W4A8_MXFP4_FP8")
 BLOCK = (128, 128)
-PER = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "row", "FP8_PB_WO": "block"}
+PER = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "row", "FP8_PB_WO": "block", "FP8_PB": "block"}
+NATIVE = "weight_scale_inv"  # beside layers that a mixed checkpoint has from an original in FP8 by blocks (FP8_PB)
 
 
 class ModelOpt:
@@ -34,7 +37,8 @@ class ModelOpt:
         of_cache_alone = not self._algorithm and bool(settings.values.get("kv_cache_quant_algo"))
         if self._algorithm not in (*FP8, *FP4, "MIXED_PRECISION") and not of_cache_alone:
             raise ConfigError(
-                f"{settings.path}: quant_algo={self._algorithm!r}; read are {', '.join((*FP8, *FP4))}, MIXED_PRECISION"
+                f"{settings.path}: quant_algo={self._algorithm!r}; read are {', '.join((*FP8, *FP4))}, MIXED_PRECISION:"
+                " quantise the checkpoint again with one of them"
             )
         names = settings.items("ignore", settings.items("exclude_modules", ()))
         self._left_out = left_out(names, settings.path)
@@ -45,6 +49,8 @@ class ModelOpt:
             return None if module in self._left_out else self._random(module)
         if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "U8"):
             return None
+        if NATIVE in headers and headers["weight"].dtype == "F8_E4M3":
+            return floats8(NATIVE, headers, BLOCK, "token")
         check_whole(headers, f"codes of {headers['weight'].dtype}", "weight_scale")
         if "pre_quant_scale" in headers:
             raise ConfigError(
@@ -55,19 +61,29 @@ class ModelOpt:
             found = floats8("weight_scale", headers, BLOCK, "given" if self._algorithm == "FP8" else "kept")
             quantised = found.per == "row" or any(kind in headers for kind in INPUT_SCALES)
             return replace(found, inputs="token") if quantised and found.per != "block" else found
+        if headers["weight_scale"].dtype in ("U8", "F8_E8M0"):
+            return Floats4("weight", POWERS, 32, extra=tuple(extras(headers, ("input_scale",)).items()))
         check_whole(headers, "codes of U8", "weight_scale_2")
-        shape = headers["weight_scale_2"].shape
+        scales, shape = headers["weight_scale"].shape, headers["weight_scale_2"].shape
+        group = 32 if scales and scales[-1] * 32 == columns else 16
         extra = tuple(extras(headers, ("input_scale",)).items())
-        return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2", shape=shape, extra=extra)
+        return Floats4("weight", (torch.float8_e4m3fn,), group, "weight_scale_2", shape=shape, extra=extra)
 
     def _random(self, module: str) -> Stored | None:
         algorithm = self._algorithm
         if algorithm == "MIXED_PRECISION":
-            said = entry_of(module, self._layers) if self._layers else {"quant_algo": "NVFP4"}  # of what is not told
+            unsaid = {} if self._layers else {"quant_algo": "NVFP4"}
+            said = entry_around(module, self._layers) or unsaid
             algorithm = str(said.get("quant_algo") if isinstance(said, dict) else "").upper()
         if algorithm == "MXFP8":
             return Floats8("weight_scale", POWERS[1:], "group", (1, 32))
         if algorithm in FP8:
             per = PER[algorithm]
-            return Floats8("weight_scale", SCALES, per, BLOCK, inputs="kept" if per == "block" else "token")
-        return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2") if algorithm in FP4 else None
+            name = NATIVE if algorithm == "FP8_PB" else "weight_scale"
+            return Floats8(name, SCALES, per, BLOCK, inputs="kept" if algorithm == "FP8_PB_WO" else "token")
+        if algorithm not in FP4:
+            return None
+        if "MXFP4" in algorithm:
+            return Floats4("weight", POWERS[1:], 32)
+        group = 32 if algorithm == "W4A8_NVFP4_FP8" else 16
+        return Floats4("weight", (torch.float8_e4m3fn,), group, "weight_scale_2")

@@ -28,9 +28,11 @@ AT_ONCE = 1 << 23  # numbers that become codes at a time
 ONLINE = "fp8 online"  # in the place of quant_method; no checkpoint says so
 # Names that vLLM and SGLang have for kernels of a method, and spellings; some are for several methods.
 ALIASES = {
+    "auto_gptq": ("gptq",),
     "gptq_marlin": ("gptq",),
     "gptq_bitblas": ("gptq",),
     "marlin": ("gptq",),
+    "auto_awq": ("awq",),
     "awq_marlin": ("awq",),
     "cpu_awq": ("awq",),
     "moe_wna16": ("gptq", "awq"),
@@ -38,14 +40,18 @@ ALIASES = {
     "auto_round": ("auto-round",),
     "inc": ("auto-round",),
     "compressed_tensors": ("compressed-tensors",),
-    "w8a8_int8": ("compressed-tensors",),
-    "w8a8_fp8": ("compressed-tensors",),
+    "w8a8_int8": ("compressed-tensors", "w8a8_int8"),
+    "w8a8_fp8": ("compressed-tensors", "w8a8_fp8"),
     "modelopt_fp8": ("modelopt",),
     "modelopt_fp4": ("modelopt",),
     "modelopt_mixed": ("modelopt",),
+    "modelopt_mxfp8": ("modelopt",),
     "petit_nvfp4": ("modelopt",),
+    "gpt_oss_mxfp4": ("mxfp4",),
     "bnb": ("bitsandbytes",),
 }
+# What vLLM and SGLang call codes of FP8 that are made of floats: a scale per row, inputs quantised per token.
+OF_FLOATS = ("fp8", "fp8_per_channel", "ptpc_fp8", "w8a8_fp8")
 
 
 def requested(config: ModelConfig, word: str) -> ModelConfig:
@@ -58,7 +64,7 @@ def requested(config: ModelConfig, word: str) -> ModelConfig:
         return config
     if own is not None:
         raise ConfigError(f"--quantization {word}: the checkpoint is quantised by {own}; leave the flag out")
-    if word.lower() != "fp8":
+    if word.lower() not in OF_FLOATS:
         raise ConfigError(
             f"--quantization {word}: this checkpoint is not quantised, and fp8 is what is made of floats; ask for fp8, "
             f"or serve a checkpoint that is quantised by {' or '.join(named)}"

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
@@ -115,6 +117,11 @@ def group_of(headers: Headers, columns: int, said: int) -> int:
     return columns // lines if lines > 1 else -1
 
 
+def packing_of(settings: Section, *keys: str) -> tuple[str, Any] | None:
+    """How words are packed, by the first of the keys that says so (AutoAWQ and AutoGPTQ have one, GPTQModel others)."""
+    return next(((key, form) for key in keys if (form := settings.values.get(key))), None)
+
+
 def form_of(bits: int, group: int, has_zeros: bool) -> str:
     """Integers, in a few words."""
     return f"INT{bits} by {'rows' if group < 1 else group}{' with zero points' if has_zeros else ''}"
@@ -161,7 +168,7 @@ class Floats4:
             **dict(self.extra),
         }
         if self.whole is not None:
-            wanted[self.whole] = Wanted(number_shape(self.shape), (torch.float32,))
+            wanted[self.whole] = Wanted(number_shape(self.shape), SCALES)
         return wanted
 
     def read(self, tensors: Mapping[str, Tensor]) -> Codes:
@@ -169,6 +176,6 @@ class Floats4:
         values = torch.stack([both & 15, both >> 4], dim=2).flatten(1)
         scale, row_scale = scale_of("weight_scale", tensors["weight_scale"]), None
         if self.whole is not None:
-            whole = scale_of(self.whole, tensors[self.whole]).reshape(1)
+            whole = scale_of(self.whole, tensors[self.whole]).float().reshape(1)
             row_scale = (1 / whole if self.divides else whole).expand(len(values)).contiguous()
         return Codes(Kind.E2M1, values, scale, self.group, row_scale)

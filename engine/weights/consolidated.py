@@ -10,11 +10,14 @@ want the first half of a head's rows, then the second, so query and key rows are
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from math import prod
 
 from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.weights import rows
+from engine.weights.table import Shape
 
 NAMES = {
     "tok_embeddings": "model.embed_tokens",
@@ -51,8 +54,13 @@ SEEING = {  # the tower's modules, the part of a layer behind the layer's number
     "feed_forward.w3": "feed_forward.up_proj",
 }
 _TOWER_LAYER = re.compile(r"vision_encoder\.(transformer\.layers\.\d+\.)")
-_NAME = re.compile(r"(layers\.\d+\.)?(.+)\.(weight|bias|qscale_weight|qscale_act)")
-_ROTATED = re.compile(r"attention\.w[qk]\.(weight|bias|qscale_weight)$")
+# What compressed-tensors writes beside the weight, or in its place; with a line for each row, and others.
+BY_ROWS, WHOLE = (
+    "weight_packed|weight_scale|weight_zero_point",
+    "weight_global_scale|weight_shape|input_(?:global_)?scale",
+)
+_NAME = re.compile(rf"(layers\.\d+\.)?(.+)\.(weight|bias|qscale_weight|qscale_act|{BY_ROWS}|{WHOLE})")
+_ROTATED = re.compile(rf"attention\.w[qk]\.(weight|bias|qscale_weight|{BY_ROWS})$")
 
 
 def canonical(name: str) -> str:
@@ -81,6 +89,18 @@ def is_tower(name: str) -> bool:
 def is_rotated(name: str) -> bool:
     """Whether rows of this tensor of the file meet the rotary embedding."""
     return _ROTATED.search(name) is not None
+
+
+def check_lines(name: str, shapes: Mapping[str, Shape]) -> None:
+    """ConfigError where rows of a matrix change places and lines of this tensor beside it are not of a row each."""
+    module, _, kind = name.rpartition(".")
+    codes = next((shapes[each] for end in ("weight", "weight_packed") if (each := f"{module}.{end}") in shapes), ())
+    lines = shapes[name]
+    if kind in ("weight_scale", "weight_zero_point") and prod(lines) != 1 and lines[:1] != codes[:1]:
+        raise ConfigError(
+            f"{name} has shape {list(lines)}, and the rows of {list(codes)} change places at load; a scale or a zero "
+            "point for each row, or one scale, is read: use the checkpoint in Hugging Face's names"
+        )
 
 
 def half_split(tensor: Tensor, head_dim: int) -> Tensor:

@@ -31,6 +31,7 @@ from engine.weights.names import compact
 from engine.weights.table import Shape
 
 MAX_HEADER_BYTES = 104_857_600
+MAX_DIMENSIONS, MAX_SIZE = 16, 2**40  # of a tensor: with a dimension of 0 no byte of the file bounds the others
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
@@ -153,9 +154,9 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
     if GGUF in present:
         return [_of_gguf(folder / GGUF)]
     if CONSOLIDATED_INDEX in present:
-        return [_renamed(shard, folder) for shard in _indexed(folder, CONSOLIDATED_INDEX, present, header)]
+        return _renamed(_indexed(folder, CONSOLIDATED_INDEX, present, header), folder)
     if found := sorted(name for name in present if fnmatch.fnmatchcase(name, CONSOLIDATED)):
-        return [_renamed(Shard(folder / name, header(name)), folder) for name in found]
+        return _renamed([Shard(folder / name, header(name)) for name in found], folder)
     raise ConfigError(
         f"{folder} holds neither {SINGLE}, {INDEX} nor {CONSOLIDATED}{_instead(folder)} (--load-format dummy draws "
         "random weights)"
@@ -250,7 +251,7 @@ def _offsets(path: Path, name: str, entry: object) -> tuple[int, int]:
     try:
         begin, end = entry["data_offsets"]  # type: ignore[index]
         return int(begin), int(end)
-    except (TypeError, KeyError, IndexError, ValueError):
+    except (TypeError, KeyError, IndexError, ValueError, OverflowError):
         raise ConfigError(f"{path}: the header's entry of {name} is damaged") from None
 
 
@@ -260,8 +261,13 @@ def _entry(path: Path, name: str, entry: dict, data_start: int, file_bytes: int)
         shape = tuple(int(size) for size in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
         dtype = str(entry["dtype"])
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise ConfigError(f"{path}: the header's entry of {name} is damaged") from None
+    if len(shape) > MAX_DIMENSIONS or max(shape, default=0) > MAX_SIZE:
+        raise ConfigError(
+            f"{path}: {name} has {len(shape)} dimensions, the largest of {max(shape)}; at most {MAX_DIMENSIONS} of at "
+            f"most {MAX_SIZE} are read: download the checkpoint again"
+        )
     if dtype not in DTYPE_BYTES:
         raise ConfigError(f"{path}: {name} has dtype {dtype}; known are {', '.join(DTYPE_BYTES)}")
     num_bytes = DTYPE_BYTES[dtype]
@@ -284,8 +290,15 @@ def _of_gguf(path: Path) -> Shard:
     return Shard(path, entries, gguf=found)
 
 
-def _renamed(shard: Shard, folder: Path) -> Shard:
-    """A consolidated shard in transformers' names."""
+def _renamed(shards: list[Shard], folder: Path) -> list[Shard]:
+    """Consolidated shards in transformers' names."""
+    shapes = {name: info.shape for shard in shards for name, info in shard.tensors.items()}
+    for name in filter(consolidated.is_rotated, shapes):
+        consolidated.check_lines(name, shapes)
+    return [_in_our_names(shard, folder) for shard in shards]
+
+
+def _in_our_names(shard: Shard, folder: Path) -> Shard:
     names = {consolidated.canonical(name): name for name in shard.tensors}
     tensors = {name: shard.tensors[original] for name, original in names.items()}
     rotated = {

@@ -124,7 +124,7 @@ def floats4(tensors: dict[str, torch.Tensor]) -> np.ndarray:
     found = tensors["weight_scale"]
     if found.dtype == torch.uint8:
         return codes * np.repeat(2.0 ** (found.numpy().astype(np.float64) - 127), 32, 1)
-    value = codes * np.repeat(numbers(found), 16, 1)
+    value = codes * np.repeat(numbers(found), codes.shape[1] // found.shape[1], 1)
     if "weight_global_scale" in tensors:
         return value / numbers(tensors["weight_global_scale"])
     return value * numbers(tensors["weight_scale_2"])
@@ -170,7 +170,8 @@ def gptq(settings: dict, tensors: dict[str, torch.Tensor]) -> np.ndarray:
         zero = np.full(scale.shape, 2 ** (bits - 1))
     else:
         zero = fields(tensors["qzeros"].numpy(), bits).T
-        if settings.get("checkpoint_format") != "gptq_v2":
+        said = [settings.get(key) for key in ("packing_format", "checkpoint_format", "format")]
+        if next(filter(None, said), None) not in ("gptq_v2", "auto_round:gptqmodel"):
             zero = (zero + 1) % 2**bits
     return (codes - zero[:, group]) * scale[:, group]
 

@@ -98,11 +98,18 @@ def test_experts_that_lie_in_one_tensor_become_codes_too(name, device):
     [("gptq 32", "gptq"), ("gptq 32", "GPTQ"), ("gptq 32", "gptq_marlin"), ("gptq 32", "moe_wna16"),
      ("awq 32", "moe_wna16"), ("awq 32", "awq_marlin"), ("modelopt nvfp4", "modelopt_fp4"),
      ("modelopt nvfp4", "petit_nvfp4"), ("ct w4 32", "compressed-tensors"), ("ct int8", "w8a8_int8"),
-     ("fp8 tensor", "fp8"), ("auto-round awq", "auto-round")],
+     ("fp8 tensor", "fp8"), ("auto-round awq", "auto-round"), ("gptq 32", "auto_gptq"), ("awq 32", "auto_awq"),
+     ("modelopt mxfp8", "modelopt_mxfp8"), ("ct float channel", "w8a8_fp8")],
 )  # fmt: skip
 def test_the_method_of_the_checkpoint_may_be_named(tmp_path, name, word):
     config = load_model_config(write(tmp_path, VARIANTS[name]))
     assert requested(config, word) is config
+
+
+@pytest.mark.parametrize("word", ["fp8", "fp8_per_channel", "ptpc_fp8", "w8a8_fp8"])
+def test_a_scale_per_row_has_other_names(word):
+    config = requested(load_model_config(tiny.checkpoint("llama")), word)
+    assert config.raw["quantization_config"] == {"quant_method": "fp8 online"}
 
 
 def test_other_words_are_refused(tmp_path):
