@@ -66,6 +66,25 @@ def times(product, scale, of_x, WHOLE: tl.constexpr, LEFT: tl.constexpr):
 
 
 @triton.jit
+def finished(sums, scales, bias, weights, row, x_at, pair, m_in, BLOCKED: tl.constexpr, LEFT: tl.constexpr):
+    """A block's sums with what is of whole rows and tokens: their scales but in blocks, weights, the bias."""
+    if not BLOCKED:
+        sums *= of_rows(tl.load(scales + row), LEFT) * of_tokens(tl.load(x_at), LEFT)
+    if weights is not None:
+        sums *= of_tokens(tl.load(weights + pair, mask=m_in, other=0.0), LEFT)
+    if bias is not None:
+        sums += of_rows(tl.load(bias + row), LEFT)
+    return sums
+
+
+@triton.jit
+def block_codes(values, POWERS: tl.constexpr, ROUNDS: tl.constexpr, LEFT: tl.constexpr):
+    """The codes of a block, and the scale of each token."""
+    scale = scale_of(tl.max(tl.abs(values), 1 if LEFT else 0), POWERS)
+    return coded(values, tl.broadcast_to(of_tokens(scale, LEFT), values.shape), ROUNDS), scale
+
+
+@triton.jit
 def turn_of(lines, line, depth, start, EVEN: tl.constexpr):
     """128 columns of these lines, zeros behind the last column: [lines, 128]."""
     k = start + tl.arange(0, 128)
@@ -136,17 +155,16 @@ def float8_experts_kernel(
     expert, first, end = tile_of_experts(ends, tl.program_id(1), experts, EXPERTS, BLOCK_M)
     if expert < experts:
         m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, True, GATED, BLOCK_M)
-        # What is read for no pair, and for no row, is not written.
-        source = tl.minimum(source, tokens - 1)
+        source = tl.minimum(source, tokens - 1)  # what is read for no pair, and for no row, is not written
         first_n = tl.program_id(0) * (BLOCK_N if GATED else 2 * BLOCK_N)
-        column = first_n + tl.arange(0, BLOCK_N)
-        behind = column if GATED else column + BLOCK_N
+        next_n = first_n if GATED else first_n + BLOCK_N
+        column, behind = first_n + tl.arange(0, BLOCK_N), next_n + tl.arange(0, BLOCK_N)
         line, other_line = expert * SIDES * width, (expert * SIDES + SIDES - 1) * width  # rows of all experts
         row, other_row = line + tl.minimum(column, width - 1), other_line + tl.minimum(behind, width - 1)
         at_row, at_other = row, other_row
         if WHOLE:
             at_row = line + first_n
-            at_other = other_line + (first_n if GATED else tl.minimum(first_n + BLOCK_N, width - 1))
+            at_other = other_line + tl.minimum(next_n, width - 1)
         last = tl.cdiv(depth, TURN) - 1
         x_at = x_scales + source
         sums = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
@@ -173,33 +191,22 @@ def float8_experts_kernel(
             product = met(block, rows, NATIVE, KIND, LEFT)
             sums += times(product, of_row, of_x, WHOLE, LEFT) if BLOCKED else product
             if DESCRIBED:
-                next_n = first_n if GATED else first_n + BLOCK_N
                 block = codes.load([expert * SIDES + SIDES - 1, next_n, start]).reshape((BLOCK_N, TURN))
             else:
                 block = turn_of(codes, other_row, depth, start, EVEN)
             product = met(block, rows, NATIVE, KIND, LEFT)
             others += times(product, of_other, of_x, WHOLE, LEFT) if BLOCKED else product
-        if not BLOCKED:
-            of_x = of_tokens(tl.load(x_at), LEFT)
-            sums *= of_rows(tl.load(scales + row), LEFT) * of_x
-            others *= of_rows(tl.load(scales + other_row), LEFT) * of_x
-        if weights is not None:
-            weight_of = of_tokens(tl.load(weights + pair, mask=m_in, other=0.0), LEFT)
-            sums *= weight_of
-            others *= weight_of
-        if bias is not None:
-            sums += of_rows(tl.load(bias + row), LEFT)
-            others += of_rows(tl.load(bias + other_row), LEFT)
+        sums = finished(sums, scales, bias, weights, row, x_at, pair, m_in, BLOCKED, LEFT)
+        others = finished(others, scales, bias, weights, other_row, x_at, pair, m_in, BLOCKED, LEFT)
         if GATED:
             sums = activate(sums, others, ACT)
         n_in, pairs_in = of_rows(column < width, LEFT), of_tokens(m_in, LEFT)
         at = out + of_tokens(target.to(tl.int64) * width, LEFT) + of_rows(column, LEFT)
         if THEN:
             kept = tl.where(n_in, sums.to(KEPT).to(tl.float32), 0.0)
-            scale = scale_of(tl.max(tl.abs(kept), 1 if LEFT else 0), THEN == 2)
+            made, scale = block_codes(kept, THEN == 2, ROUNDS, LEFT)
             tl.store(out_scales + tl.program_id(0).to(tl.int64) * pairs + target, scale, mask=m_in)
-            codes_of = coded(kept, tl.broadcast_to(of_tokens(scale, LEFT), kept.shape), ROUNDS)
-            tl.store(at, codes_of, mask=n_in & pairs_in)
+            tl.store(at, made, mask=n_in & pairs_in)
         else:
             tl.store(at, sums.to(out.dtype.element_ty), mask=n_in & pairs_in)
         if not GATED:

@@ -117,6 +117,36 @@ def two_lines(words, scales, row_scales, bias, n, m, line, height, n_in, m_in, T
 
 
 @triton.jit
+def of_turn(
+    one, other, tokens, factors, scales, turn: tl.constexpr, PAIRS: tl.constexpr, FORM: tl.constexpr,
+    GROUPED: tl.constexpr,
+):  # fmt: skip
+    """Sums of a turn's columns, scaled: of one weight row and of the other, or of both by the unit and zeros."""
+    if PAIRS:
+        if FORM == 0:
+            operands = (one[0][turn], other[0][turn], tokens[2 * turn], tokens[2 * turn + 1])
+            made = tl.inline_asm_elementwise(OF_WORDS, OPERANDS, operands, dtype=tl.float32, is_pure=True, pack=4)
+        else:
+            both = (one[0][turn], other[0][turn], tokens[turn])
+            made = tl.inline_asm_elementwise(OF_CODES, CODE_OPERANDS, both, dtype=tl.float32, is_pure=True, pack=4)
+        if scales is not None:
+            of_first = tl.arange(0, 4)[None, :] < 2
+            made *= tl.where(of_first, one[1][turn].to(tl.float32), other[1][turn].to(tl.float32))
+        more = 0.0
+    else:
+        if FORM == 0:
+            x0, x1 = tokens[2 * turn], tokens[2 * turn + 1]
+            made, more = floats_met(one[0][turn], x0, x1), floats_met(other[0][turn], x0, x1)
+        else:
+            made, more = met(one[0][turn], tokens[turn], 4), met(other[0][turn], tokens[turn], 4)
+        if scales is not None:
+            made, more = made * one[1][turn].to(tl.float32), more * other[1][turn].to(tl.float32)
+    if GROUPED:
+        made, more = made * factors[turn], more * factors[turn]
+    return made, more
+
+
+@triton.jit
 def pairs_float8_kernel(
     out,  # [pairs, width]
     x,  # [rows, line * 2] int32: two bfloat16; of CODES [rows, line] int32; of MADE [rows, line * 4] floats
@@ -185,35 +215,8 @@ def pairs_float8_kernel(
             )  # fmt: skip
             sums, others = tl.zeros([TURN // 4, 4], tl.float32), tl.zeros([TURN // 4, 4], tl.float32)
             for turn in tl.static_range(TURNS):
-                if PAIRS:
-                    if FORM == 0:
-                        operands = (one[0][turn], other[0][turn], tokens[2 * turn], tokens[2 * turn + 1])
-                        made = tl.inline_asm_elementwise(
-                            OF_WORDS, OPERANDS, operands, dtype=tl.float32, is_pure=True, pack=4
-                        )
-                    else:
-                        both = (one[0][turn], other[0][turn], tokens[turn])
-                        made = tl.inline_asm_elementwise(
-                            OF_CODES, CODE_OPERANDS, both, dtype=tl.float32, is_pure=True, pack=4
-                        )
-                    if scales is not None:
-                        of_first = tl.arange(0, 4)[None, :] < 2
-                        made *= tl.where(of_first, one[1][turn].to(tl.float32), other[1][turn].to(tl.float32))
-                    if GROUPED:
-                        made *= factors[turn]
-                    sums += made
-                else:
-                    if FORM == 0:
-                        x0, x1 = tokens[2 * turn], tokens[2 * turn + 1]
-                        made, more = floats_met(one[0][turn], x0, x1), floats_met(other[0][turn], x0, x1)
-                    else:
-                        made = met(one[0][turn], tokens[turn], 4)
-                        more = met(other[0][turn], tokens[turn], 4)
-                    if scales is not None:
-                        made, more = made * one[1][turn].to(tl.float32), more * other[1][turn].to(tl.float32)
-                    if GROUPED:
-                        made, more = made * factors[turn], more * factors[turn]
-                    sums, others = sums + made, others + more
+                made, more = of_turn(one, other, tokens, factors, scales, turn, PAIRS, FORM, GROUPED)
+                sums, others = sums + made, others + more
             if PAIRS:
                 sums, others = on_diagonals(sums)
                 if FORM == 0:
