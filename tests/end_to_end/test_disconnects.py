@@ -62,6 +62,15 @@ async def test_2000_requests_with_a_fifth_leaving_leak_nothing(server_process: S
     server_process.check_log()
 
 
+async def left_behind(server: InsideServer) -> dict[str, int]:
+    """What is still held: the device thread lets go a little after the gauges are zero."""
+    for _ in range(200):
+        if not (found := held(server.ledger())):
+            break
+        await asyncio.sleep(0.05)
+    return found
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[InsideServer]:
     with inside("--model", str(tiny.checkpoint("omni")), *SMALL) as server:
@@ -77,32 +86,43 @@ async def test_the_ledger_is_clean_after_leavers_of_every_kind(server: InsideSer
     tally = await crowd(server.port, known, 400, SEED + 2, share=0.5)
     assert tally.wrong == []
     assert set((await until_idle(server.port)).values()) == {0.0}
-    await asyncio.sleep(0.3)
+    assert await left_behind(server) == {}
     ledger = server.ledger()
-    assert held(ledger) == {}, ledger
     assert ledger["engine_free"] + ledger["engine_cached"] == ledger["engine_total"]
     media = {name: count for name, count in ledger.items() if name.startswith("media_")}
     assert {name for name, count in media.items() if count} <= {"media_cache_bytes"}
     assert "media_reserved_bytes" in media
-    assert server.tasks() == tasks
-    assert threading.active_count() == threads
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    for _ in range(100):  # connections that were reset close in turns of the loop
+        gc.collect()
+        now = (server.tasks(), threading.active_count(), len(os.listdir("/proc/self/fd")))
+        if now == (tasks, threads, descriptors):
+            break
+        await asyncio.sleep(0.1)
+    assert now == (tasks, threads, descriptors)
     assert server.state.live == {}
 
 
 async def test_blocks_are_free_one_step_after_the_client_has_left(server: InsideServer, known):
-    """Counted in steps from the moment the loop knows, with another stream that keeps the steps going."""
+    """Counted in the device's steps from the loop's word on, with another stream that keeps the steps going.
+
+    Not in those that the loop hears of: when it hears late, it hears of many that were made before its word.
+    """
     engine = server.state.engine
-    steps: list[tuple[int, int]] = []  # (blocks used, streams that the loop knows) after each step
-    metrics = engine.on_step
+    device, metrics = engine._device, engine.on_step
+    abort, scheduler = device.abort, device._runtime.scheduler
+    steps: list[tuple[int, int]] = []  # (number, blocks used after it)
+    words: list[int] = []  # the step that was next when the device thread was told that a choice has left
 
     def note(stats) -> None:
         metrics(stats)
-        steps.append((stats.blocks_used, len({id(stream) for stream, _ in engine._routes.values()})))
+        steps.append((stats.step_id, stats.blocks_used))
+
+    def leave(device_id: int) -> None:
+        abort(device_id)
+        words.append(scheduler.next_step)
 
     prompt = known["text"].prompt_token_ids
-    engine.on_step = note
+    engine.on_step, device.abort = note, leave
     try:
         async with Connection(server.port) as stays, Connection(server.port) as leaves:
             await stays.send(request_bytes("POST", "/v1/completions", greedy(prompt, 1200, stream=True)))
@@ -112,14 +132,13 @@ async def test_blocks_are_free_one_step_after_the_client_has_left(server: Inside
             leaves.reset()
             steady = await read_events(stays, steady)
     finally:
-        engine.on_step = metrics
+        engine.on_step, device.abort = metrics, abort
     assert len(steady.token_ids) == 1200
-    most = max(used for used, _ in steps)
-    both = max(at for at, (_, streams) in enumerate(steps) if streams == 2)
-    freed = next(at for at in range(both, len(steps)) if steps[at][0] < most // 2)
-    print(f"{most} blocks; freed {freed - both} steps after the last one at which the loop held the stream")
-    assert freed - both <= 2, "two steps are in flight: the row costs no more than those"
-    assert steps[-1][1] <= 1
+    assert len(words) == 4
+    most, peak = max((used, number) for number, used in steps if number < words[-1])
+    freed = next(number for number, used in steps if number > peak and used < most // 2)
+    print(f"{most} blocks; freed by step {freed}, {words[-1]} was next when the last choice left")
+    assert freed - words[-1] <= 1, "two steps are in flight: the row costs no more than those"
 
 
 async def test_leaving_while_waiting_for_a_place_gives_the_place_back(server: InsideServer):
@@ -129,10 +148,11 @@ async def test_leaving_while_waiting_for_a_place_gives_the_place_back(server: In
     for connection, body in zip(connections, bodies):
         await connection.__aenter__()
         await connection.send(request_bytes("POST", "/v1/completions", body))
-    await asyncio.sleep(0.3)
-    assert (await gauges(server.port))["num_requests_waiting"] > 0
+    async with asyncio.timeout(20):
+        while not (await gauges(server.port))["num_requests_waiting"]:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.02)
     for connection in connections:
         connection.reset()
         await connection.__aexit__()
-    assert set((await until_idle(server.port, 2.0)).values()) == {0.0}
-    assert held(server.ledger()) == {}
+    assert set((await until_idle(server.port)).values()) == {0.0}
+    assert await left_behind(server) == {}

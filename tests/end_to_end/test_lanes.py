@@ -325,7 +325,7 @@ def test_a_full_socket_pauses_its_stream_and_order_is_kept_when_it_drains(carrie
             ways.append(carried.rows - before)
         assert ways[1] == 2, "both by lane at first"
         assert ways[-1] == 1, "then the slow one's are held"
-        slow_heard = there(slow, 0.3)
+        slow_heard = there(slow, 1.0)
         before = carried.rows
         for token in ids[400:410]:
             step(server, lambda token=token: [(number, token, 0), (other, token, 0)])

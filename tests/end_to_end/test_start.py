@@ -151,13 +151,21 @@ def test_a_signal_before_the_loop_runs_is_not_lost(number):
             process.close()
 
 
+async def until_draining(port: int) -> None:
+    """It has heard of the signal, and says so."""
+    async with asyncio.timeout(20):
+        while (reply := await ask(port, "GET", "/health")).status == 200:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+    assert (reply.status, reply.error["reason"]) == (503, "draining")
+
+
 async def test_sigterm_lets_running_streams_finish_and_refuses_new_ones():
     with serving(*OMNI) as process:
         async with Connection(process.port) as running, Connection(process.port) as late:
             await running.send(request_bytes("POST", "/v1/completions", greedy(max_tokens=1800, stream=True)))
             part = await read_events(running, Stream(), until=3)
             process.signal()
-            await asyncio.sleep(0.1)
+            await until_draining(process.port)
             await late.send(request_bytes("POST", "/v1/completions", greedy()))
             refused = await late.reply()
             assert refused.status == 503
@@ -181,7 +189,7 @@ async def test_a_second_sigterm_tells_running_streams_and_ends_at_once():
             await whole.send(request_bytes("POST", "/v1/completions", {**body, "stream": False}))
             part = await read_events(running, Stream(), until=3)
             process.signal()
-            await asyncio.sleep(0.05)
+            await until_draining(process.port)  # two signals that come together are one
             begun = time.perf_counter()
             process.signal()
             cut = await read_events(running, part)

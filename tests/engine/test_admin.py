@@ -8,7 +8,7 @@ from engine import Engine, EngineConfig
 from engine.errors import NotReadyError
 from engine.request import FinishReason
 from tests import tiny
-from tests.engine_kit import SMALL, answer, answer_deltas, running, text_request
+from tests.engine_kit import SMALL, answer, answer_deltas, frozen, running, text_request
 
 QWEN3 = tiny.checkpoint("qwen3")
 PROMPT = list(range(5, 45))
@@ -25,7 +25,7 @@ async def test_a_paused_engine_plans_nothing_and_goes_on_where_it_was():
                     break
             engine.pause()
             assert engine.is_paused
-            await asyncio.sleep(0.1)  # the steps in flight end
+            await frozen(engine)
             steps = engine.stats.steps
             waiting = engine.submit(text_request(PROMPT, 4))
             await asyncio.sleep(0.05)

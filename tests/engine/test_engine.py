@@ -22,6 +22,7 @@ from engine.errors import (
 from engine.inbox import Stop
 from engine.loop import MAX_LATE_ITEMS
 from tests import tiny
+from tests.engine.test_stall import block
 from tests.engine_kit import answer, answer_deltas, prompts, quiet, running, text_request
 
 QWEN3 = tiny.checkpoint("qwen3")
@@ -258,12 +259,14 @@ async def test_abort_gives_the_reader_a_final_delta():
 
 async def test_stop_choice_ends_one_choice_only():
     async with running(QWEN3) as engine:
-        seen = {0: 0, 1: 0}
+        seen, stopped = {0: 0, 1: 0}, threading.Event()
+        block(engine, 10, stopped)  # the device does not run ahead of the reader
         async with engine.submit(text_request(PROMPT, 30, n=2, ignore_eos=True)) as stream:
             async for delta in stream:
                 seen[delta.index] += len(delta.token_ids)
                 if delta.index == 0 and seen[0] >= 3:
                     stream.stop_choice(0)
+                    stopped.set()
         assert seen[0] < 30
         assert seen[1] == 30
 

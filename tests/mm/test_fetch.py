@@ -87,8 +87,11 @@ async def served(**limits: object) -> AsyncIterator[tuple[Server, Fetcher]]:
         listener.close()
         await listener.wait_closed()
         pool.shutdown()
-    await asyncio.sleep(0.02)
-    gc.collect()
+    for _ in range(100):  # connections close in turns of the loop
+        await asyncio.sleep(0.02)
+        gc.collect()
+        if (len(asyncio.all_tasks()), open_descriptors()) == (tasks, descriptors):
+            break
     assert server.open == 0
     assert len(asyncio.all_tasks()) == tasks
     assert open_descriptors() == descriptors

@@ -142,6 +142,13 @@ def client(serve: Callable[..., Client]) -> Client:
     return serve()
 
 
+async def until(happens: Callable[[], object]) -> None:
+    """Waits for what comes soon, on however slow a machine."""
+    async with asyncio.timeout(20):
+        while not happens():  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+
+
 async def quiet(state: AppState) -> dict[str, int]:
     """The engine's ledger once nothing runs; waits at most 5 s."""
     for _ in range(500):

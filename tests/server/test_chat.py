@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.server.conftest import quiet
+from tests.server.conftest import quiet, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -303,7 +303,7 @@ async def test_reader_that_falls_behind_the_buffer_is_cut_off(serve, state):
 async def test_abort_requests_ends_an_answer(client):
     fields = {**ask("hi"), "max_tokens": 4000, "ignore_eos": True, "request_id": "mine"}
     call = client.call("POST", "/v1/chat/completions", fields).start()
-    await asyncio.sleep(0.1)
+    await until(lambda: client.state.live)
     assert (await client.post("/abort_requests", {"request_ids": ["chatcmpl-mine", "unknown"]})).status == 200
     await call.finish()
     assert call.json()["choices"][0]["finish_reason"] == "abort"

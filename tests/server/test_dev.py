@@ -8,6 +8,7 @@ import pytest
 
 from server.lifespan import Lifespan
 from server.routes import dev
+from tests.engine_kit import frozen
 from tests.server.conftest import quiet
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -57,7 +58,7 @@ async def test_a_pause_freezes_what_runs_and_holds_what_comes(operator, state):
     assert (await operator.post("/pause?mode=keep")).json() == {"status": "paused"}
     assert (await operator.get("/is_paused")).json() == {"is_paused": True}
     late = operator.call("POST", "/v1/chat/completions", ask(max_tokens=3)).start()
-    await asyncio.sleep(0.1)
+    await frozen(state.engine)
     steps = state.engine.stats.steps
     await asyncio.sleep(0.1)
     assert state.engine.stats.steps == steps

@@ -11,6 +11,7 @@ import pytest
 from engine.errors import ConfigError
 from server.http.edge import not_ready
 from server.process import Process
+from tests.server.conftest import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BOSS = {"enable_dev_endpoints": True, "admin_api_key": "boss"}
@@ -211,11 +212,17 @@ async def test_s36_keys_do_not_share_cached_prompts(serve):
 
 async def test_s07_another_key_cannot_abort(serve):
     client = serve(server={"api_key": ("one", "two")})
-    fields = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "ignore_eos": True, "request_id": "r"}
+    fields = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4000,
+        "ignore_eos": True,
+        "request_id": "r",
+    }
     call = client.call("POST", "/v1/chat/completions", fields, headers={"x-api-key": "one"}).start()
-    await asyncio.sleep(0.05)
+    await until(lambda: client.state.live)
     await client.post("/abort_requests", {"request_ids": ["chatcmpl-r"]}, headers={"x-api-key": "two"})
     await asyncio.sleep(0.05)
+    assert client.state.live, "it goes on"
     await client.post("/abort_requests", {"request_ids": ["chatcmpl-r"]}, headers={"x-api-key": "one"})
     await call.finish()
     assert call.json()["choices"][0]["finish_reason"] == "abort"

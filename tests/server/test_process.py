@@ -164,7 +164,7 @@ def test_a_closed_connection_frees_its_row(server):
                 "POST", "/v1/chat/completions", json=chat(stream=True, max_tokens=4000, ignore_eos=True)
             ) as reply:
                 next(reply.iter_bytes())
-        end = time.monotonic() + 3
+        end = time.monotonic() + 20
         while client.get("/load").json()["server_load"] and time.monotonic() < end:
             time.sleep(0.02)
         assert client.get("/load").json() == {"server_load": 0}
@@ -234,7 +234,7 @@ def test_the_first_answer_is_503_and_the_last_state_is_ready():
     server = Server("--port", str(port), wait=False)
     try:
         seen = []
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while (not seen or seen[-1] != 200) and time.monotonic() < end:
             try:
                 reply = httpx.get(f"http://127.0.0.1:{port}/health", timeout=5)
@@ -255,16 +255,17 @@ def test_s43_drain_finishes_what_runs():
     server = Server()
     try:
         with (
-            httpx.Client(base_url=server.where) as client,
+            httpx.Client(base_url=server.where, timeout=60) as client,
+            httpx.Client(base_url=server.where, timeout=60) as other,
             client.stream(
-                "POST", "/v1/chat/completions", json=chat(stream=True, max_tokens=300, ignore_eos=True)
+                "POST", "/v1/chat/completions", json=chat(stream=True, max_tokens=600, ignore_eos=True)
             ) as reply,
         ):
             pieces = reply.iter_bytes()
             first = next(pieces)
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)
-            refused = httpx.get(f"{server.where}/health")
+            while (refused := other.get("/health")).status_code == 200:
+                time.sleep(0.005)
             assert refused.status_code == 503
             assert refused.json()["error"]["reason"] == "draining"
             rest = b"".join(pieces)
@@ -299,11 +300,15 @@ def test_s43_what_does_not_end_in_time_is_told(how):
 
 def test_a_signal_during_start_up_ends_it():
     for seconds in (0.3, 0.6):
-        server = Server(wait=False)
-        time.sleep(seconds)
-        status = server.stop(signal.SIGINT)
-        assert "Listening on" not in server.printed, "it went on as if nobody had asked"
-        assert status in (0, -signal.SIGINT, 130)  # before our handlers stand, the interpreter's own
+        for _ in range(4):  # a busy machine may wake the test late, when the server is ready
+            server = Server(wait=False)
+            time.sleep(seconds)
+            status = server.stop(signal.SIGINT)
+            assert status in (0, -signal.SIGINT, 130)  # before our handlers stand, the interpreter's own
+            if "Listening on" not in server.printed:
+                break
+        else:
+            raise AssertionError("it went on as if nobody had asked")
 
 
 def test_unix_sockets(tmp_path):

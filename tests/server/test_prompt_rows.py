@@ -19,7 +19,7 @@ from safetensors.torch import save as save_torch
 from mm.errors import MediaError
 from mm.rows import MAX_HEADER, read_rows
 from server.config import EMBEDDED
-from tests.server.conftest import config_of, maker, ready
+from tests.server.conftest import config_of, maker, quiet, ready
 from tests.server.live import picture
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -161,7 +161,7 @@ async def test_what_is_no_such_tensor_is_refused(rows_client):
                 name, reply.content,
             )  # fmt: skip
         assert reply.error["param"] == "messages[0].content[0].data"
-    assert rows_client.state.engine.ledger()["live_rows"] == 0
+    assert (await quiet(rows_client.state))["live_rows"] == 0
 
 
 @pytest.mark.parametrize(

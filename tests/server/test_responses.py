@@ -287,7 +287,7 @@ async def test_over_long_input_is_refused_or_cut_as_asked(client):
 
 
 async def test_fault_after_the_first_byte_is_a_failed_response(serve):
-    client = serve(limits={"request_timeout": 0.3})
+    client = serve(limits={"request_timeout": 1.0})  # the first token comes in time, also on a slow machine
     without_end(client)
     reply = await ask(client, max_output_tokens=4000, stream=True)
     events = named_events(reply.content)

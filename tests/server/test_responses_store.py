@@ -325,10 +325,12 @@ async def test_the_oldest_go_when_there_are_too_many(serve):
 
 
 async def test_responses_go_after_their_time(serve):
-    client = serve(limits={"response_store_ttl": 0.05})
+    client, now = serve(limits={"response_store_ttl": 60.0}), asyncio.get_running_loop().time
     body = (await ask(client)).json()
     assert (await client.get(f"/v1/responses/{body['id']}")).status == 200
-    await asyncio.sleep(0.06)
+    (entry,) = client.state.responses._entries.values()
+    assert 0 < entry.expires - now() <= 60
+    entry.expires = now()  # a minute has passed
     assert (await client.get(f"/v1/responses/{body['id']}")).status == 404
     assert client.state.responses.used == 0
 

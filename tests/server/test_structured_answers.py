@@ -83,18 +83,24 @@ async def test_a_schema_that_was_refused_before_is_refused_under_the_name_of_eac
         assert reply.error["message"].startswith(f"{field}.uniqueItems: "), path
 
 
+@pytest.fixture
+def patient(client, monkeypatch):
+    """Threads that compile step back behind all others: on a busy machine a large grammar takes long."""
+    monkeypatch.setattr(client.state.grammars, "_timeout", 60.0)
+
+
 SIGNS = ["a\x7f\x00\x1b", 'b"\\', "\n\t\u2028"]
 
 
 @pytest.mark.parametrize(
     "of", [[f"{n} birds" for n in range(4096)], ["a", "ab", "abc"], SIGNS], ids=["most", "prefixes", "signs"]
 )
-async def test_an_answer_is_one_of_the_choices(client, of):
+async def test_an_answer_is_one_of_the_choices(client, of, patient):
     reply = await client.chat(structured_outputs={"choice": of}, **FREE)
     assert reply.json()["choices"][0]["message"]["content"] in of
 
 
-async def test_what_grows_beyond_the_limits_in_the_middle_is_no_mistake_of_the_server(client):
+async def test_what_grows_beyond_the_limits_in_the_middle_is_no_mistake_of_the_server(client, patient):
     wide = "start: " + " | ".join(f'"{n} birds"' for n in range(4096))
     reply = await client.chat(structured_outputs={"grammar": wide}, **FREE)
     assert (reply.status, reply.error["reason"]) == (400, "grammar_conflict")
