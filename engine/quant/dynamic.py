@@ -8,10 +8,18 @@ GPTQModel (https://github.com/ModelCloud/GPTQModel, QuantizeConfig.dynamic_get).
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.names import PREFIXES
+
+
+class Own(Protocol):
+    """What is said of some modules alone."""
+
+    def of(self, module: str) -> Section | None:
+        """Settings of this module; None: it is left out of quantisation."""
 
 
 class Dynamic:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Headers
-from engine.quant.dynamic import Dynamic
+from engine.quant.dynamic import Dynamic, Own
 from engine.quant.names import left_out
 from engine.quant.rotations import refuse_rotations
 from engine.quant.stored import (
@@ -75,13 +74,6 @@ class PackedGptq:
             values = values[:, order]
         scale = scale_of("scales", tensors["scales"]).t().contiguous()
         return Codes(kind, values.contiguous(), scale, group, zero=zero, order=order)
-
-
-class Own(Protocol):
-    """What is said of some modules alone."""
-
-    def of(self, module: str) -> Section | None:
-        """Settings of this module; None: it is left out of quantisation."""
 
 
 class Gptq:
