@@ -21,10 +21,10 @@ GROUPS = [
     ("compile_gemm",),
     ("compile",),
     ("compile_start",),  # alone: its device stays in the process
-    ("compile_sampling", "compile_ahead"),
+    ("compile_sampling", "compile_ahead", "compile_moe_float8"),
     ("interpreter_quantised", "interpreter_gemm", "interpreter_moe", "interpreter_moe_codes", "interpreter_codes"),
     ("interpreter", "interpreter_image", "interpreter_mixers", "interpreter_whisper", "interpreter_sampling",
-     "interpreter_step"),
+     "interpreter_step", "interpreter_moe_float8"),
 ]  # fmt: skip
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None

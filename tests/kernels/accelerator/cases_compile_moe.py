@@ -232,10 +232,7 @@ VALUES = {
     "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "groups": "i32",
 }  # fmt: skip
 NVFP4 = [("E2M1 by 16", True, Tile(64, 64, 64, 3, 4, values=True))]
-FEW_LAST = [
-    ("MXFP4", True, Tile(128, 64, 64, 3, 4, values=True, least=64)),
-    ("MXFP4", False, Tile(64, 128, 64, 3, 4, values=True, least=32)),
-]
+FEW_LAST = [("MXFP4", True, Tile(128, 64, 64, 3, 4, values=True, least=64))]
 OF_VALUES = [
     (form, shape.gated, tile)
     for form, shapes in LINES["sm_90"].items()
