@@ -63,7 +63,7 @@ def entry_of(module: str, entries: Mapping[str, Any]) -> Any:
 
 def entry_around(module: str, entries: Mapping[str, Any]) -> Any:
     """What a table by names of modules says of this one, or of the nearest module around it; None: nothing."""
-    around = (name for prefix in PREFIXES for name in reversed([*_beginnings(f"{prefix}{module}")]) if name in entries)
+    around = (name for prefix in PREFIXES for name in _beginnings(f"{prefix}{module}") if name in entries)
     found = max(around, key=lambda name: name.count("."), default=None)
     return None if found is None else entries[found]
 

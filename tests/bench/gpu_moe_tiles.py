@@ -96,7 +96,7 @@ def persistent_candidates(shape: Shape) -> list[Tile]:
 
 
 def values_candidates(shape: Shape, each: float) -> list[Tile]:
-    """Tiles of moe/values: 64 to 256 rows of the matrix, four warps for each 128; its last one may be half."""
+    """Tiles of moe/values: 64 to 256 rows of the matrix, four warps for each 128."""
     least = next((size for size in (16, 32, 64) if each <= size), 128)
     found = []
     for block_m in (least, 2 * least if least < 128 else 64):
@@ -105,8 +105,7 @@ def values_candidates(shape: Shape, each: float) -> list[Tile]:
                 if rows == 256 and (block_m < 64 or stages in (2, 5)):
                     continue
                 block_n = rows // 2 if shape.gated else rows
-                tile = Tile(block_m, block_n, block_k, stages, 8 if rows == 256 else 4, values=True)
-                found += [tile, tile._replace(least=block_m // 2)] if stages == 3 and block_m > 16 else [tile]
+                found.append(Tile(block_m, block_n, block_k, stages, 8 if rows == 256 else 4, values=True))
     return found
 
 

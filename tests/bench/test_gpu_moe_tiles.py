@@ -7,6 +7,7 @@ import math
 import pytest
 
 from engine.kernels.moe import tiles
+from engine.kernels.moe.float8 import float8_tile
 from engine.kernels.moe.grouped import Tile, grouped_reference
 from engine.kernels.moe.tiles import CLASSES, LINES, Shape, line_of, tile_for
 from engine.kernels.target import Target
@@ -54,6 +55,15 @@ def test_old_and_new_kernels_stand_beside_each_other(monkeypatch, capsys):
     errors = [float(line.rpartition(" ")[2]) for line in lines]
     assert len(errors) == 16
     assert max(errors) < 8e-3
+
+
+@pytest.mark.parametrize("room", [99 << 10, 160 << 10, 227 << 10])  # of sm_89, gfx950 and sm_90
+@pytest.mark.parametrize("gated", [False, True])
+def test_tiles_of_fp8_by_a_rule_find_room(room, gated):
+    for each in (8, 32, 64, 999):
+        tile = float8_tile(Target("cuda", "sm_89", 128, 32, room), each, gated)
+        assert tile.stages * (tile.block_m + 2 * tile.block_n) * tile.block_k < room
+        assert tile.block_n == 128 or not gated
 
 
 @pytest.mark.parametrize(("form", "shapes"), LINES["sm_90"].items())

@@ -66,7 +66,7 @@ def test_products_of_sorted_pairs(width, depth, gated, blocked):
     form = "E4M3 by E4M3, 128" if blocked else "E4M3 by E4M3"
     lines = LINES.get(target().arch, {}).get(form, {})
     tiles = {tile for shape, line in lines.items() if shape.gated == gated for tile in line}
-    tiles |= {float8_tile(each, gated) for each in (8, 32, 64, 999)} | set(TILES)
+    tiles |= {float8_tile(target(), each, gated) for each in (8, 32, 64, 999)} | set(TILES)
     for rows in (9, 300):
         pairs = some_pairs(rows, experts, top_k)
         x = quantise_floats(draw(rows if gated else pairs.count, depth), inputs)

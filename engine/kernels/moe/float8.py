@@ -28,11 +28,11 @@ from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.moe.grouped import Tile, grouped_reference, pairs_of_tile, tile_of_experts
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import HAS_TRITON, target, tl, triton
+from engine.kernels.target import HAS_TRITON, Target, target, tl, triton
 
 BLOCK = 128  # columns that the units add, that share a scale in blocks, and that share one as inputs
 LEAST_LEFT = 64  # pairs of a tile that are the left operand: the units take 64 rows of it, and 8 of the other
-KEPT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32} if HAS_TRITON else {}
+FLOATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32} if HAS_TRITON else {}
 
 
 @triton.jit
@@ -136,7 +136,7 @@ def float8_experts_kernel(
     BLOCKED: tl.constexpr,  # scales per 128 columns
     WHOLE: tl.constexpr,  # and per 128 rows
     THEN: tl.constexpr,  # 0: floats; 1: codes for the next product; 2: and their scales are powers of two
-    KEPT: tl.constexpr,  # what the next product's inputs are rounded to before they become codes
+    FLOAT: tl.constexpr,  # what the next product's inputs are rounded to before they become codes
     DESCRIBED: tl.constexpr,
     EVEN: tl.constexpr,  # depth is a multiple of 128
     NATIVE: tl.constexpr,  # the matrix units take e4m3
@@ -203,7 +203,7 @@ def float8_experts_kernel(
         n_in, pairs_in = of_rows(column < width, LEFT), of_tokens(m_in, LEFT)
         at = out + of_tokens(target.to(tl.int64) * width, LEFT) + of_rows(column, LEFT)
         if THEN:
-            kept = tl.where(n_in, sums.to(KEPT).to(tl.float32), 0.0)
+            kept = tl.where(n_in, sums.to(FLOAT).to(tl.float32), 0.0)
             made, scale = block_codes(kept, THEN == 2, ROUNDS, LEFT)
             tl.store(out_scales + tl.program_id(0).to(tl.int64) * pairs + target, scale, mask=m_in)
             tl.store(at, made, mask=n_in & pairs_in)
@@ -282,7 +282,7 @@ def launch_float8_experts(
             made.codes, made.scales, rows, x.scales, values, scales, bias, weights, pairs.order, pairs.ends, tokens,
             pairs.count, experts, width, depth, scales.shape[1] if blocked else 1, TOP_K=pairs.top_k, GATED=gated,
             ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts), BLOCKED=blocked, WHOLE=whole,
-            THEN=0 if not makes or then is None else 2 if then.powers else 1, KEPT=KEPT[dtype], DESCRIBED=described,
+            THEN=0 if not makes or then is None else 2 if then.powers else 1, FLOAT=FLOATS[dtype], DESCRIBED=described,
             EVEN=depth % BLOCK == 0, NATIVE=native, ROUNDS=target().widens_fp8, KIND=E4M3, BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n, LEFT=tile.block_m >= LEAST_LEFT, num_warps=tile.warps, num_stages=tile.stages,
             **launch_options(),
@@ -302,8 +302,14 @@ def float8_experts_reference(
     return CodedRows(*quantised_e4m3(y, then))
 
 
-def float8_tile(each: float, gated: bool) -> Tile:
-    """The tile for so many pairs of an expert on average: `block_n` rows of gate and of up, or twice as many."""
+def float8_tile(device: Target, each: float, gated: bool) -> Tile:
+    """The tile for so many pairs of an expert on average: `block_n` rows of gate and of up, or twice as many.
+
+    As many turns are ahead as find room in a unit of the device.
+    """
     block_m = 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 64 else 128
     block_n = BLOCK if gated or block_m > 32 else BLOCK // 2
-    return Tile(block_m, block_n, BLOCK, 4 if block_m == 64 else 3, 4 if block_m <= 32 else 8)
+    stages = 4 if block_m == 64 else 3
+    while stages > 2 and stages * (block_m + 2 * block_n) * BLOCK >= device.shared_memory:
+        stages -= 1
+    return Tile(block_m, block_n, BLOCK, stages, 4 if block_m <= 32 else 8)

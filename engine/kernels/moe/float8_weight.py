@@ -91,7 +91,7 @@ class Float8Experts(ExpertsWeight):
         width = len(self.weight.codes) // self.num_experts // (2 if gated else 1)
         shape = Shape(self.num_experts, width, self.weight.depth, gated)
         form = "E4M3 by E4M3" if self.weight.scales is None else "E4M3 by E4M3, 128"
-        return tile_for(form, shape, each, partial(float8_tile, each, gated))
+        return tile_for(form, shape, each, partial(float8_tile, target(), each, gated))
 
 
 def floats(rows: Tensor | CodedRows) -> Tensor:

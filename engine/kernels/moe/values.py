@@ -65,81 +65,10 @@ def of_word(words):
     return low, (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
 
 
-@triton.jit
-def multiply_tile(
-    out, x, words, scales, zeros, row_scales, bias, weights, order, expert, first, end, experts, width, depth, groups,
-    TOP_K: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
-    SCALES: tl.constexpr, ZEROS: tl.constexpr, ROW_SCALES: tl.constexpr, PAIRED: tl.constexpr, PAIRS: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """An expert's pairs from `first` on, at most BLOCK_M, by ROWS of its rows."""
-    COLUMNS: tl.constexpr = ROWS // 2 if GATED else ROWS  # of the result
-    SIDES: tl.constexpr = 2 if GATED else 1
-    PER: tl.constexpr = 4 if KIND < 3 else 2  # codes of a word
-    m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, True, GATED, BLOCK_M)
-    first_n = tl.program_id(0) * COLUMNS
-    base_n = expert * SIDES * width + first_n
-    apart, height = width if GATED else ROWS // 2, experts * SIDES * width
-    k = tl.arange(0, BLOCK_K)
-    x_at = source.to(tl.int64)[:, None] * depth
-    sums = tl.zeros([ROWS, BLOCK_M], tl.float32)
-    run = tl.arange(0, BLOCK_K // 64)
-    if PAIRED:
-        row = tl.arange(0, ROWS)
-        n = base_n + row if ROWS == 64 else base_n + row % (ROWS // 2) + row // (ROWS // 2) * apart
-        scale_at = scales + (tl.minimum(n, height - 1).to(tl.int64) * (groups // 2))[:, None] + run[None, :]
-    for start in range(0, depth, BLOCK_K):
-        # Asked for before the blocks are waited for.
-        z0, z1, z2, z3 = of_turn(zeros, base_n, apart, height, groups, start, ZEROS, GROUP, ROWS, BLOCK_K)
-        if PAIRED:  # copied ahead, past the registers
-            inside = (start // 64 + run < groups // 2)[None, :]
-            s0, s2 = of_word(tl.load(scale_at + start // 64, mask=inside, other=0))
-            s1, s3 = s0, s2
-        else:
-            s0, s1, s2, s3 = of_turn(scales, base_n, apart, height, groups, start, SCALES, GROUP, ROWS, BLOCK_K)
-        block = words.load([expert * SIDES, first_n, start // PER]).reshape((ROWS, BLOCK_K // 64, 64 // PER))
-        if GATED:  # rows begin at whole 16 bytes, which Triton 3.6 forgets: it would not load ahead
-            at = tl.multiple_of(x + (x_at + (start + k)[None, :]), (1, 16))
-            at = tl.max_contiguous(at, (1, BLOCK_K))
-            x_in = m_in[:, None] if EVEN else m_in[:, None] & (start + k < depth)[None, :]
-            tokens = tl.load(at, mask=x_in, other=0.0)
-        else:
-            tokens = x.load([first, start])
-        dtype: tl.constexpr = tokens.dtype
-        # A thread's codes stay where they are: only the names of its registers change.
-        if PER == 4:
-            v0 = scaled_of(block, s0, z0, dtype, 0, KIND, SCALES, ZEROS, PAIRS)
-            v1 = scaled_of(block, s1, z1, dtype, 1, KIND, SCALES, ZEROS, PAIRS)
-            v2 = scaled_of(block, s2, z2, dtype, 2, KIND, SCALES, ZEROS, PAIRS)
-            v3 = scaled_of(block, s3, z3, dtype, 3, KIND, SCALES, ZEROS, PAIRS)
-            values = tl.join(tl.join(v0, v1), tl.join(v2, v3)).permute((0, 1, 4, 3, 2)).reshape((ROWS, BLOCK_K))
-        else:
-            v0 = scaled_of(block, s0, z0, dtype, 0, KIND, SCALES, ZEROS, PAIRS)
-            v1 = scaled_of(block, s2, z2, dtype, 1, KIND, SCALES, ZEROS, PAIRS)
-            values = tl.join(v0, v1).permute((0, 1, 3, 2)).reshape((ROWS, BLOCK_K))
-        sums = tl.dot(values, tokens.T, sums, input_precision="ieee")
-        if PAIRS:
-            wait_for_products()
-    if ROW_SCALES:
-        sums *= of_rows(row_scales, base_n, apart, height, 1, 0, ROWS)
-    if weights is not None:
-        sums *= tl.load(weights + pair, mask=m_in, other=0.0)[None, :]
-    if bias is not None:
-        sums += of_rows(bias, base_n, apart, height, 1, 0, ROWS)
-    made = sums
-    if GATED:
-        gate, up = sums.reshape((2, COLUMNS, BLOCK_M)).permute((1, 2, 0)).split()
-        made = activate(gate, up, ACT)
-    column = first_n + tl.arange(0, COLUMNS)
-    at = out + target.to(tl.int64)[None, :] * width + column[:, None]
-    tl.store(at, made.to(out.dtype.element_ty), mask=(column < width)[:, None] & m_in[None, :])
-
-
 @triton.jit(do_not_specialize=["pairs"])
 def values_kernel(
     out,  # [pairs, width]: GATED: in sorted order, else by pair
     x,  # GATED: [tokens, depth]; else [pairs, depth] in sorted order, in blocks [BLOCK_M, BLOCK_K]
-    x_few,  # the same in blocks [LEAST, BLOCK_K]
     words,  # of gemm/widen [experts, width, line] in blocks [1, ROWS, BLOCK_K / PER]; GATED [2 experts, ..] in [2, ..]
     scales,  # [experts * rows, groups] when SCALES
     zeros,  # [.., groups] int8 when ZEROS
@@ -166,27 +95,74 @@ def values_kernel(
     PAIRS: tl.constexpr,  # of gemm/scaled_values
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
     BLOCK_M: tl.constexpr,
-    LEAST: tl.constexpr,  # pairs of a tile where an expert's last ones are no more; 0: of all tiles BLOCK_M
     ROWS: tl.constexpr,  # of a tile of the weight; GATED: half of them gate's
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """One tile of an expert's pairs and rows per program."""
+    COLUMNS: tl.constexpr = ROWS // 2 if GATED else ROWS  # of the result
+    SIDES: tl.constexpr = 2 if GATED else 1
+    PER: tl.constexpr = 4 if KIND < 3 else 2  # codes of a word
     grid_wait(OVERLAP)
     expert, first, end = tile_of_experts(ends, tl.program_id(1), experts, EXPERTS, BLOCK_M)
     if expert < experts:
-        if LEAST and end - first <= LEAST:
-            multiply_tile(
-                out, x_few, words, scales, zeros, row_scales, bias, weights, order, expert, first, end, experts, width,
-                depth, groups, TOP_K, GATED, ACT, KIND, GROUP, SCALES, ZEROS, ROW_SCALES, PAIRED, PAIRS, EVEN, LEAST,
-                ROWS, BLOCK_K,
-            )  # fmt: skip
-        else:
-            multiply_tile(
-                out, x, words, scales, zeros, row_scales, bias, weights, order, expert, first, end, experts, width,
-                depth, groups, TOP_K, GATED, ACT, KIND, GROUP, SCALES, ZEROS, ROW_SCALES, PAIRED, PAIRS, EVEN, BLOCK_M,
-                ROWS, BLOCK_K,
-            )  # fmt: skip
+        m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, True, GATED, BLOCK_M)
+        first_n = tl.program_id(0) * COLUMNS
+        base_n = expert * SIDES * width + first_n
+        apart, height = width if GATED else ROWS // 2, experts * SIDES * width
+        k = tl.arange(0, BLOCK_K)
+        x_at = source.to(tl.int64)[:, None] * depth
+        sums = tl.zeros([ROWS, BLOCK_M], tl.float32)
+        run = tl.arange(0, BLOCK_K // 64)
+        if PAIRED:
+            row = tl.arange(0, ROWS)
+            n = base_n + row if ROWS == 64 else base_n + row % (ROWS // 2) + row // (ROWS // 2) * apart
+            scale_at = scales + (tl.minimum(n, height - 1).to(tl.int64) * (groups // 2))[:, None] + run[None, :]
+        for start in range(0, depth, BLOCK_K):
+            # Asked for before the blocks are waited for.
+            z0, z1, z2, z3 = of_turn(zeros, base_n, apart, height, groups, start, ZEROS, GROUP, ROWS, BLOCK_K)
+            if PAIRED:  # copied ahead, past the registers
+                inside = (start // 64 + run < groups // 2)[None, :]
+                s0, s2 = of_word(tl.load(scale_at + start // 64, mask=inside, other=0))
+                s1, s3 = s0, s2
+            else:
+                s0, s1, s2, s3 = of_turn(scales, base_n, apart, height, groups, start, SCALES, GROUP, ROWS, BLOCK_K)
+            block = words.load([expert * SIDES, first_n, start // PER]).reshape((ROWS, BLOCK_K // 64, 64 // PER))
+            if GATED:  # rows begin at whole 16 bytes, which Triton 3.6 forgets: it would not load ahead
+                at = tl.multiple_of(x + (x_at + (start + k)[None, :]), (1, 16))
+                at = tl.max_contiguous(at, (1, BLOCK_K))
+                x_in = m_in[:, None] if EVEN else m_in[:, None] & (start + k < depth)[None, :]
+                tokens = tl.load(at, mask=x_in, other=0.0)
+            else:
+                tokens = x.load([first, start])
+            dtype: tl.constexpr = tokens.dtype
+            # A thread's codes stay where they are: only the names of its registers change.
+            if PER == 4:
+                v0 = scaled_of(block, s0, z0, dtype, 0, KIND, SCALES, ZEROS, PAIRS)
+                v1 = scaled_of(block, s1, z1, dtype, 1, KIND, SCALES, ZEROS, PAIRS)
+                v2 = scaled_of(block, s2, z2, dtype, 2, KIND, SCALES, ZEROS, PAIRS)
+                v3 = scaled_of(block, s3, z3, dtype, 3, KIND, SCALES, ZEROS, PAIRS)
+                values = tl.join(tl.join(v0, v1), tl.join(v2, v3)).permute((0, 1, 4, 3, 2)).reshape((ROWS, BLOCK_K))
+            else:
+                v0 = scaled_of(block, s0, z0, dtype, 0, KIND, SCALES, ZEROS, PAIRS)
+                v1 = scaled_of(block, s2, z2, dtype, 1, KIND, SCALES, ZEROS, PAIRS)
+                values = tl.join(v0, v1).permute((0, 1, 3, 2)).reshape((ROWS, BLOCK_K))
+            sums = tl.dot(values, tokens.T, sums, input_precision="ieee")
+            if PAIRS:
+                wait_for_products()
+        if ROW_SCALES:
+            sums *= of_rows(row_scales, base_n, apart, height, 1, 0, ROWS)
+        if weights is not None:
+            sums *= tl.load(weights + pair, mask=m_in, other=0.0)[None, :]
+        if bias is not None:
+            sums += of_rows(bias, base_n, apart, height, 1, 0, ROWS)
+        made = sums
+        if GATED:
+            gate, up = sums.reshape((2, COLUMNS, BLOCK_M)).permute((1, 2, 0)).split()
+            made = activate(gate, up, ACT)
+        column = first_n + tl.arange(0, COLUMNS)
+        at = out + target.to(tl.int64)[None, :] * width + column[:, None]
+        tl.store(at, made.to(out.dtype.element_ty), mask=(column < width)[:, None] & m_in[None, :])
 
 
 def takes(x: Tensor, weight: Packed, pairs: Pairs) -> bool:
@@ -223,9 +199,8 @@ def launch_values_product(
         paired = False
         if scales is not None and scales.dtype is torch.bfloat16 and weight.group == 32 and depth % 64 == 0:
             paired, scales = True, scales.view(torch.int32)
-        few = None if tile.least == 0 else x if gated else describe(x, tile.least, tile.block_k)
         values_kernel[(triton.cdiv(width, tile.block_n), tiles)](
-            out, x if gated else describe(x, tile.block_m, tile.block_k), few,
+            out, x if gated else describe(x, tile.block_m, tile.block_k),
             describe(words, sides, tile.block_n, tile.block_k // codes_per_word(KINDS[weight.kind])),
             out if scales is None else scales, out if weight.zeros is None else weight.zeros,
             out if weight.row_scales is None else weight.row_scales, bias, weights, pairs.order, pairs.ends,
@@ -234,8 +209,8 @@ def launch_values_product(
             GROUP=weight.group, SCALES=weight.scales is not None, ZEROS=weight.zeros is not None,
             ROW_SCALES=weight.row_scales is not None, PAIRED=paired,
             PAIRS=x.is_cuda, EVEN=depth % tile.block_k == 0,
-            BLOCK_M=tile.block_m, LEAST=tile.least, ROWS=tile.block_n * sides, BLOCK_K=tile.block_k,
-            num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
+            BLOCK_M=tile.block_m, ROWS=tile.block_n * sides, BLOCK_K=tile.block_k, num_warps=tile.warps,
+            num_stages=tile.stages, **launch_options(),
         )  # fmt: skip
     return out
 

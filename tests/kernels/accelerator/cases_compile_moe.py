@@ -232,7 +232,6 @@ VALUES = {
     "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "groups": "i32",
 }  # fmt: skip
 NVFP4 = [("E2M1 by 16", True, Tile(64, 64, 64, 3, 4, values=True))]
-FEW_LAST = [("MXFP4", True, Tile(128, 64, 64, 3, 4, values=True, least=64))]
 OF_VALUES = [
     (form, shape.gated, tile)
     for form, shapes in LINES["sm_90"].items()
@@ -243,7 +242,7 @@ OF_VALUES = [
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize(("form", "gated", "tile"), NVFP4 + FEW_LAST + OF_VALUES)
+@pytest.mark.parametrize(("form", "gated", "tile"), NVFP4 + OF_VALUES)
 @pytest.mark.parametrize("even", [True, False])
 def test_products_whose_scales_multiply_values_compile(form, gated, tile, even):
     """For Hopper alone; no register goes to memory."""
@@ -261,14 +260,11 @@ def test_products_whose_scales_multiply_values_compile(form, gated, tile, even):
     }
     if not gated:
         signature["x"] = f"tensordesc<bf16[{tile.block_m},{tile.block_k}]>"
-    if tile.least:
-        signature["x_few"] = T if gated else f"tensordesc<bf16[{tile.least},{tile.block_k}]>"
     constants = {
         "TOP_K": 4, "GATED": gated, "ACT": int(Activation.CLAMPED_SWIGLU), "EXPERTS": 32, "KIND": kind, "GROUP": group,
         "SCALES": True, "ZEROS": kind == INT4, "ROW_SCALES": False, "PAIRED": form == "MXFP4", "PAIRS": True,
-        "EVEN": even, "BLOCK_M": tile.block_m, "LEAST": tile.least, "ROWS": tile.block_n * sides,
-        "BLOCK_K": tile.block_k, "OVERLAP": True,
-        "weights": None, **({} if tile.least else {"x_few": None}),
+        "EVEN": even, "BLOCK_M": tile.block_m, "ROWS": tile.block_n * sides, "BLOCK_K": tile.block_k, "OVERLAP": True,
+        "weights": None,
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     made = compiles("sm_90", values_kernel, signature, constants, options, aligned=True)

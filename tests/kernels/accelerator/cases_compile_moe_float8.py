@@ -12,6 +12,7 @@ from engine.kernels.moe.float8 import LEAST_LEFT, float8_experts_kernel, float8_
 from engine.kernels.moe.pairs_codes import CODES, MADE
 from engine.kernels.moe.pairs_float8 import pairs_float8_kernel
 from engine.kernels.moe.route_rows import route_rows_kernel
+from engine.kernels.target import Target
 from tests.kernels.accelerator import cases_compile_moe as others
 from tests.kernels.accelerator.targets import FLOAT8, OVERLAPPING, TARGETS, cases, compiles
 
@@ -64,7 +65,8 @@ def test_compiles(name, target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_products_of_sorted_pairs_compile(target, each, gated, blocked, whole):
     """On Hopper by its FP8 instructions and copies of whole blocks, and no register goes to memory."""
-    tile, native, described = float8_tile(each, gated), target in FLOAT8, target in OVERLAPPING
+    native, described, (_, room) = target in FLOAT8, target in OVERLAPPING, TARGETS[target]
+    tile = float8_tile(Target("cuda", target, 100, 32, room), each, gated)
     kind = "fp8e4nv" if native else "u8"
     signature = {**SORTED, "x": f"*{kind}", "codes": f"*{kind}"}
     makes = gated and blocked
@@ -75,7 +77,7 @@ def test_products_of_sorted_pairs_compile(target, each, gated, blocked, whole):
         signature |= {} if gated else {"x": f"tensordesc<fp8e4nv[{tile.block_m},128]>"}
     constants = {
         "TOP_K": 8, "GATED": gated, "ACT": int(Activation.SILU), "EXPERTS": 128, "BLOCKED": blocked,
-        "WHOLE": blocked and whole, "THEN": 1 if makes else 0, "KEPT": tl.bfloat16, "DESCRIBED": described,
+        "WHOLE": blocked and whole, "THEN": 1 if makes else 0, "FLOAT": tl.bfloat16, "DESCRIBED": described,
         "EVEN": whole, "NATIVE": native, "ROUNDS": native and target != "gfx950", "KIND": E4M3,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "LEFT": tile.block_m >= LEAST_LEFT, "OVERLAP": True,
         **({"bias": None, "weights": None} if whole else {}),
