@@ -50,7 +50,10 @@ class AutoRound:
         counted_down = parts == ["auto_gptq"] or (parts[0] == "gptq" and len(parts) > 1)  # zero points less 1
         self._gptq.older = parts not in WHOLE
         if not self._awq and not self._gptq.symmetric and not counted_down and parts not in WHOLE:
-            raise ConfigError(f"{settings.path}: {key}={packing!r} without sym; auto_round:auto_gptq is read")
+            raise ConfigError(
+                f"{settings.path}: {key}={packing!r} without sym; auto_round:auto_gptq is read: export the checkpoint "
+                "again in it"
+            )
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
         if self._floats is not None:

@@ -65,9 +65,10 @@ def requested(config: ModelConfig, word: str) -> ModelConfig:
     if own is not None:
         raise ConfigError(f"--quantization {word}: the checkpoint is quantised by {own}; leave the flag out")
     if word.lower() not in OF_FLOATS:
+        how = f"by {' or '.join(named)}" if word.lower() in ALIASES else "already"
         raise ConfigError(
             f"--quantization {word}: this checkpoint is not quantised, and fp8 is what is made of floats; ask for fp8, "
-            f"or serve a checkpoint that is quantised by {' or '.join(named)}"
+            f"leave the flag out, or serve a checkpoint that is quantised {how}"
         )
     return replace(config, raw={**config.raw, "quantization_config": {"quant_method": ONLINE}})
 

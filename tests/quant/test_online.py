@@ -120,6 +120,8 @@ def test_other_words_are_refused(tmp_path):
         ConfigError, match=r"--quantization awq_marlin: .* is not quantised, and fp8 .* quantised by awq"
     ):
         requested(load_model_config(tiny.checkpoint("llama")), "awq_marlin")
+    with pytest.raises(ConfigError, match=r"--quantization odd: .* leave the flag out, or .* is quantised already"):
+        requested(load_model_config(tiny.checkpoint("llama")), "odd")
     with pytest.raises(ConfigError, match="GPT2LMHeadModel has no layers that are quantised"):
         estimate(EngineConfig(str(tiny.checkpoint("gpt2")), quantization="fp8", device="cpu"), None)
 
