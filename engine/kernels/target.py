@@ -42,12 +42,6 @@ class Target:
         return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 89
 
     @property
-    def multiplies_float8_experts(self) -> bool:
-        """Whether experts in FP8 meet FP8 inputs. On sm_90 inputs stay floats: moe/float8 has no measured tiles there,
-        and moe/values has."""
-        return self.multiplies_float8 and self.arch != "sm_90"
-
-    @property
     def loads_past_registers(self) -> bool:
         """Whether a pipelined load goes straight into shared memory: further stages cost no registers."""
         return self.kind == "cuda"

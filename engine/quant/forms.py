@@ -26,7 +26,6 @@ FLOAT_BYTES = 2  # of bfloat16
 def form_line(model: Model, device: Target | None) -> str | None:
     """None where nothing is quantised. device: the accelerator; None: a CPU."""
     float8_units = device is not None and device.multiplies_float8
-    float8_experts = device is not None and device.multiplies_float8_experts
     settings = model.config.raw.get("quantization_config")
     if settings is None:
         return None
@@ -36,7 +35,7 @@ def form_line(model: Model, device: Target | None) -> str | None:
     for row, names, part in parts_of(model.weight_table(), model):
         if stacked := getattr(part, "stacked_codes", 0):
             forms["MXFP4" if part.stacked_as is None else part.stacked_as.form] += stacked
-            inputs += stacked * (float8_experts and getattr(part.stacked_as, "quantises_inputs", False))
+            inputs += stacked * getattr(part.stacked_as, "quantises_inputs", False)
             floats += FLOAT_BYTES * part.num_experts * sum(part.pieces) * part.in_features
             coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
             continue
@@ -58,8 +57,7 @@ def form_line(model: Model, device: Target | None) -> str | None:
             forms[stored.form] += 1
             floats += FLOAT_BYTES * rows[number] * part.in_features
             coded += sum(_bytes(pieces[number : number + 1]) for kind, pieces in wanted.items() if kind != "bias")
-            experts = "#" in row.names[0]
-            inputs += (float8_experts or not experts) and getattr(stored, "quantises_inputs", False)
+            inputs += getattr(stored, "quantises_inputs", False)
             integers += getattr(stored, "quantised_inputs", False)
     method, matrices = settings["quant_method"], forms.total()
     said = [

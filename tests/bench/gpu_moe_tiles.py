@@ -33,7 +33,7 @@ from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.groups import KINDS, Packed, packed
 from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
 from engine.kernels.moe.coded import coded_product
-from engine.kernels.moe.float8 import float8_experts_product, pack_float8_experts
+from engine.kernels.moe.float8 import LEAST, float8_experts_product, pack_float8_experts
 from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
 from engine.kernels.moe.grouped_persistent import persistent_product
 from engine.kernels.moe.sort import Pairs, sort_pairs
@@ -42,11 +42,11 @@ from engine.kernels.target import Target, target
 from server.bench.timing import rates, recorded_calls
 
 DEVICE, REPLAYS = "cuda", 5
-GROUPS = Inputs(kind=Kind.E4M3, group=128)  # of "E4M3 by E4M3, 128"
+GROUPS = Inputs(kind=Kind.E4M3, group=128)  # of FP8 experts
 FORMS = {  # form -> its products, and the experts of a token
     "bfloat16": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
     "E4M3 by 128": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
-    "E4M3 by E4M3, 128": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
+    "E4M3 by E4M3": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
     "MXFP4": ((Shape(32, 2880, 2880, gated=True), Shape(32, 2880, 2880, gated=False)), 4),
     "INT4 by 128": ((Shape(128, 768, 2048, gated=True), Shape(128, 2048, 768, gated=False)), 8),
 }
@@ -58,7 +58,7 @@ def candidates(device: Target, form: str, shape: Shape, each: float) -> list[Til
     """Tiles worth a try for so many pairs of an expert."""
     if each and form in ("MXFP4", "INT4 by 128") and device.begins_early:
         return values_candidates(shape, each)
-    if form == "E4M3 by E4M3, 128":
+    if form == "E4M3 by E4M3":
         return float8_candidates(device, shape, each)
     pairs_of_tile = [8, 16] if each <= 16 else [16, 32, 64] if each <= 48 else [64, 128]
     found = []
@@ -112,14 +112,15 @@ def values_candidates(shape: Shape, each: float) -> list[Tile]:
 def float8_candidates(device: Target, shape: Shape, each: float) -> list[Tile]:
     """Tiles of moe/float8: behind an activation as wide as the scales of the next inputs are."""
     least = next((size for size in (16, 32, 64) if each <= size), 128)
-    sizes = {least, 2 * least if least < 128 else 64}
+    sizes = {least, 2 * least if least < 128 else 64, max(least // 2, 16)}
     found = []
     for block_m, block_n in combinations(sorted(sizes), (128,) if shape.gated else (64, 128)):
         for stages, warps in combinations((2, 3, 4, 5), (4, 8)):
             held = 3 * block_m * block_n / (32 * warps)  # registers: both sums, and a product that is added
             room = stages * (block_m + 2 * block_n) * 128 < device.shared_memory
             if room and held <= 192 and (warps == 4 or block_m >= 64):
-                found.append(Tile(block_m, block_n, 128, stages, warps))
+                tile = Tile(block_m, block_n, 128, stages, warps)
+                found += [tile, tile._replace(least=LEAST)] if shape.gated and block_m > LEAST else [tile]
     return found
 
 
@@ -134,7 +135,7 @@ def weights_of(form: str, shape: Shape) -> list[Tensor | Packed]:
     scale = torch.full((size[0], shape.depth // group), 2.0**-6, device=DEVICE, dtype=dtype)
     values = [torch.randint(0, high, size, device=DEVICE, dtype=torch.uint8) for _ in range(2)]
     codes = [Codes(kind, value, scale, group) for value in values]
-    if form == "E4M3 by E4M3, 128":
+    if form == "E4M3 by E4M3":
         return [pack_float8_experts(each, shape.width) for each in codes]
     return [packed(each) for each in codes]
 
@@ -176,7 +177,7 @@ def line_for(form: str, shape: Shape, top_k: int, device: Target, time_of: TimeO
     for number, each in enumerate(CLASSES):
         pairs = pairs_for(shape, top_k, each)
         x = torch.randn(len(pairs.chosen) if shape.gated else pairs.count, shape.depth, device=DEVICE).bfloat16()
-        codes = form == "E4M3 by E4M3, 128"
+        codes = form == "E4M3 by E4M3"
         if codes and pairs.order is None:  # few pairs have another kernel
             pairs = sort_pairs(pairs.chosen, shape.experts)
         multiply: Callable[..., object] = (

@@ -29,7 +29,13 @@ LIMIT = 8e-3  # of bfloat16's rounding
 TURNED = 2e-2  # of codes of which some are their neighbours, where sums are added in another order
 GROUPS, ROWS = Inputs(kind=Kind.E4M3, group=128), Inputs(kind=Kind.E4M3)
 POWERS, GIVEN = Inputs(kind=Kind.E4M3, group=128, powers=True), Inputs(torch.tensor(0.01), Kind.E4M3)
-TILES = [Tile(16, 128, 128, 3, 4), Tile(64, 128, 128, 4, 8), Tile(128, 128, 128, 3, 8)]
+TILES = [
+    Tile(16, 128, 128, 3, 4),
+    Tile(64, 128, 128, 4, 8),
+    Tile(128, 128, 128, 3, 8),
+    Tile(64, 128, 128, 3, 8, least=16),
+    Tile(64, 64, 128, 3, 4, least=32),
+]
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -52,7 +58,11 @@ def weight_of(experts: int, rows: int, depth: int, width: int, blocked: bool):
 def some_pairs(rows: int, experts: int, top_k: int) -> Pairs:
     chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :top_k].int().contiguous()
     chosen[rows // 2] = experts  # a row of padding
-    return launch_sort_pairs(chosen, experts)
+    pairs = launch_sort_pairs(chosen, experts)
+    assert pairs.order is not None
+    # The kernel leaves these places as they were, and the reference reads them.
+    pairs.order[pairs.count - top_k :] = rows // 2 * top_k + torch.arange(top_k, device="cuda")
+    return pairs
 
 
 @pytest.mark.parametrize("blocked", [True, False])
@@ -63,8 +73,7 @@ def test_products_of_sorted_pairs(width, depth, gated, blocked):
     experts, top_k, act = 16, 4, Activation.SILU if gated else None
     weight, inputs = weight_of(experts, width * (1 + gated), depth, width, blocked), GROUPS if blocked else ROWS
     bias = torch.randn(experts, width * (1 + gated), device="cuda")
-    form = "E4M3 by E4M3, 128" if blocked else "E4M3 by E4M3"
-    lines = LINES.get(target().arch, {}).get(form, {})
+    lines = LINES.get(target().arch, {}).get("E4M3 by E4M3", {})
     tiles = {tile for shape, line in lines.items() if shape.gated == gated for tile in line}
     tiles |= {float8_tile(target(), each, gated) for each in (8, 32, 64, 999)} | set(TILES)
     for rows in (9, 300):
@@ -82,7 +91,11 @@ def test_products_of_sorted_pairs(width, depth, gated, blocked):
                 if isinstance(made, CodedRows):
                     assert isinstance(want, CodedRows)
                     assert torch.equal(made.codes[places], again.codes[places])
-                    torch.testing.assert_close(made.scales[:, places], want.scales[:, places], rtol=2e-2, atol=0)
+                    times = made.scales[:, places] / want.scales[:, places]
+                    turned = (times - 1).abs() > 2e-2  # a power of two is the next one where a sum lies between them
+                    assert turned.float().mean() <= (2e-3 if then is POWERS else 0)
+                    assert times.min() >= 0.49
+                    assert times.max() <= 2.01
                     assert error(made.dense()[places], want.dense()[places]) < TURNED, tile
                 else:
                     assert torch.equal(made[places], again[places])

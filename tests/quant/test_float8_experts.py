@@ -115,7 +115,7 @@ def test_logits_do_not_depend_on_chunks(sparse, name, tmp_path):
 
 async def test_codes_meet_inputs_in_an_accelerators_steps(sparse, tmp_path, monkeypatch):
     def placed(dtype, device, *rest):
-        return Placement(dtype, "cpu:0", *rest, float8_units=True, float8_experts=True)
+        return Placement(dtype, "cpu:0", *rest, float8_units=True)
 
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(engine.runtime, "Placement", placed)
@@ -129,5 +129,5 @@ async def test_codes_meet_inputs_in_an_accelerators_steps(sparse, tmp_path, monk
 @pytest.mark.parametrize("name", ["ct mxfp8", "fp8 blocks"])
 def test_other_inputs_and_devices_without_units_keep_floats(sparse, name, tmp_path):
     folder = coded(sparse, tmp_path / "codes", name)
-    model = loaded(folder, float8_experts=name == "ct mxfp8")
+    model = loaded(folder, float8_units=name == "ct mxfp8")
     assert isinstance(model.layers[1].experts.gate_up.weight, CodedExperts)

@@ -38,7 +38,7 @@ MEETING = {
     "modelopt fp8 rows": "token",
 }  # fmt: skip
 KEEPING = ["ct mxfp8", "modelopt fp8 blocks", "ct w4 32", "ct nvfp4", "gptq 8"]
-UNITS = {"float8_units": True, "float8_experts": True}
+UNITS = {"float8_units": True}
 DOWN = "model.layers.0.mlp.down_proj.weight"
 # Of a norm: sums of another order turn a code of an input, by a sixteenth. Scales shared by rows give ten times that.
 TURNED = 3e-3

@@ -39,7 +39,6 @@ class Placement:
     scaled: ScaledProducts = field(default_factory=ScaledProducts)  # likewise, of FP8
     long: LongProducts = field(default_factory=LongProducts)  # likewise, of many rows by codes
     float8_units: bool = field(default_factory=lambda: target().multiplies_float8)  # inputs may meet FP8 codes as FP8
-    float8_experts: bool = field(default_factory=lambda: target().multiplies_float8_experts)  # of experts too
 
 
 def stacked(pieces: list[Tensor]) -> Tensor:

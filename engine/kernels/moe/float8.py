@@ -7,6 +7,8 @@ The matrix units add 128 columns and float32 adds those sums, as in gemm/float8.
 expert's pairs by two blocks of its rows: of gate and of up, else neighbours. Where the next product's inputs have a
 scale per 128 columns, a block has as many rows, and the program makes these codes: the floats are never written. Where
 128 rows share their scales, as in blocks of 128 by 128, one number multiplies a block's sums.
+An expert's few last pairs take a smaller tile: a tile is computed whole, and with 80 pairs of an expert a second one of
+64 would be empty but for a quarter.
 The scales of the next columns are asked for before this turn's products are waited for. Users: moe/float8_weight.
 """
 
@@ -31,6 +33,7 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import HAS_TRITON, Target, target, tl, triton
 
 BLOCK = 128  # columns that the units add, that share a scale in blocks, and that share one as inputs
+LEAST = 16  # pairs of the smallest tile
 LEAST_LEFT = 64  # pairs of a tile that are the left operand: the units take 64 rows of it, and 8 of the other
 FLOATS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32} if HAS_TRITON else {}
 
@@ -111,11 +114,83 @@ def met(values, tokens, NATIVE: tl.constexpr, KIND: tl.constexpr, LEFT: tl.const
     return product
 
 
+@triton.jit
+def multiply_tile(
+    out, out_scales, x, x_scales, codes, scales, bias, weights, order, expert, first, end, tokens, pairs, width, depth,
+    height, TOP_K: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, BLOCKED: tl.constexpr, WHOLE: tl.constexpr,
+    THEN: tl.constexpr, FLOAT: tl.constexpr, DESCRIBED: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr,
+    ROUNDS: tl.constexpr, KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr,
+):  # fmt: skip
+    """An expert's pairs from `first` on, at most BLOCK_M, by two blocks of its rows."""
+    SIDES: tl.constexpr = 2 if GATED else 1
+    TURN: tl.constexpr = 128
+    HIGH: tl.constexpr = BLOCK_M if LEFT else BLOCK_N
+    m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, True, GATED, BLOCK_M)
+    source = tl.minimum(source, tokens - 1)  # what is read for no pair, and for no row, is not written
+    first_n = tl.program_id(0) * (BLOCK_N if GATED else 2 * BLOCK_N)
+    next_n = first_n if GATED else first_n + BLOCK_N
+    column, behind = first_n + tl.arange(0, BLOCK_N), next_n + tl.arange(0, BLOCK_N)
+    line, other_line = expert * SIDES * width, (expert * SIDES + SIDES - 1) * width  # rows of all experts
+    row, other_row = line + tl.minimum(column, width - 1), other_line + tl.minimum(behind, width - 1)
+    at_row, at_other = row, other_row
+    if WHOLE:
+        at_row = line + first_n
+        at_other = other_line + tl.minimum(next_n, width - 1)
+    last = tl.cdiv(depth, TURN) - 1
+    x_at = x_scales + source
+    sums = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
+    others = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
+    next_x, next_row, next_other = 0.0, 0.0, 0.0
+    if BLOCKED:
+        next_x, next_row = tl.load(x_at), scales_of(scales, at_row, 0, height, WHOLE)
+        next_other = scales_of(scales, at_other, 0, height, WHOLE)
+    for group in range(last + 1):
+        start, following = group * TURN, tl.minimum(group + 1, last)
+        of_x, of_row, of_other = next_x, next_row, next_other
+        if BLOCKED:
+            next_x = tl.load(x_at + following.to(tl.int64) * tokens)
+            next_row = scales_of(scales, at_row, following, height, WHOLE)
+            next_other = scales_of(scales, at_other, following, height, WHOLE)
+        if GATED or not DESCRIBED:
+            rows = turn_of(x, source, depth, start, EVEN)
+        else:
+            rows = x.load([first, start])
+        if DESCRIBED:
+            block = codes.load([expert * SIDES, first_n, start]).reshape((BLOCK_N, TURN))
+        else:
+            block = turn_of(codes, row, depth, start, EVEN)
+        product = met(block, rows, NATIVE, KIND, LEFT)
+        sums += times(product, of_row, of_x, WHOLE, LEFT) if BLOCKED else product
+        if DESCRIBED:
+            block = codes.load([expert * SIDES + SIDES - 1, next_n, start]).reshape((BLOCK_N, TURN))
+        else:
+            block = turn_of(codes, other_row, depth, start, EVEN)
+        product = met(block, rows, NATIVE, KIND, LEFT)
+        others += times(product, of_other, of_x, WHOLE, LEFT) if BLOCKED else product
+    sums = finished(sums, scales, bias, weights, row, x_at, pair, m_in, BLOCKED, LEFT)
+    others = finished(others, scales, bias, weights, other_row, x_at, pair, m_in, BLOCKED, LEFT)
+    if GATED:
+        sums = activate(sums, others, ACT)
+    n_in, pairs_in = of_rows(column < width, LEFT), of_tokens(m_in, LEFT)
+    at = out + of_tokens(target.to(tl.int64) * width, LEFT) + of_rows(column, LEFT)
+    if THEN:
+        kept = tl.where(n_in, sums.to(FLOAT).to(tl.float32), 0.0)
+        made, scale = block_codes(kept, THEN == 2, ROUNDS, LEFT)
+        tl.store(out_scales + tl.program_id(0).to(tl.int64) * pairs + target, scale, mask=m_in)
+        tl.store(at, made, mask=n_in & pairs_in)
+    else:
+        tl.store(at, sums.to(out.dtype.element_ty), mask=n_in & pairs_in)
+    if not GATED:
+        n_in = of_rows(behind < width, LEFT)
+        tl.store(at + BLOCK_N, others.to(out.dtype.element_ty), mask=n_in & pairs_in)
+
+
 @triton.jit(do_not_specialize=["tokens", "pairs"])
 def float8_experts_kernel(
     out,  # [pairs, width]: GATED: in sorted order, else by pair; codes when THEN
     out_scales,  # [width / 128, pairs] float32 when THEN
     x,  # codes; GATED: [tokens, depth]; else [pairs, depth] in sorted order, DESCRIBED in blocks [BLOCK_M, 128]
+    x_few,  # the same in blocks [LEAST, 128]
     x_scales,  # [groups, tokens] float32
     codes,  # [experts, width, depth], GATED [2 experts, ..]; DESCRIBED in blocks [1, BLOCK_N, 128]
     scales,  # [rows of all experts, height]; WHOLE: [.. / 128, height]; of rows alone [rows of all experts]
@@ -145,73 +220,25 @@ def float8_experts_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LEFT: tl.constexpr,  # a tile is [BLOCK_M, BLOCK_N]; else [BLOCK_N, BLOCK_M]
+    LEAST: tl.constexpr,  # pairs of a tile where an expert's last ones are no more; 0: of all tiles BLOCK_M
     OVERLAP: tl.constexpr,
 ):
     """One tile of an expert's pairs and rows per program."""
-    SIDES: tl.constexpr = 2 if GATED else 1
-    TURN: tl.constexpr = 128
-    HIGH: tl.constexpr = BLOCK_M if LEFT else BLOCK_N
     grid_wait(OVERLAP)
     expert, first, end = tile_of_experts(ends, tl.program_id(1), experts, EXPERTS, BLOCK_M)
     if expert < experts:
-        m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, True, GATED, BLOCK_M)
-        source = tl.minimum(source, tokens - 1)  # what is read for no pair, and for no row, is not written
-        first_n = tl.program_id(0) * (BLOCK_N if GATED else 2 * BLOCK_N)
-        next_n = first_n if GATED else first_n + BLOCK_N
-        column, behind = first_n + tl.arange(0, BLOCK_N), next_n + tl.arange(0, BLOCK_N)
-        line, other_line = expert * SIDES * width, (expert * SIDES + SIDES - 1) * width  # rows of all experts
-        row, other_row = line + tl.minimum(column, width - 1), other_line + tl.minimum(behind, width - 1)
-        at_row, at_other = row, other_row
-        if WHOLE:
-            at_row = line + first_n
-            at_other = other_line + tl.minimum(next_n, width - 1)
-        last = tl.cdiv(depth, TURN) - 1
-        x_at = x_scales + source
-        sums = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
-        others = tl.zeros([HIGH, BLOCK_M * BLOCK_N // HIGH], tl.float32)
-        next_x, next_row, next_other = 0.0, 0.0, 0.0
-        if BLOCKED:
-            next_x, next_row = tl.load(x_at), scales_of(scales, at_row, 0, height, WHOLE)
-            next_other = scales_of(scales, at_other, 0, height, WHOLE)
-        for group in range(last + 1):
-            start, following = group * TURN, tl.minimum(group + 1, last)
-            of_x, of_row, of_other = next_x, next_row, next_other
-            if BLOCKED:
-                next_x = tl.load(x_at + following.to(tl.int64) * tokens)
-                next_row = scales_of(scales, at_row, following, height, WHOLE)
-                next_other = scales_of(scales, at_other, following, height, WHOLE)
-            if GATED or not DESCRIBED:
-                rows = turn_of(x, source, depth, start, EVEN)
-            else:
-                rows = x.load([first, start])
-            if DESCRIBED:
-                block = codes.load([expert * SIDES, first_n, start]).reshape((BLOCK_N, TURN))
-            else:
-                block = turn_of(codes, row, depth, start, EVEN)
-            product = met(block, rows, NATIVE, KIND, LEFT)
-            sums += times(product, of_row, of_x, WHOLE, LEFT) if BLOCKED else product
-            if DESCRIBED:
-                block = codes.load([expert * SIDES + SIDES - 1, next_n, start]).reshape((BLOCK_N, TURN))
-            else:
-                block = turn_of(codes, other_row, depth, start, EVEN)
-            product = met(block, rows, NATIVE, KIND, LEFT)
-            others += times(product, of_other, of_x, WHOLE, LEFT) if BLOCKED else product
-        sums = finished(sums, scales, bias, weights, row, x_at, pair, m_in, BLOCKED, LEFT)
-        others = finished(others, scales, bias, weights, other_row, x_at, pair, m_in, BLOCKED, LEFT)
-        if GATED:
-            sums = activate(sums, others, ACT)
-        n_in, pairs_in = of_rows(column < width, LEFT), of_tokens(m_in, LEFT)
-        at = out + of_tokens(target.to(tl.int64) * width, LEFT) + of_rows(column, LEFT)
-        if THEN:
-            kept = tl.where(n_in, sums.to(FLOAT).to(tl.float32), 0.0)
-            made, scale = block_codes(kept, THEN == 2, ROUNDS, LEFT)
-            tl.store(out_scales + tl.program_id(0).to(tl.int64) * pairs + target, scale, mask=m_in)
-            tl.store(at, made, mask=n_in & pairs_in)
+        if LEAST and end - first <= LEAST:
+            multiply_tile(
+                out, out_scales, x_few, x_scales, codes, scales, bias, weights, order, expert, first, end, tokens,
+                pairs, width, depth, height, TOP_K, GATED, ACT, BLOCKED, WHOLE, THEN, FLOAT, DESCRIBED, EVEN, NATIVE,
+                ROUNDS, KIND, LEAST, BLOCK_N, False,
+            )  # fmt: skip
         else:
-            tl.store(at, sums.to(out.dtype.element_ty), mask=n_in & pairs_in)
-        if not GATED:
-            n_in = of_rows(behind < width, LEFT)
-            tl.store(at + BLOCK_N, others.to(out.dtype.element_ty), mask=n_in & pairs_in)
+            multiply_tile(
+                out, out_scales, x, x_scales, codes, scales, bias, weights, order, expert, first, end, tokens, pairs,
+                width, depth, height, TOP_K, GATED, ACT, BLOCKED, WHOLE, THEN, FLOAT, DESCRIBED, EVEN, NATIVE, ROUNDS,
+                KIND, BLOCK_M, BLOCK_N, LEFT,
+            )  # fmt: skip
 
 
 def float8_experts_product(
@@ -272,20 +299,22 @@ def launch_float8_experts(
     rows, values = x.codes, codes
     if native:
         rows, values = rows.view(torch.float8_e4m3fn), values.view(torch.float8_e4m3fn)
+    few = rows
     if described:
         values = describe(values, 1, tile.block_n, BLOCK)
+        few = rows if gated or not tile.least else describe(rows, tile.least, BLOCK)
         rows = rows if gated else describe(rows, tile.block_m, BLOCK)
     tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)  # every expert's last may be part empty
     if pairs.count:
         columns = tile.block_n if gated else 2 * tile.block_n
         float8_experts_kernel[(triton.cdiv(width, columns), tiles)](
-            made.codes, made.scales, rows, x.scales, values, scales, bias, weights, pairs.order, pairs.ends, tokens,
-            pairs.count, experts, width, depth, scales.shape[1] if blocked else 1, TOP_K=pairs.top_k, GATED=gated,
-            ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts), BLOCKED=blocked, WHOLE=whole,
-            THEN=0 if not makes or then is None else 2 if then.powers else 1, FLOAT=FLOATS[dtype], DESCRIBED=described,
-            EVEN=depth % BLOCK == 0, NATIVE=native, ROUNDS=target().widens_fp8, KIND=E4M3, BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n, LEFT=tile.block_m >= LEAST_LEFT, num_warps=tile.warps, num_stages=tile.stages,
-            **launch_options(),
+            made.codes, made.scales, rows, few, x.scales, values, scales, bias, weights, pairs.order, pairs.ends,
+            tokens, pairs.count, experts, width, depth, scales.shape[1] if blocked else 1, TOP_K=pairs.top_k,
+            GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts), BLOCKED=blocked,
+            WHOLE=whole, THEN=0 if not makes or then is None else 2 if then.powers else 1, FLOAT=FLOATS[dtype],
+            DESCRIBED=described, EVEN=depth % BLOCK == 0, NATIVE=native, ROUNDS=target().widens_fp8, KIND=E4M3,
+            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, LEFT=tile.block_m >= LEAST_LEFT, LEAST=tile.least,
+            num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
         )  # fmt: skip
     return made if makes else made.codes
 
@@ -307,9 +336,9 @@ def float8_tile(device: Target, each: float, gated: bool) -> Tile:
 
     As many turns are ahead as find room in a unit of the device.
     """
-    block_m = 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 64 else 128
-    block_n = BLOCK if gated or block_m > 32 else BLOCK // 2
-    stages = 4 if block_m == 64 else 3
+    block_m = 16 if each <= 16 else 32 if each <= 32 else 64
+    block_n, stages = BLOCK if gated else BLOCK // 2, 3
+    least = LEAST if gated and block_m > LEAST else 0
     while stages > 2 and stages * (block_m + 2 * block_n) * BLOCK >= device.shared_memory:
         stages -= 1
-    return Tile(block_m, block_n, BLOCK, stages, 4 if block_m <= 32 else 8)
+    return Tile(block_m, block_n, BLOCK, stages, 8 if gated and block_m > 32 else 4, least=least)

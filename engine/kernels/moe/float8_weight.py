@@ -52,7 +52,7 @@ class Float8Experts(ExpertsWeight):
         return self.weight.dense().float().view(self.num_experts, -1, self.weight.depth)[expert]
 
     def pairs(self, chosen: Tensor) -> Pairs:
-        if not suits(self.weight) or not target().runs_ptx:
+        if not suits(self.weight) or not target().runs_ptx or self.dtype is not torch.bfloat16:
             return sort_pairs(chosen, self.num_experts)
         return pairs_of(chosen, self.num_experts, self.invariant)
 
@@ -90,8 +90,8 @@ class Float8Experts(ExpertsWeight):
         each = float(SAME) if self.invariant else pairs.count / self.num_experts
         width = len(self.weight.codes) // self.num_experts // (2 if gated else 1)
         shape = Shape(self.num_experts, width, self.weight.depth, gated)
-        form = "E4M3 by E4M3" if self.weight.scales is None else "E4M3 by E4M3, 128"
-        return tile_for(form, shape, each, partial(float8_tile, target(), each, gated))
+        tile = tile_for("E4M3 by E4M3", shape, each, partial(float8_tile, target(), each, gated))
+        return tile._replace(least=0) if self.invariant else tile
 
 
 def floats(rows: Tensor | CodedRows) -> Tensor:

@@ -53,7 +53,7 @@ def _coded(
     codes: list[Codes], count: int, biases: Tensor | None, num_experts: int, placement: Placement
 ) -> ExpertsWeight:
     """All experts in one matrix of codes; FP8 meets FP8 where the device is for it; other inputs stay in floats."""
-    meets = placement.float8_experts and takes(codes[0]) and alike(codes)
+    meets = placement.float8_units and takes(codes[0]) and alike(codes)
     if not meets:
         codes = [replace(matrix, inputs=None) for matrix in codes]
     if len(codes) < count or not alike(codes) or codes[0].order is not None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.codes import Inputs, Kind
+from engine.kernels.gemm.descriptors import is_aligned
 from engine.kernels.gemm.diagonals import on_diagonals
 from engine.kernels.gemm.float8_row import met
 from engine.kernels.gemm.groups import Packed, makes_pairs
@@ -35,7 +36,8 @@ from engine.kernels.target import target, tl, triton
 WORD = 4  # codes of 32 bits
 GROUP = 128  # columns that share a scale
 TURN = 128  # words that a warp reads of a row at a time, four a thread: four groups
-LONG, SHORT = 16, 24  # programs of a unit, what its registers hold: rows of more than two turns, and of fewer
+# Programs of a unit, what its registers hold: of rows of more than two turns, and of shorter ones.
+PROGRAMS = {KEPT: (16, 24), CODES: (24, 32), MADE: (16, 32)}
 FAR = tl.constexpr(2.0**60)
 FURTHER = tl.constexpr("{ .reg .b32 far, zero; mov.b32 far, 0x5d805d80; mov.b32 zero, 0x80008000;"
                        " fma.rn.bf16x2 $0, $1, far, zero; }")  # fmt: skip
@@ -149,7 +151,8 @@ def of_turn(
 @triton.jit
 def pairs_float8_kernel(
     out,  # [pairs, width]
-    x,  # [rows, line * 2] int32: two bfloat16; of CODES [rows, line] int32; of MADE [rows, line * 4] floats
+    x,  # [rows, line * 2] int32: two bfloat16; of CODES [rows, line] int32; of MADE as of floats,
+    # or where no matrix units multiply [rows, line * 4] floats
     x_scales,  # of CODES [groups, rows] float32; of MADE [] float32 when STATIC
     words,  # [experts * width, line] int32, of floats kept as gemm/widen has them; GATED [experts * 2 * width, line]
     scales,  # [.. / TALL, height], or None
@@ -203,7 +206,9 @@ def pairs_float8_kernel(
         elif FORM == 1:
             tokens, factors, weight = tokens_of(x, x_scales, token, rows, line, GROUPED, TURN, TURNS)
         else:
-            tokens, factors, weight = made_of(x, x_scales, token, line, GROUPED, STATIC, POWERS, ROUNDS, TURN, TURNS)
+            tokens, factors, weight = made_of(
+                x, x_scales, token, line, GROUPED, STATIC, POWERS, ROUNDS, PAIRS, TURN, TURNS
+            )  # fmt: skip
         if weights is not None:
             weight *= tl.load(weights + pair)
         at = out + pair.to(tl.int64) * width
@@ -258,19 +263,21 @@ def launch_pairs_float8(
     width, words = len(weight.codes) // experts // (2 if gated else 1), weight.codes.view(torch.int32)
     assert suits(weight) and words.shape[1] * WORD == depth and rows.shape[1] == depth
     assert weight.words == (inputs is None) and (not coded or inputs is not None)
-    assert rows.is_contiguous() and rows.data_ptr() % 16 == 0 and (bias is None or bias.dtype is torch.float32)
+    assert rows.is_contiguous() and is_aligned(rows) and is_aligned(words)
+    assert bias is None or bias.dtype is torch.float32
     turns, step = triton.cdiv(depth // WORD, TURN), 1 if gated else 2
+    kind = CODES if coded else KEPT if inputs is None else MADE
+    in_pairs = rows.is_cuda and target().runs_ptx if coded else makes_pairs(rows)
     # All programs are at work at the same time.
-    blocks = blocks or triton.cdiv(width * pairs.count, step * (LONG if turns > 2 else SHORT) * target().num_units)
+    programs = PROGRAMS[kind][0 if turns > 2 else 1] * target().num_units
+    blocks = blocks or triton.cdiv(width * pairs.count, step * programs)
     out = torch.empty(pairs.count, width, dtype=dtype if coded else rows.dtype, device=rows.device)
-    kept = inputs is None
     pairs_float8_kernel[(triton.cdiv(width, blocks * step), pairs.count)](
-        out, rows.view(torch.int32) if coded or kept else rows, x_scales, words, weight.scales, weight.row_scales,
-        bias, weights, pairs.chosen, len(rows), experts, width, depth // BLOCK,
+        out, rows.view(torch.int32) if kind != MADE or in_pairs else rows, x_scales, words, weight.scales,
+        weight.row_scales, bias, weights, pairs.chosen, len(rows), experts, width, depth // BLOCK,
         1 if weight.scales is None else weight.scales.shape[1], blocks, TOP_K=pairs.top_k, GATHER=gated, GATED=gated,
-        ACT=int(activation or 0), TALL=weight.tall, TURN=TURN, TURNS=turns,
-        PAIRS=makes_pairs(rows) if kept else rows.is_cuda and target().runs_ptx,
-        FORM=CODES if coded else KEPT if kept else MADE, GROUPED=form.group > 0, STATIC=form.scale is not None,
-        POWERS=form.powers, ROUNDS=target().widens_fp8, num_warps=1, num_stages=1, **launch_options(),
+        ACT=int(activation or 0), TALL=weight.tall, TURN=TURN, TURNS=turns, PAIRS=in_pairs, FORM=kind,
+        GROUPED=form.group > 0, STATIC=form.scale is not None, POWERS=form.powers, ROUNDS=target().widens_fp8,
+        num_warps=1, num_stages=1, **launch_options(),
     )  # fmt: skip
     return out

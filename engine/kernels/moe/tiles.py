@@ -62,16 +62,26 @@ LINES: dict[str, dict[str, dict[Shape, Line]]] = {
                 (1, Tile(128, 128, 64, 3, 4, values=True)), (1, Tile(128, 128, 128, 2, 4, values=True)),
             ),
         },
+        "E4M3 by E4M3": {  # Qwen3-30B-A3B
+            Shape(128, 768, 2048, gated=True): _line(
+                (2, Tile(16, 128, 128, 3, 4)), (4, Tile(32, 128, 128, 3, 4, least=16)),
+                (2, Tile(64, 128, 128, 3, 8, least=16)),
+            ),
+            Shape(128, 2048, 768, gated=False): _line(
+                (3, Tile(16, 64, 128, 3, 4)), (5, Tile(64, 64, 128, 3, 4)),
+            ),
+        },
         "MXFP4": {  # gpt-oss-20b
             Shape(32, 2880, 2880, gated=True): _line(
                 (1, Tile(16, 64, 64, 3, 4, splits=4)), (1, Tile(16, 64, 128, 3, 4, values=True)),
-                (1, Tile(32, 64, 128, 3, 4, values=True)), (3, Tile(64, 64, 64, 3, 4, values=True)),
-                (1, Tile(128, 64, 64, 5, 4, values=True)), (1, Tile(128, 64, 64, 3, 4, values=True)),
+                (1, Tile(32, 64, 128, 3, 4, values=True)), (4, Tile(64, 64, 64, 3, 4, values=True)),
+                (1, Tile(128, 64, 64, 3, 4, values=True)),
             ),
             Shape(32, 2880, 2880, gated=False): _line(
                 (1, Tile(16, 128, 64, 3, 4, splits=5)), (1, Tile(16, 64, 128, 3, 4, values=True)),
                 (1, Tile(32, 64, 128, 4, 4, values=True)), (1, Tile(64, 64, 128, 3, 4, values=True)),
-                (1, Tile(64, 128, 64, 3, 4, values=True)), (3, Tile(128, 128, 64, 3, 4, values=True)),
+                (1, Tile(64, 128, 64, 3, 4, values=True)), (1, Tile(128, 128, 64, 3, 4, values=True)),
+                (1, Tile(64, 128, 64, 3, 4, values=True)), (1, Tile(128, 128, 64, 3, 4, values=True)),
             ),
         },
         "INT4 by 128": {  # Qwen3-30B-A3B

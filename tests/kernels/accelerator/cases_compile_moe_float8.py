@@ -18,9 +18,9 @@ from tests.kernels.accelerator.targets import FLOAT8, OVERLAPPING, TARGETS, case
 
 assert triton
 SORTED = {
-    "out": "*bf16", "out_scales": "*fp32", "x": "*fp8e4nv", "x_scales": "*fp32", "codes": "*fp8e4nv",
-    "scales": "*fp32", "bias": "*fp32", "weights": "*fp32", "order": "*i32", "ends": "*i32", "tokens": "i32",
-    "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "height": "i32",
+    "out": "*bf16", "out_scales": "*fp32", "x": "*fp8e4nv", "x_few": "*fp8e4nv", "x_scales": "*fp32",
+    "codes": "*fp8e4nv", "scales": "*fp32", "bias": "*fp32", "weights": "*fp32", "order": "*i32", "ends": "*i32",
+    "tokens": "i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "height": "i32",
 }  # fmt: skip
 SMALL = {"gfx942", "gfx1100"}  # with room for one turn of a tile
 
@@ -30,7 +30,7 @@ def pairs(form, gated, turns, **settings):
     _, signature, constants, options = others.pairs_float8(gated, turns, row_scales=None, bias=None)
     del constants["x_scales"]
     constants |= {"weights": None, "FORM": form, "TALL": 128, "GROUPED": True, "ROUNDS": False, **settings}
-    x = {"x": "*i32" if form == CODES else "*bf16", "x_scales": "*fp32"}
+    x = {"x": "*i32", "x_scales": "*fp32"}
     return pairs_float8_kernel, {**signature, **x}, constants, options
 
 
@@ -54,7 +54,30 @@ def test_compiles(name, target):
     kernel, signature, constants, options = KERNELS[name]
     if target not in FLOAT8 and "PAIRS" in constants:
         constants = {**constants, "PAIRS": False}
-    compiles(target, kernel, signature, constants, options)
+        signature = {**signature, "x": "*bf16"} if constants["FORM"] == MADE else signature
+    made = compiles(target, kernel, signature, constants, options, aligned=True)
+    if constants.get("PAIRS"):
+        assert_four_words_a_thread(made)
+
+
+@pytest.mark.parametrize("form", [CODES, MADE])
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_one_block_of_a_program_is_held_as_more_are(form, grouped, turns):
+    """Triton makes an argument of 1 a constant, and without a loop it may hold words in another way."""
+    kernel, signature, constants, options = pairs(form, False, turns, GROUPED=grouped, blocks=1)
+    signature = {name: kind for name, kind in signature.items() if name != "blocks"}
+    assert_four_words_a_thread(compiles("sm_90", kernel, signature, constants, options, aligned=True))
+
+
+def assert_four_words_a_thread(made):
+    """What the matrix unit's instruction takes: neighbours of a row, of which a thread holds no other's."""
+    text = made.asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\S.*)$", text, re.M))
+    held = re.findall(r"mma\.sync.*: tensor<32x4xi32, (#\w+)>", text)
+    assert held
+    for layout in held:
+        assert "sizePerThread = [1, 4], threadsPerWarp = [32, 1]" in layouts[layout]
 
 
 @pytest.mark.covering(1)
@@ -68,18 +91,20 @@ def test_products_of_sorted_pairs_compile(target, each, gated, blocked, whole):
     native, described, (_, room) = target in FLOAT8, target in OVERLAPPING, TARGETS[target]
     tile = float8_tile(Target("cuda", target, 100, 32, room), each, gated)
     kind = "fp8e4nv" if native else "u8"
-    signature = {**SORTED, "x": f"*{kind}", "codes": f"*{kind}"}
+    signature = {**SORTED, "x": f"*{kind}", "x_few": f"*{kind}", "codes": f"*{kind}"}
     makes = gated and blocked
     if makes:
         signature["out"] = "*u8"
     if described:
         signature["codes"] = f"tensordesc<fp8e4nv[1,{tile.block_n},128]>"
         signature |= {} if gated else {"x": f"tensordesc<fp8e4nv[{tile.block_m},128]>"}
+        signature |= {} if gated or not tile.least else {"x_few": f"tensordesc<fp8e4nv[{tile.least},128]>"}
     constants = {
         "TOP_K": 8, "GATED": gated, "ACT": int(Activation.SILU), "EXPERTS": 128, "BLOCKED": blocked,
         "WHOLE": blocked and whole, "THEN": 1 if makes else 0, "FLOAT": tl.bfloat16, "DESCRIBED": described,
         "EVEN": whole, "NATIVE": native, "ROUNDS": native and target != "gfx950", "KIND": E4M3,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "LEFT": tile.block_m >= LEAST_LEFT, "OVERLAP": True,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "LEFT": tile.block_m >= LEAST_LEFT, "LEAST": tile.least,
+        "OVERLAP": True,
         **({"bias": None, "weights": None} if whole else {}),
     }  # fmt: skip
     stages = tile.stages if target not in SMALL else 1

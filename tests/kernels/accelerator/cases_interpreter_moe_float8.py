@@ -49,14 +49,16 @@ def weight_of(rows: int, depth: int, scales: str, width: int = 0) -> Packed:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("spread", ["even", "one"])
 @pytest.mark.parametrize("weighed", [False, True])
-@pytest.mark.parametrize("block_m", [16, 64])
+@pytest.mark.parametrize(("block_m", "least"), [(16, 0), (64, 0), (64, 4), (4, 2)])
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("then", [None, GROUPS, POWERS, ROWS])
 @pytest.mark.parametrize(("width", "depth", "scales"), [
     (256, 384, "blocks"), (200, 304, "groups"), (200, 304, "rows"), (128, 128, "rows"),
 ])  # fmt: skip
-def test_products_of_sorted_pairs(width, depth, scales, then, native, block_m, weighed, spread, biased, activation):
-    """Also columns that end within a turn, and rows that end within a tile."""
+def test_products_of_sorted_pairs(
+    width, depth, scales, then, native, block_m, least, weighed, spread, biased, activation
+):
+    """Also columns that end within a turn, rows that end within a tile, and an expert's few last pairs."""
     experts, gated = 3, activation is not None
     pairs, rows = drawn(9, 2, experts, spread), experts * width * (1 + gated)
     weight = weight_of(rows, depth, scales, width)
@@ -64,7 +66,8 @@ def test_products_of_sorted_pairs(width, depth, scales, then, native, block_m, w
     x = CodedRows(*quantise_floats_reference(torch.randn(9 if gated else pairs.count, depth), inputs, None, 0.0))
     bias = torch.randn(experts, width * (1 + gated)) if biased else None
     given = torch.rand(9, 2) if weighed and gated else None
-    arguments = (x, weight, experts, bias, pairs, activation, Tile(block_m, 128, 128, 2, 4), torch.float32, given, then)
+    tile = Tile(block_m, 128, 128, 2, 4, least=least)
+    arguments = (x, weight, experts, bias, pairs, activation, tile, torch.float32, given, then)
     got, want = launch_float8_experts(*arguments, native=native), float8_experts_reference(*arguments)
     if isinstance(want, CodedRows):
         assert isinstance(got, CodedRows)
