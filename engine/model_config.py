@@ -165,12 +165,20 @@ class TextConfig:
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
     beside_width: int = 0  # numbers of each token that each layer reads beside the stream
+    module_routings: tuple[Routing, ...] = ()  # of layers with experts that are modules of transformers
     num_further: int = 0  # layers that files hold behind the last one; they predict further tokens and are not read
 
     @property
     def causal(self) -> bool:
         """Whether no token sees one behind it; else an input is computed in one step, and nothing is kept."""
         return self.layers[0].causal
+
+    @property
+    def routings(self) -> tuple[Routing, ...]:
+        """Of the layers with experts, in their order."""
+        return self.module_routings or tuple(
+            layer.experts.routing for layer in self.layers if layer.experts is not None
+        )
 
     def of_layer(self, layer: LayerConfig) -> TextConfig:
         """The same decoder with the sizes that this layer has."""

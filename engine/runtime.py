@@ -22,7 +22,7 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.admission import Admission
 from engine.cache.layout import CacheLayout
-from engine.cache.routed import routed_bytes, routed_shape
+from engine.cache.routed import routed_bytes
 from engine.cache.sizing import check_weights, fit_context, host_blocks
 from engine.checkpoint.config import resolve_dtype
 from engine.config import EngineConfig
@@ -92,7 +92,7 @@ class Runtime:
             hidden_size=model_config.text.hidden_size,
             row_widths={modality: tower.row_width for modality, tower in model.towers.items()},
             routed_experts=config.return_routed_experts,
-            has_experts=routed_shape(model_config.text)[0] > 0,
+            has_experts=bool(model_config.text.routings),
             axes=model_config.axes,
             adds_media=model_config.adds_media,
             picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),

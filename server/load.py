@@ -217,7 +217,7 @@ def complete(state: AppState) -> None:
         "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
     }
     engine.on_step = metrics.step
-    if any(layer.experts for layer in engine.model.text.layers):
+    if engine.model.text.routings:
         experts = state.experts = ExpertWatch(engine)
         metrics.experts = lambda: experts.layers
     if state.media is not None:

@@ -29,7 +29,7 @@ CHUNK = 128  # blocks that are gathered at a time
 
 def routed_shape(text: TextConfig) -> tuple[int, int, torch.dtype]:
     """(layers with experts, experts of a token, dtype of their numbers); without experts (0, 0, uint8)."""
-    routings = [layer.experts.routing for layer in text.layers if layer.experts is not None]
+    routings = text.routings
     if not routings:
         return 0, 0, torch.uint8
     widths = {routing.top_k for routing in routings}

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +19,18 @@ from engine.batch import Batch
 from engine.cache.spec import CacheSpec
 from engine.encoders.tower import Tower
 from engine.errors import ConfigError
-from engine.layers.moe import SparseMLP
-from engine.model_config import ModelConfig
+from engine.model_config import ModelConfig, Routing
 from engine.pooling.heads import Pooler
 from engine.request import Modality
 from engine.weights.table import Table
+
+
+class Choosing(Protocol):
+    """A layer whose tokens choose experts."""
+
+    routing: Routing
+    lasting: Tensor | None  # int32 [tokens * top_k] or more, becomes the memory of what the newest step chose
+    newest: Tensor | None  # on a CPU: [rows, top_k]
 
 
 class Model(ABC):
@@ -41,7 +48,7 @@ class Model(ABC):
     # Adapters of the checkpoint by the media, or by the task, that they are for: a request has the first whose media it
     # shows, an input that is pooled the one it asks for.
     adapters: tuple[str, ...] = ()
-    sparse: Mapping[int, SparseMLP] = MappingProxyType({})  # by layer number: those that have experts
+    sparse: Mapping[int, Choosing] = MappingProxyType({})  # by layer number: those that have experts
     pooler: Pooler | None = None  # of a model that makes vectors or scores in the place of tokens
 
     def weight_table(self) -> Table:

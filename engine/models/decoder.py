@@ -102,9 +102,10 @@ class Decoder(Model):
             self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, text.tie_embeddings)
         self.norm = stream_norm(text)
         self.layers = [self.layer(number) for number in range(len(text.layers))]
-        self.sparse = {number: layer.experts for number, layer in enumerate(self.layers) if layer.experts is not None}
-        for number, experts in enumerate(self.sparse.values()):
+        sparse = {number: layer.experts for number, layer in enumerate(self.layers) if layer.experts is not None}
+        for number, experts in enumerate(sparse.values()):
             experts.number = number
+        self.sparse = sparse
         self._numbers = list(range(len(text.layers)))  # of the layers that forward runs
         self._keepers = [number for number, layer in enumerate(text.layers) if layer.keys_of is None]
         kept_by = [number if layer.keys_of is None else layer.keys_of for number, layer in enumerate(text.layers)]

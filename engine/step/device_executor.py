@@ -161,7 +161,7 @@ class DeviceExecutor:
         if self.config.deterministic:  # products of its own, which are as full with any number of tiles
             return 1.0
         text = self.model.config.text
-        if text.layers[-1].experts is not None:  # their pairs fill tiles by how tokens choose, not by their number
+        if text.routings:  # their pairs fill tiles by how tokens choose, not by their number
             return 1.0
         return fullness(target(), tokens, text.intermediate_size, text.hidden_size)
 

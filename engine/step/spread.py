@@ -72,7 +72,9 @@ class DeviceSpread:
         for mlp, choices in zip(layers.values(), self._choices):
             mlp.lasting = choices
         self._top_k = torch.tensor(self._tops, dtype=torch.int32, device=device)
-        last = max(layers) == len(model.config.text.layers) - 1  # which computes the rows alone that somebody reads
+        text = model.config.text
+        # The last layer computes the rows alone that somebody reads, but not where it is a module of transformers.
+        last = max(layers) == len(text.layers) - 1 and not text.module_routings
         self._rows = inputs.query_start[-1:], inputs.num_sampled if last else inputs.query_start[-1:]
         self._home = accelerator.pinned(len(layers) * COLUMNS).view(len(layers), COLUMNS)
         self._done = accelerator.event()

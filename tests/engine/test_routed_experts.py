@@ -47,8 +47,30 @@ def oracle(name: str):
     return routers
 
 
-def check(name: str, prompt: np.ndarray, answer: list[int], experts: np.ndarray | None) -> float:
-    """A row per token and no gap, of the highest logits in their order. Returns the share of equal numbers."""
+@functools.cache
+def weights_of_modules(name: str):
+    """The function of tokens that makes [tokens, layers, experts] weights, of whatever transformers' routers choose."""
+    model, found = tiny.reference(tiny.checkpoint(name)), []
+
+    def note(module, inputs):
+        hidden, chosen, weights = inputs
+        found.append(hidden.new_zeros(len(hidden), module.num_experts).scatter_(1, chosen, weights))
+
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "experts"):
+            layer.mlp.experts.register_forward_pre_hook(note)
+
+    def weights(tokens: list[int]) -> torch.Tensor:
+        found.clear()
+        with torch.inference_mode():
+            model(input_ids=torch.tensor([tokens]))
+        return torch.stack(found, 1)
+
+    return weights
+
+
+def check(name: str, prompt: np.ndarray, answer: list[int], experts: np.ndarray | None, oracle=oracle) -> float:
+    """A row per token and no gap, of the highest numbers in their order. Returns the share of equal numbers."""
     tokens = [*prompt.tolist(), *answer]
     assert experts is not None
     assert len(experts) >= len(tokens)
@@ -94,13 +116,16 @@ async def follow(engine: Engine, number: int, request: Request) -> list[tuple[li
 
 @pytest.mark.parametrize(
     ("name", "on_device", "count", "blocks"),
-    [("qwen3_moe", False, 200, 14), ("qwen3_moe", True, 60, 14), ("gpt_oss", False, 40, 24), ("gpt_oss", True, 20, 24)],
-)
+    [
+        ("qwen3_moe", False, 200, 14), ("qwen3_moe", True, 60, 14), ("gpt_oss", False, 40, 24),
+        ("gpt_oss", True, 20, 24), ("deepseek_v3", False, 40, 14), ("deepseek_v3", True, 20, 14),
+    ],
+)  # fmt: skip
 async def test_the_experts_are_those_of_transformers(name, on_device, count, blocks, monkeypatch):
     """With prefix hits, preemption, two choices, aborts and choices that the client's side ends."""
     if on_device:
         monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
-    equal = []
+    equal, numbers = [], weights_of_modules if name in tiny.THROUGH_TRANSFORMERS else oracle
     async with running(tiny.checkpoint(name), num_gpu_blocks_override=blocks, **TIGHT, **ON) as served:
         asked = requests(count)
         for first in range(0, count, 20):
@@ -109,7 +134,7 @@ async def test_the_experts_are_those_of_transformers(name, on_device, count, blo
             for (_, request), choices in zip(batch, told):
                 for tokens, experts in choices:
                     if request.sampling.return_routed_experts:
-                        equal.append(check(name, request.prompt_token_ids, tokens, experts))
+                        equal.append(check(name, request.prompt_token_ids, tokens, experts, numbers))
                     else:
                         assert experts is None
         if count == 200:
@@ -141,7 +166,6 @@ async def test_asking_changes_no_token_and_a_server_that_keeps_experts_answers_t
     [
         ("qwen3_moe", {}, 4, "this server keeps no experts; leave the field out, or start the server with --enable-"),
         ("llama", ON, 4, "this model's layers have no experts"),
-        ("mixtral", {**ON, "model_impl": "transformers"}, 4, "or run through transformers, which does not tell them"),
         ("qwen3_moe", ON, 128, "the prompt fills the context of 128 tokens"),
     ],
 )

@@ -12,7 +12,7 @@ from engine.models.registry import load_model_config
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.stand_in_accelerator import StandInAccelerator
-from tests.engine.test_routed_experts import oracle
+from tests.engine.test_routed_experts import oracle, weights_of_modules
 from tests.engine_kit import answer, running, text_request
 
 
@@ -25,23 +25,26 @@ def test_pairs_of_real_rows_are_counted_by_layer():
 
 
 @pytest.mark.parametrize("accelerator", [None, HostAccelerator, StandInAccelerator])
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
 async def test_a_look_tells_what_the_look_before_it_counted(name, accelerator, monkeypatch):
-    """A prompt of a single step: all of its tokens in every layer, but in the last layer only the one that is read."""
+    """A prompt of a single step: all of its tokens in every layer, but in our last layer only the one that is read."""
     if accelerator is not None:
         monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: accelerator())
     folder, prompt = tiny.checkpoint(name), np.arange(2, 40)
     text = load_model_config(folder).text
     layers = [number for number, layer in enumerate(text.layers) if layer.experts]
-    routing = text.layers[layers[0]].experts.routing
-    routers = oracle(name)(prompt.tolist()).topk(routing.top_k, -1).indices  # [tokens, layers, top_k]
+    numbers, routing = oracle, text.routings[0]
+    if text.module_routings:
+        layers, numbers = list(range(len(text.layers) - len(text.routings), len(text.layers))), weights_of_modules
+    routers = numbers(name)(prompt.tolist()).topk(routing.top_k, -1).indices  # [tokens, layers, top_k]
     async with running(folder) as served:
         await answer(served, text_request(prompt, 1))
         assert await served.look_at_experts() == []
         found = await settled(served)
         assert [layer.layer for layer in found] == layers
         for place, layer in enumerate(found):
-            chosen = routers[-1:, place] if layer.layer == len(text.layers) - 1 else routers[:, place]
+            one = layer.layer == len(text.layers) - 1 and not text.module_routings
+            chosen = routers[-1:, place] if one else routers[:, place]
             counts = chosen.flatten().bincount(minlength=routing.num_experts)
             assert layer.touched == int((counts > 0).sum())
             assert layer.largest == pytest.approx(int(counts.max()) / len(chosen))

@@ -12,8 +12,10 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.errors import ConfigError
 from engine.kernels.moe.grouped import grouped_reference
+from engine.model_config import Routing
 from engine.models.registry import MODALITIES, build_model, load_model_config
 from engine.models.transformers_backend import experts
+from engine.models.transformers_backend.calls import Calls, Experts
 from engine.weights.load import load_weights, weight_bytes
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -85,6 +87,15 @@ def test_experts_of_an_accelerator_are_multiplied_without_a_number_on_the_host(n
         monkeypatch.undo()
         want = oracle(name)(input_ids=torch.tensor([tokens])).logits[0]
     assert (got - want).abs().max() <= 2e-4
+
+
+def test_layers_that_hand_on_other_rows_than_tokens_tell_nothing():
+    tokens, others = Experts(0, Routing(8, 3), True), Experts(1, Routing(8, 3), False)
+    assert Calls(experts=[tokens]).told == {0: tokens}
+    assert Calls(experts=[tokens, others]).told == {}
+    assert Calls(experts=[tokens, tokens]).told == {}  # two in a layer
+    routings = load_model_config(tiny.checkpoint("deepseek_v3")).text.routings
+    assert [(routing.num_experts, routing.top_k) for routing in routings] == [(8, 3)] * 2
 
 
 def test_a_family_of_ours_goes_that_way_when_it_is_asked_to():

@@ -23,5 +23,5 @@ class Kept:
 
     def write(self, chosen: Tensor) -> None:
         """chosen [T, top_k], without Triton: what the kernel of moe/route does on the way."""
-        has = self.mapping >= 0
-        self.ids[self.mapping[has]] = chosen[has].to(self.ids.dtype)
+        places = self.mapping.clamp(min=0)  # what has no place goes into the dummy block, which is the first
+        self.ids[places] = chosen.to(self.ids.dtype)

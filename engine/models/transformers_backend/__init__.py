@@ -1,6 +1,7 @@
 """Models without a file here, run through transformers' own modules inside our steps.
 
-    skeleton.py    config.json -> the module on the meta device, and what its attention calls say of its caches
+    skeleton.py    config.json -> the module on the meta device, and what its calls say of its caches and experts
+    calls.py       the calls of a forward, and the step that a thread's forward is for
     attention.py   what transformers calls as its attention function: our paged cache and kernels
     experts.py     what transformers calls as its experts function: our grouped product on accelerators
     weights.py     the names that checkpoints have -> the module's parameters

@@ -1,70 +1,23 @@
 """The attention function that transformers' modules call: it keeps keys and values in our cache and reads them there.
 
-Thread: any; what a thread is doing lies in `_thread`. A forward makes its calls in the same order each time, so the
-n-th call of a step is that of the n-th entry of the cache. On the meta device the calls are written down instead.
+Thread: any. The n-th call of a step is that of the n-th entry of the cache (calls.py).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.batch import Batch
 from engine.errors import ConfigError
 from engine.kernels.attention.paged import paged_attention
+from engine.models.transformers_backend.calls import Call, doing
 
 NAME = "omniloop"  # of this function, in transformers' table
 # Tensors that attention functions are given and need not read: rotation is done, and masks follow from rows.
 UNREAD = frozenset({"position_ids", "cache_position", "position_embeddings", "input_ids"})
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One attention call of a forward."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int  # of queries and keys
-    value_dim: int  # at most head_dim
-    window: int  # 0: all
-    scale: float
-    softcap: float
-    sinks: bool
-
-
-class _Thread(threading.local):
-    """What the thread's forward is for."""
-
-    batch: Batch | None = None
-    calls: list[Call]  # of the model that runs; on the meta device they are added
-    number: int = 0  # of the next call
-
-
-_thread = _Thread()
-
-
-@contextmanager
-def step(batch: Batch, calls: list[Call]) -> Iterator[None]:
-    """Inside, a forward reads and writes the caches of `batch`."""
-    _thread.batch, _thread.calls, _thread.number = batch, calls, 0
-    try:
-        yield
-    finally:
-        _thread.batch = None
-
-
-@contextmanager
-def recording(calls: list[Call]) -> Iterator[None]:
-    """Inside, calls on the meta device are written down."""
-    _thread.calls = calls
-    yield
 
 
 def attention(
@@ -87,12 +40,12 @@ def attention(
     if query.is_meta:
         called = _called(module, query, key, value, sliding_window or 0, scale, softcap or 0.0, s_aux is not None)
         _refuse_others(module, attention_mask, is_causal, others)
-        _thread.calls.append(called)
+        doing.calls.attention.append(called)
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
-    batch, number = _thread.batch, _thread.number
+    batch, number = doing.batch, doing.number
     assert batch is not None, "a forward runs inside a step"
-    _thread.number = number + 1
-    call = _thread.calls[number]
+    doing.number = number + 1
+    call = doing.calls.attention[number]
     meta = batch.attention[batch.group_of[number]]
     keys, values = batch.caches[number]
     if call.value_dim < call.head_dim:

@@ -2,6 +2,7 @@
 
 transformers' grouped product of float32, and of bfloat16 on most cards, reads on the host how many rows each expert
 has; a graph cannot record such a read. The kernel finds the rows on the device. On a CPU transformers' function runs.
+Where the server keeps the experts of tokens, each call leaves those that its tokens chose.
 Thread: device. In: tokens and the experts that the module's router chose. Out: of each token its experts' weighted sum.
 """
 
@@ -15,12 +16,19 @@ from engine.kernels.moe.dense import pairs_of
 from engine.kernels.moe.grouped import launch_grouped, tile_of
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.target import target
+from engine.model_config import Routing
+from engine.models.transformers_backend.calls import Experts, doing
 
 NAME = "omniloop"  # of this function, in transformers' table
 
 
 def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """hidden [T, H], chosen and weights [T, top_k] -> [T, H]; `module` holds the matrices of all experts."""
+    if hidden.is_meta:
+        layer, of_tokens = len(doing.calls.attention) - 1, chosen.shape[0] == hidden.shape[0] == doing.tokens
+        doing.calls.experts.append(Experts(layer, Routing(module.num_experts, chosen.shape[1]), of_tokens))
+    else:
+        chosen = kept(chosen, weights)
     if hidden.is_cuda:
         return experts_on_device(module, hidden, chosen, weights)
     from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm_experts_forward
@@ -30,9 +38,24 @@ def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Ten
     return found
 
 
+def kept(chosen: Tensor, weights: Tensor) -> Tensor:
+    """`chosen`, on an accelerator int32; what keeps experts has them then, the highest score first."""
+    batch, number = doing.batch, doing.number_of_experts
+    if batch is not None:  # a tower's forward is of no step
+        doing.number_of_experts = number + 1
+        call = doing.calls.experts[number]
+        if batch.routed is not None:  # modules leave experts in any order
+            order = weights.argsort(dim=1, descending=True, stable=True)
+            batch.routed.layer(number).write(chosen.gather(1, order))
+        if call.lasting is not None:
+            return call.lasting[: chosen.numel()].view(chosen.shape).copy_(chosen)
+        call.newest = chosen
+    return chosen.int().contiguous() if chosen.is_cuda else chosen
+
+
 def experts_on_device(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """The same by our kernels."""
-    pairs = pairs_of(chosen.int().contiguous(), module.num_experts, invariant=False)
+    """The same by our kernels; chosen is int32."""
+    pairs = pairs_of(chosen, module.num_experts, invariant=False)
     name = "gate_up_proj" if module.has_gate else "up_proj"
     made = _product(module, name, hidden, pairs, of_tokens=True)
     made = module._apply_gate(made) if module.has_gate else module.act_fn(made)

@@ -22,7 +22,7 @@ from engine.model_config import LayerConfig, ModelConfig, RopeConfig, TextConfig
 from engine.models.base import Model
 from engine.models.family import Family
 from engine.models.transformers_backend import skeleton
-from engine.models.transformers_backend.attention import Call, step
+from engine.models.transformers_backend.calls import Call, step
 from engine.models.transformers_backend.routing import check_router
 from engine.models.transformers_backend.weights import await_all, parts_and_table
 from engine.weights.table import Table
@@ -66,7 +66,8 @@ class TransformersModel(Model):
         self.config, self.dtype, self.device = config, dtype, device
         self.towers = {}
         self._calls = skeleton.calls_of(self.built())
-        kinds = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in self._calls}
+        self.sparse = self._calls.told
+        kinds = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in self._calls.attention}
         if device != "cpu" and len(kinds) > 1:
             raise ConfigError(
                 f"{config.architecture}: layers with unlike heads (heads, KV heads, width: "
@@ -87,7 +88,7 @@ class TransformersModel(Model):
         return self._table
 
     def cache_specs(self) -> list[CacheSpec]:
-        return [self._spec(call) for call in self._calls]
+        return [self._spec(call) for call in self._calls.attention]
 
     def _spec(self, call: Call) -> CacheSpec:
         if call.window:
@@ -142,7 +143,7 @@ def built(architecture: str, values: Mapping[str, Any], outer: Section) -> Any:
 def text_of(module: Any) -> TextConfig:
     """The decoder of a module on the meta device."""
     calls, config = skeleton.calls_of(module), module.config.get_text_config(decoder=True)
-    widest = max(calls, key=lambda call: call.num_heads * call.head_dim)
+    widest = max(calls.attention, key=lambda call: call.num_heads * call.head_dim)
     tied = getattr(config, "tie_word_embeddings", False)  # some classes say it of the decoder alone
     axes = skeleton.axes_of(getattr(module, module.base_model_prefix, None))
     rope = RopeConfig(
@@ -161,7 +162,8 @@ def text_of(module: Any) -> TextConfig:
         qk_norm="none",
         mlp_bias=False,
         tie_embeddings=bool(getattr(module.config, "tie_word_embeddings", tied)),
-        layers=tuple(LayerConfig(call.window, rope, call.scale, call.softcap, call.sinks) for call in calls),
+        layers=tuple(LayerConfig(call.window, rope, call.scale, call.softcap, call.sinks) for call in calls.attention),
+        module_routings=tuple(call.routing for call in calls.told.values()),
     )
 
 

@@ -1,7 +1,8 @@
 """From config.json to a module of transformers without weights, and to what it keeps per token.
 
 Thread: any. The module is built on the meta device, where it takes no memory, and run there once for three tokens: its
-attention calls (attention.py) say how many caches there are, their heads, widths, windows and scales. What a token
+calls of attention (calls.py) say how many caches there are, their heads, widths, windows and scales, those of experts
+how many layers choose among how many. What a token
 would keep outside of attention (convolutions, recurrent states) has no place in our cache and is refused.
 """
 
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 
 from engine.errors import ConfigError
 from engine.models.transformers_backend import experts
-from engine.models.transformers_backend.attention import NAME, Call, attention, recording
+from engine.models.transformers_backend.attention import NAME, attention
+from engine.models.transformers_backend.calls import Calls, recording
 
 COPIES = {"kimi_k2": "deepseek_v3"}  # model_type of a copied class -> of the class itself, whose keys it has
+TOKENS = 3  # of the forward that shows what a module calls
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 IGNORED = (
     "auto_map", "quantization_config", "_attn_implementation", "architectures", "torch_dtype", "dtype", "model_type",
@@ -126,25 +129,25 @@ def axes_of(base: Any) -> int:
     return len(rope.get("mrope_section") or (1, 1, 1))
 
 
-def calls_of(module: Any) -> list[Call]:
-    """The attention calls of a module on the meta device, in their order. The module keeps traces of its run."""
-    calls: list[Call] = []
+def calls_of(module: Any) -> Calls:
+    """What a module on the meta device calls, in its order. The module keeps traces of its run."""
+    calls = Calls()
     base = decoder_in(module)
     if base is None or "position_ids" not in inspect.signature(base.forward).parameters:
         raise ConfigError("has a decoder that takes no position_ids: a chunk of a prompt would stand at its beginning")
     _refuse_states(module, base)
-    config, positions = base.config, torch.arange(3, device="meta")
-    with refusing(), recording(calls):
+    config, positions = base.config, torch.arange(TOKENS, device="meta")
+    with refusing(), recording(calls, TOKENS):
         axes = axes_of(getattr(module, module.base_model_prefix, None))
         shown = positions.expand(axes, -1) if axes > 1 else positions
-        run(base, shown, input_ids=torch.zeros(1, 3, dtype=torch.int64, device="meta"))
+        run(base, shown, input_ids=torch.zeros(1, TOKENS, dtype=torch.int64, device="meta"))
     types = getattr(config, "layer_types", None) or []
-    if len(calls) < config.num_hidden_layers:
+    if len(calls.attention) < config.num_hidden_layers:
         raise ConfigError(
-            f"has {config.num_hidden_layers} layers and {len(calls)} attend: what the others "
+            f"has {config.num_hidden_layers} layers and {len(calls.attention)} attend: what the others "
             "keep of earlier tokens is not served through transformers"
         )
-    hidden = [call for call, of in zip(calls, types) if of == "sliding_attention" and not call.window]
+    hidden = [call for call, of in zip(calls.attention, types) if of == "sliding_attention" and not call.window]
     if hidden:
         raise ConfigError("has layers with a window that is told by a mask alone")
     return calls
