@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.descriptors import is_aligned
 from engine.kernels.gemm.diagonals import on_diagonals
 from engine.kernels.gemm.float8 import BLOCK, Tile, float8_product_reference
 from engine.kernels.gemm.groups import Packed
@@ -160,7 +161,8 @@ def float8_row_kernel(
 
 def takes(x: Tensor, weight: Packed) -> bool:
     """Whether the kernel multiplies these rows of codes [M, K] on this device."""
-    return len(x) == 1 and x.is_cuda and target().runs_ptx and weight.depth % (4 * WORD) == 0
+    aligned = is_aligned(x) and is_aligned(weight.codes)  # a thread's four words are loaded together
+    return len(x) == 1 and x.is_cuda and target().runs_ptx and aligned and weight.depth % (4 * WORD) == 0
 
 
 def cut_of(width: int, depth: int, units: int) -> RowsCut:

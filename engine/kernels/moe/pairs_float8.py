@@ -238,8 +238,11 @@ def pairs_float8_kernel(
 
 
 def suits(weight: Packed) -> bool:
-    """Whether the kernel reads such codes: with scales of 128 columns, of rows, or both."""
-    whole = weight.kind is Kind.E4M3 and weight.depth % BLOCK == 0 and weight.zeros is None
+    """Whether the kernel reads such codes: with scales of 128 columns, of rows, or both.
+
+    A thread holds neighbours of a row, four words that are loaded together: elsewhere its instruction would be wrong.
+    """
+    whole = weight.kind is Kind.E4M3 and weight.depth % BLOCK == 0 and weight.zeros is None and is_aligned(weight.codes)
     return whole and (weight.scales is None or weight.group == GROUP)
 
 

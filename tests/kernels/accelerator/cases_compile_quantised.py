@@ -17,7 +17,7 @@ from engine.kernels.gemm.scaled_values import scaled_values_kernel
 from engine.kernels.gemm.value_cuts import cut_of
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4
 from engine.kernels.gemm.widen_weight import ELEMENTS, block_k_of, widen_weight_kernel
-from tests.kernels.accelerator.targets import OVERLAPPING, cases, compiles
+from tests.kernels.accelerator.targets import OVERLAPPING, assert_four_words_a_thread, cases, compiles
 
 T = "*bf16"
 PRODUCT = {
@@ -220,3 +220,14 @@ def test_few_rows_of_fp8_compile(rows):
     assert f"wgmma.mma_async.sync.aligned.m64n{tile.block_m}k32.f32.e4m3.e4m3" in made.asm["ptx"]
     assert "st.local" not in made.asm["ptx"]
     assert made.metadata.shared <= TWO_PROGRAMS
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+@pytest.mark.parametrize("blocks", [1, None])
+def test_words_of_a_row_lie_in_threads_as_their_instruction_takes_them(blocked, blocks):
+    """Triton makes an argument of 1 a constant: the loop over blocks is gone then."""
+    kernel, signature, constants, options = float8_row(blocked)
+    if blocks is not None:
+        constants = {**constants, "blocks": blocks}
+    signature = {name: kind for name, kind in signature.items() if name not in constants}
+    assert_four_words_a_thread(compiles("sm_90", kernel, signature, constants, options, aligned=True))

@@ -6,6 +6,7 @@ parameters and hand each to `compiles`.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
@@ -66,6 +67,16 @@ def compiles(
     assert made.asm["cubin" if device.backend == "cuda" else "hsaco"]
     assert made.metadata.shared <= shared, f"{made.metadata.shared} bytes of shared memory on {target}, not {shared}"
     return made
+
+
+def assert_four_words_a_thread(made: Any) -> None:
+    """What the matrix unit's instruction takes: neighbours of a row, of which a thread holds no other's."""
+    text = made.asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\S.*)$", text, re.MULTILINE))
+    held = re.findall(r"mma\.sync.*: tensor<\d+x4xi32, (#\w+)>", text)
+    assert held
+    for layout in held:
+        assert "sizePerThread = [1, 4], threadsPerWarp = [32, 1]" in layouts[layout]
 
 
 def assembled_where_needed(backend: Any = None, stages: Any = None, *_rest: Any) -> tuple[str, str]:
