@@ -96,7 +96,10 @@ def test_films_of_variable_rate_and_turned_films_have_parts(wholes: list[bool]) 
 
 
 def test_damaged_films_are_decoded_as_a_whole(wholes: list[bool]) -> None:
-    """What a decoder would conceal may be taken from the part before."""
+    """What a decoder would conceal may be taken from the part before.
+
+    In the damaged group the decoder's threads take it from frames as far as these are done: no two runs are alike.
+    """
     for first in (20, 25, 45):
         data = corpus.damaged(moving(60), first, first + 2, group=20)
         film, whole = opened(data, np.arange(60)), opened(data, np.arange(60))
@@ -106,7 +109,8 @@ def test_damaged_films_are_decoded_as_a_whole(wholes: list[bool]) -> None:
         if isinstance(expected, MediaError):
             assert str(found) == str(expected)
         else:
-            np.testing.assert_array_equal(found, expected)
+            sound = np.arange(60) // 20 != first // 20
+            np.testing.assert_array_equal(found[sound], expected[sound])
     assert wholes == [False] * 3
 
 

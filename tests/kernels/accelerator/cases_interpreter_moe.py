@@ -85,9 +85,9 @@ def test_routes_of_few_rows(name):
 
 
 def test_programs_of_more_experts_choose_the_same(monkeypatch):
-    """As those of many rows: the bits of a row do not depend on how many there are."""
+    """As those of many rows. Of few bits: sums of others are not the same in all shapes on every machine."""
     routing = Routing(70, 3, renormalise=True)
-    x, router = torch.randn(19, 140).half(), (torch.randn(70, 140) / 8).half()
+    x, router = torch.randint(-16, 17, (19, 140)).half() / 8, torch.randint(-16, 17, (70, 140)).half() / 64
     few = launch_route(x, router, None, None, routing)
     for wide in (32, 64):
         monkeypatch.setattr(route, "WIDER", ((8, wide),))
