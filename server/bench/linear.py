@@ -32,10 +32,12 @@ CODES: dict[str, tuple[Kind, int, bool, Inputs | None]] = {
     "int4_128": (Kind.INT4, 128, False, None),
     "int4_128_zeros": (Kind.INT4, 128, True, None),
     "e2m1_16": (Kind.E2M1, 16, False, None),
+    "mxfp4": (Kind.E2M1, 32, False, None),
     "int8": (Kind.INT8, 0, False, None),
     "int8_inputs": (Kind.INT8, 0, False, Inputs()),
     "fp8": (Kind.E4M3, 0, False, None),
     "fp8_inputs": (Kind.E4M3, 0, False, Inputs(kind=Kind.E4M3)),
+    "fp8_blocks": (Kind.E4M3, 128, False, None),
     "fp8_blocks_inputs": (Kind.E4M3, 128, False, Inputs(kind=Kind.E4M3, group=128)),
 }
 

@@ -1,7 +1,9 @@
 """bench moe: a layer of experts by rows: route, products and sum, beside this machine's rates and torch's own products.
 
-Owner: main thread. The floor is the larger of the bytes of the experts that the rows chose, at a copy's rate, and their
-products, at a product's. The reference goes through the chosen experts one by one with torch's products.
+Owner: main thread. The floor is the larger of the bytes of the experts that the rows chose, in the form that --form
+says, at a copy's rate, and their products, at a product's of floats: FP8 that meets FP8 may go below it. The norm in
+front of a layer makes the codes of its rows, so they are not timed. The reference goes through the chosen experts one
+by one with torch's products of floats.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import Activation
+from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
+from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
 from engine.kernels.moe.combine import combine
 from engine.kernels.moe.pack import pack_experts, pack_router
 from engine.kernels.moe.route import route
 from engine.model_config import Routing
+from server.bench.linear import CODES, codes_of
 from server.bench.options import MoeOptions
 from server.bench.output import finish
 from server.bench.timing import chosen_device, rates, time_of
@@ -29,6 +34,12 @@ def run(options: MoeOptions) -> int:
         device = chosen_device(options.device)
         if options.top_k > options.experts:
             raise ValueError(f"--top-k {options.top_k}: must be at most --experts {options.experts}")
+        group = 0 if options.form == "floats" else CODES[options.form][1]
+        if group and (options.hidden % group or options.width % group):
+            raise ValueError(
+                f"--form {options.form}: --hidden {options.hidden} and --width {options.width} must be multiples of "
+                f"{group}, the columns that share a scale"
+            )
     except ValueError as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 2
@@ -42,23 +53,26 @@ def measure(options: MoeOptions, device: str) -> dict[str, float]:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     copied, multiplied = rates(device, dtype)
     placement, routing = Placement(dtype, device), Routing(count, options.top_k, renormalise=True)
-    gate_up = [torch.randn(2 * width, hidden, device=device, dtype=dtype) / hidden**0.5 for _ in range(count)]
-    down = [torch.randn(hidden, width, device=device, dtype=dtype) / width**0.5 for _ in range(count)]
+    gate_up = [matrix(options.form, 2 * width, hidden, device, dtype) for _ in range(count)]
+    down = [matrix(options.form, hidden, width, device, dtype) for _ in range(count)]
     router = pack_router(torch.randn(count, hidden, device=device, dtype=dtype) / hidden**0.5, None, placement)
     first = pack_experts(gate_up, None, count, placement, gated=True)
     second = pack_experts(down, None, count, placement, gated=False)
+    floats_of = partial(map, lambda each: each.dense().to(dtype) if isinstance(each, Codes) else each)
+    gates, downs = list(floats_of(gate_up)), list(floats_of(down))
+    each_bytes = (first.num_bytes + second.num_bytes) / count
     found = {"copy_gigabytes_per_s": copied / 1e9, "product_gigaflops_per_s": multiplied / 1e9}
     for rows in options.rows:
         x = torch.randn(rows, hidden, device=device, dtype=dtype)
         chosen, given = route(x, router, None, routing)
+        codes = None if first.inputs is None else quantise_floats(x, first.inputs)
 
-        def products(x: Tensor = x, chosen: Tensor = chosen) -> Tensor:
-            pairs = first.pairs(chosen)
-            return second.of_pairs(first.of_tokens(x, pairs, Activation.SILU), pairs)
+        def products(x: Tensor = x, chosen: Tensor = chosen, codes: CodedRows | None = codes) -> Tensor:
+            return first.of_mlp(second, x, codes, first.pairs(chosen), Activation.SILU, None)
 
         made, residual = products(), torch.zeros_like(x)
         touched, values = len(chosen.unique()), 3 * hidden * width
-        floor = max(values * touched * dtype.itemsize / copied, 2 * values * chosen.numel() / multiplied)
+        floor = max(each_bytes * touched / copied, 2 * values * chosen.numel() / multiplied)
         took = time_of([products], device)
         found |= {
             f"{rows}_experts_touched": float(touched),
@@ -66,10 +80,17 @@ def measure(options: MoeOptions, device: str) -> dict[str, float]:
             f"{rows}_products_us": took * 1e6,
             f"{rows}_products_of_floor": floor / took,
             f"{rows}_sum_us": time_of([partial(combine, made, given, None, None, residual)], device) * 1e6,
-            f"{rows}_torch_products_us": time_of([partial(reference, x, chosen, gate_up, down)], device, recorded=False)
+            f"{rows}_torch_products_us": time_of([partial(reference, x, chosen, gates, downs)], device, recorded=False)
             * 1e6,
         }
     return found
+
+
+def matrix(form: str, rows: int, columns: int, device: str, dtype: torch.dtype) -> Codes | Tensor:
+    """Random numbers, as checkpoints of this form have them."""
+    if form == "floats":
+        return torch.randn(rows, columns, device=device, dtype=dtype) / columns**0.5
+    return codes_of(form, rows, columns, device)
 
 
 def reference(x: Tensor, chosen: Tensor, gate_up: list[Tensor], down: list[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -192,6 +193,21 @@ def test_moe_times_a_layers_parts_and_its_reference_computes_the_same(tmp_path):
     ours = second.of_pairs(first.of_tokens(x, pairs, Activation.SILU), pairs)
     torch.testing.assert_close(ours.view(5, 2, 64), moe.reference(x, chosen, gate_up, down), atol=1e-4, rtol=1e-4)
     assert run("moe", "--experts", "4", "--top-k", "5") == 2
+    assert run("moe", "--form", "mxfp4", "--hidden", "64", "--width", "48") == 2
+
+
+@pytest.mark.parametrize("form", get_args(get_type_hints(moe.MoeOptions)["form"])[1:])
+def test_moe_times_experts_in_every_form(form, tmp_path):
+    """The bytes of the floor are those of codes and scales, as the form holds them."""
+    file = tmp_path / "out.json"
+    sizes = ["--hidden", "128", "--width", "256", "--experts", "3", "--top-k", "2", "--rows", "2", "--form", form]
+    assert run("moe", *sizes, "--device", "cpu", "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    held = found["2_products_us"] * found["2_products_of_floor"] * found["copy_gigabytes_per_s"] * 1e3
+    bits = {"int4_128": 4, "e2m1_16": 4, "mxfp4": 4}.get(form, 8)
+    codes = 3 * 128 * 256 * bits / 8 * found["2_experts_touched"]
+    operations = 2 * 3 * 128 * 256 * 4 / found["product_gigaflops_per_s"] * found["copy_gigabytes_per_s"]
+    assert codes <= held <= max(1.5 * codes, operations * 1.01)
 
 
 def test_the_grammar_of_a_batch():
