@@ -52,7 +52,7 @@ KERNELS = {
 @pytest.mark.parametrize(("name", "target"), cases(KERNELS, {pairs_float8_kernel, route_rows_kernel}))
 def test_compiles(name, target):
     kernel, signature, constants, options = KERNELS[name]
-    if target not in FLOAT8 and "PAIRS" in constants:
+    if target not in OVERLAPPING and "PAIRS" in constants:
         constants = {**constants, "PAIRS": False}
         signature = {**signature, "x": "*bf16"} if constants["FORM"] == MADE else signature
     made = compiles(target, kernel, signature, constants, options, aligned=True)
