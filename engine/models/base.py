@@ -25,7 +25,7 @@ from engine.request import Modality
 from engine.weights.table import Table
 
 
-class Choosing(Protocol):
+class SparseLayer(Protocol):
     """A layer whose tokens choose experts."""
 
     routing: Routing
@@ -48,7 +48,7 @@ class Model(ABC):
     # Adapters of the checkpoint by the media, or by the task, that they are for: a request has the first whose media it
     # shows, an input that is pooled the one it asks for.
     adapters: tuple[str, ...] = ()
-    sparse: Mapping[int, Choosing] = MappingProxyType({})  # by layer number: those that have experts
+    sparse: Mapping[int, SparseLayer] = MappingProxyType({})  # by layer number: those that have experts
     pooler: Pooler | None = None  # of a model that makes vectors or scores in the place of tokens
 
     def weight_table(self) -> Table:

@@ -38,7 +38,7 @@ def run(options: MoeOptions) -> int:
         if group and (options.hidden % group or options.width % group):
             raise ValueError(
                 f"--form {options.form}: --hidden {options.hidden} and --width {options.width} must be multiples of "
-                f"{group}, the columns that share a scale"
+                f"{group}, the columns that share a scale; change the sizes, or take another --form"
             )
     except ValueError as error:
         print(f"omniloop: {error}", file=sys.stderr)
@@ -58,8 +58,7 @@ def measure(options: MoeOptions, device: str) -> dict[str, float]:
     router = pack_router(torch.randn(count, hidden, device=device, dtype=dtype) / hidden**0.5, None, placement)
     first = pack_experts(gate_up, None, count, placement, gated=True)
     second = pack_experts(down, None, count, placement, gated=False)
-    floats_of = partial(map, lambda each: each.dense().to(dtype) if isinstance(each, Codes) else each)
-    gates, downs = list(floats_of(gate_up)), list(floats_of(down))
+    floats = [[as_floats(each, dtype) for each in matrices] for matrices in (gate_up, down)]
     each_bytes = (first.num_bytes + second.num_bytes) / count
     found = {"copy_gigabytes_per_s": copied / 1e9, "product_gigaflops_per_s": multiplied / 1e9}
     for rows in options.rows:
@@ -80,7 +79,7 @@ def measure(options: MoeOptions, device: str) -> dict[str, float]:
             f"{rows}_products_us": took * 1e6,
             f"{rows}_products_of_floor": floor / took,
             f"{rows}_sum_us": time_of([partial(combine, made, given, None, None, residual)], device) * 1e6,
-            f"{rows}_torch_products_us": time_of([partial(reference, x, chosen, gates, downs)], device, recorded=False)
+            f"{rows}_torch_products_us": time_of([partial(reference, x, chosen, *floats)], device, recorded=False)
             * 1e6,
         }
     return found
@@ -91,6 +90,10 @@ def matrix(form: str, rows: int, columns: int, device: str, dtype: torch.dtype) 
     if form == "floats":
         return torch.randn(rows, columns, device=device, dtype=dtype) / columns**0.5
     return codes_of(form, rows, columns, device)
+
+
+def as_floats(each: Codes | Tensor, dtype: torch.dtype) -> Tensor:
+    return each.dense().to(dtype) if isinstance(each, Codes) else each
 
 
 def reference(x: Tensor, chosen: Tensor, gate_up: list[Tensor], down: list[Tensor]) -> Tensor:

@@ -160,6 +160,6 @@ class MoeOptions:
     top_k: int = flag(8, "experts of a token", low=1)
     form: Literal[
         "floats", "int4_128", "e2m1_16", "mxfp4", "int8", "fp8", "fp8_inputs", "fp8_blocks", "fp8_blocks_inputs"
-    ] = flag("floats", "of the experts in memory; inputs: those of products are FP8 too, where units multiply it")
+    ] = flag("floats", "experts in memory; _inputs: inputs of products become FP8 too, where units multiply FP8")
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
     json: str = flag("", "file for all numbers")

@@ -24,6 +24,18 @@ TIGHT = {"max_model_len": 112, "max_num_seqs": 12, "max_num_batched_tokens": 48}
 ON = {"return_routed_experts": True}
 
 
+def by_layer(model, found: list[torch.Tensor]):
+    """A function of tokens: [tokens, layers, numbers], of which the hooks of `model` append a layer to `found`."""
+
+    def numbers(tokens: list[int]) -> torch.Tensor:
+        found.clear()
+        with torch.inference_mode():
+            model(input_ids=torch.tensor([tokens]))
+        return torch.stack(found, 1)
+
+    return numbers
+
+
 @functools.cache
 def oracle(name: str):
     """The function of tokens that makes [tokens, layers, experts] logits of transformers' routers."""
@@ -38,13 +50,7 @@ def oracle(name: str):
         if router is not None:
             router.register_forward_hook(note)
 
-    def routers(tokens: list[int]) -> torch.Tensor:
-        found.clear()
-        with torch.inference_mode():
-            model(input_ids=torch.tensor([tokens]))
-        return torch.stack(found, 1)
-
-    return routers
+    return by_layer(model, found)
 
 
 @functools.cache
@@ -60,13 +66,7 @@ def weights_of_modules(name: str):
         if hasattr(layer.mlp, "experts"):
             layer.mlp.experts.register_forward_pre_hook(note)
 
-    def weights(tokens: list[int]) -> torch.Tensor:
-        found.clear()
-        with torch.inference_mode():
-            model(input_ids=torch.tensor([tokens]))
-        return torch.stack(found, 1)
-
-    return weights
+    return by_layer(model, found)
 
 
 def check(name: str, prompt: np.ndarray, answer: list[int], experts: np.ndarray | None, oracle=oracle) -> float:

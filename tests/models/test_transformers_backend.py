@@ -15,7 +15,7 @@ from engine.kernels.moe.grouped import grouped_reference
 from engine.model_config import Routing
 from engine.models.registry import MODALITIES, build_model, load_model_config
 from engine.models.transformers_backend import experts
-from engine.models.transformers_backend.calls import Calls, Experts
+from engine.models.transformers_backend.calls import Calls, ExpertsCall
 from engine.weights.load import load_weights, weight_bytes
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -89,11 +89,11 @@ def test_experts_of_an_accelerator_are_multiplied_without_a_number_on_the_host(n
     assert (got - want).abs().max() <= 2e-4
 
 
-def test_layers_that_hand_on_other_rows_than_tokens_tell_nothing():
-    tokens, others = Experts(0, Routing(8, 3), True), Experts(1, Routing(8, 3), False)
-    assert Calls(experts=[tokens]).told == {0: tokens}
-    assert Calls(experts=[tokens, others]).told == {}
-    assert Calls(experts=[tokens, tokens]).told == {}  # two in a layer
+def test_layers_that_hand_on_other_rows_than_tokens_have_no_experts_to_answer_with():
+    tokens, others = ExpertsCall(0, Routing(8, 3), True), ExpertsCall(1, Routing(8, 3), False)
+    assert Calls(experts=[tokens]).sparse == {0: tokens}
+    assert Calls(experts=[tokens, others]).sparse == {}
+    assert Calls(experts=[tokens, tokens]).sparse == {}  # two in a layer
     routings = load_model_config(tiny.checkpoint("deepseek_v3")).text.routings
     assert [(routing.num_experts, routing.top_k) for routing in routings] == [(8, 3)] * 2
 

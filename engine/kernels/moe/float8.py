@@ -7,8 +7,8 @@ The matrix units add 128 columns and float32 adds those sums, as in gemm/float8.
 expert's pairs by two blocks of its rows: of gate and of up, else neighbours. Where the next product's inputs have a
 scale per 128 columns, a block has as many rows, and the program makes these codes: the floats are never written. Where
 128 rows share their scales, as in blocks of 128 by 128, one number multiplies a block's sums.
-An expert's few last pairs take a smaller tile: a tile is computed whole, and with 80 pairs of an expert a second one of
-64 would be empty but for a quarter.
+A gated product of an expert's few last pairs has a smaller tile: every tile is computed whole, and of 80 pairs the
+second tile of 64 would have 16.
 The scales of the next columns are asked for before this turn's products are waited for. Users: moe/float8_weight.
 """
 
@@ -190,7 +190,6 @@ def float8_experts_kernel(
     out,  # [pairs, width]: GATED: in sorted order, else by pair; codes when THEN
     out_scales,  # [width / 128, pairs] float32 when THEN
     x,  # codes; GATED: [tokens, depth]; else [pairs, depth] in sorted order, DESCRIBED in blocks [BLOCK_M, 128]
-    x_few,  # the same in blocks [LEAST, 128]
     x_scales,  # [groups, tokens] float32
     codes,  # [experts, width, depth], GATED [2 experts, ..]; DESCRIBED in blocks [1, BLOCK_N, 128]
     scales,  # [rows of all experts, height]; WHOLE: [.. / 128, height]; of rows alone [rows of all experts]
@@ -220,7 +219,7 @@ def float8_experts_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LEFT: tl.constexpr,  # a tile is [BLOCK_M, BLOCK_N]; else [BLOCK_N, BLOCK_M]
-    LEAST: tl.constexpr,  # pairs of a tile where an expert's last ones are no more; 0: of all tiles BLOCK_M
+    LEAST: tl.constexpr,  # GATED: pairs of a tile where an expert has no more left; 0: of all tiles BLOCK_M
     OVERLAP: tl.constexpr,
 ):
     """One tile of an expert's pairs and rows per program."""
@@ -229,7 +228,7 @@ def float8_experts_kernel(
     if expert < experts:
         if LEAST and end - first <= LEAST:
             multiply_tile(
-                out, out_scales, x_few, x_scales, codes, scales, bias, weights, order, expert, first, end, tokens,
+                out, out_scales, x, x_scales, codes, scales, bias, weights, order, expert, first, end, tokens,
                 pairs, width, depth, height, TOP_K, GATED, ACT, BLOCKED, WHOLE, THEN, FLOAT, DESCRIBED, EVEN, NATIVE,
                 ROUNDS, KIND, LEAST, BLOCK_N, False,
             )  # fmt: skip
@@ -288,6 +287,7 @@ def launch_float8_experts(
     assert x.codes.is_contiguous() and x.codes.shape[1] == depth and not weight.words
     assert x.scales.shape == (-(-depth // BLOCK) if blocked else 1, tokens)
     assert weights is None or (gated and weights.is_contiguous())
+    assert gated or not tile.least  # x lies in blocks of BLOCK_M
     makes = gated and codes_next(then)
     assert not makes or tile.block_n == BLOCK
     codes = weight.codes.view(experts * sides, width, depth)
@@ -299,16 +299,14 @@ def launch_float8_experts(
     rows, values = x.codes, codes
     if native:
         rows, values = rows.view(torch.float8_e4m3fn), values.view(torch.float8_e4m3fn)
-    few = rows
     if described:
         values = describe(values, 1, tile.block_n, BLOCK)
-        few = rows if gated or not tile.least else describe(rows, tile.least, BLOCK)
         rows = rows if gated else describe(rows, tile.block_m, BLOCK)
     tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)  # every expert's last may be part empty
     if pairs.count:
         columns = tile.block_n if gated else 2 * tile.block_n
         float8_experts_kernel[(triton.cdiv(width, columns), tiles)](
-            made.codes, made.scales, rows, few, x.scales, values, scales, bias, weights, pairs.order, pairs.ends,
+            made.codes, made.scales, rows, x.scales, values, scales, bias, weights, pairs.order, pairs.ends,
             tokens, pairs.count, experts, width, depth, scales.shape[1] if blocked else 1, TOP_K=pairs.top_k,
             GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts), BLOCKED=blocked,
             WHOLE=whole, THEN=0 if not makes or then is None else 2 if then.powers else 1, FLOAT=FLOATS[dtype],

@@ -33,7 +33,7 @@ class Tile(NamedTuple):
     splits: int = 1  # programs that share a tile's sums, of pairs that are not sorted; MXFP4 alone
     persistent: bool = False  # a program goes from tile to tile: moe/grouped_persistent, of sorted pairs
     values: bool = False  # scales multiply values: moe/values, of sorted pairs
-    least: int = 0  # pairs of an expert's last tile where it has no more; 0: as of all; moe/float8 alone
+    least: int = 0  # pairs of an expert's last tile where no more are left; 0: as of all; of moe/float8's gated ones
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from engine.errors import ConfigError
 from engine.kernels.attention.paged import paged_attention
-from engine.models.transformers_backend.calls import Call, doing
+from engine.models.transformers_backend.calls import Call, running
 
 NAME = "omniloop"  # of this function, in transformers' table
 # Tensors that attention functions are given and need not read: rotation is done, and masks follow from rows.
@@ -40,12 +40,12 @@ def attention(
     if query.is_meta:
         called = _called(module, query, key, value, sliding_window or 0, scale, softcap or 0.0, s_aux is not None)
         _refuse_others(module, attention_mask, is_causal, others)
-        doing.calls.attention.append(called)
+        running.calls.attention.append(called)
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
-    batch, number = doing.batch, doing.number
+    batch, number = running.batch, running.num_attention_calls
     assert batch is not None, "a forward runs inside a step"
-    doing.number = number + 1
-    call = doing.calls.attention[number]
+    running.num_attention_calls = number + 1
+    call = running.calls.attention[number]
     meta = batch.attention[batch.group_of[number]]
     keys, values = batch.caches[number]
     if call.value_dim < call.head_dim:

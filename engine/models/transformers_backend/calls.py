@@ -32,7 +32,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Experts:
+class ExpertsCall:
     """One call of experts, as engine/step/spread knows the layers of a model."""
 
     layer: int  # of the decoder, from 0
@@ -47,40 +47,40 @@ class Calls:
     """All of a forward."""
 
     attention: list[Call] = field(default_factory=list)
-    experts: list[Experts] = field(default_factory=list)
+    experts: list[ExpertsCall] = field(default_factory=list)
 
     @property
-    def told(self) -> dict[int, Experts]:
-        """By layer; nothing where one of them does not tell what each token chose."""
+    def sparse(self) -> dict[int, ExpertsCall]:
+        """Layers with experts, by number; none where a layer's choices are not those of the step's tokens."""
         found = {call.layer: call for call in self.experts}
         return found if len(found) == len(self.experts) and all(call.of_tokens for call in self.experts) else {}
 
 
-class Doing(threading.local):
-    """The forward of a thread."""
+class Running(threading.local):
+    """The forward that a thread runs."""
 
     batch: Batch | None = None
     calls: Calls  # of the model that runs; on the meta device they are added
-    number: int = 0  # of the next attention call
-    number_of_experts: int = 0  # of their next call
+    num_attention_calls: int = 0  # so far
+    num_expert_calls: int = 0
     tokens: int = 0  # of a forward on the meta device
 
 
-doing = Doing()
+running = Running()
 
 
 @contextmanager
 def step(batch: Batch, calls: Calls) -> Iterator[None]:
     """Inside, a forward reads and writes the caches of `batch`."""
-    doing.batch, doing.calls, doing.number, doing.number_of_experts = batch, calls, 0, 0
+    running.batch, running.calls, running.num_attention_calls, running.num_expert_calls = batch, calls, 0, 0
     try:
         yield
     finally:
-        doing.batch = None
+        running.batch = None
 
 
 @contextmanager
 def recording(calls: Calls, tokens: int) -> Iterator[None]:
     """Inside, calls of a forward of so many tokens on the meta device are written down."""
-    doing.calls, doing.tokens = calls, tokens
+    running.calls, running.tokens = calls, tokens
     yield

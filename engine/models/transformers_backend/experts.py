@@ -2,7 +2,7 @@
 
 transformers' grouped product of float32, and of bfloat16 on most cards, reads on the host how many rows each expert
 has; a graph cannot record such a read. The kernel finds the rows on the device. On a CPU transformers' function runs.
-Where the server keeps the experts of tokens, each call leaves those that its tokens chose.
+Where the server keeps the experts of tokens, each call writes what its tokens chose.
 Thread: device. In: tokens and the experts that the module's router chose. Out: of each token its experts' weighted sum.
 """
 
@@ -17,7 +17,7 @@ from engine.kernels.moe.grouped import launch_grouped, tile_of
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.target import target
 from engine.model_config import Routing
-from engine.models.transformers_backend.calls import Experts, doing
+from engine.models.transformers_backend.calls import ExpertsCall, running
 
 NAME = "omniloop"  # of this function, in transformers' table
 
@@ -25,8 +25,8 @@ NAME = "omniloop"  # of this function, in transformers' table
 def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """hidden [T, H], chosen and weights [T, top_k] -> [T, H]; `module` holds the matrices of all experts."""
     if hidden.is_meta:
-        layer, of_tokens = len(doing.calls.attention) - 1, chosen.shape[0] == hidden.shape[0] == doing.tokens
-        doing.calls.experts.append(Experts(layer, Routing(module.num_experts, chosen.shape[1]), of_tokens))
+        layer, of_tokens = len(running.calls.attention) - 1, chosen.shape[0] == hidden.shape[0] == running.tokens
+        running.calls.experts.append(ExpertsCall(layer, Routing(module.num_experts, chosen.shape[1]), of_tokens))
     else:
         chosen = kept(chosen, weights)
     if hidden.is_cuda:
@@ -39,11 +39,11 @@ def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Ten
 
 
 def kept(chosen: Tensor, weights: Tensor) -> Tensor:
-    """`chosen`, on an accelerator int32; what keeps experts has them then, the highest score first."""
-    batch, number = doing.batch, doing.number_of_experts
+    """`chosen`, on an accelerator int32. The batch keeps the experts of its tokens, the highest score first."""
+    batch, number = running.batch, running.num_expert_calls
     if batch is not None:  # a tower's forward is of no step
-        doing.number_of_experts = number + 1
-        call = doing.calls.experts[number]
+        running.num_expert_calls = number + 1
+        call = running.calls.experts[number]
         if batch.routed is not None:  # modules leave experts in any order
             order = weights.argsort(dim=1, descending=True, stable=True)
             batch.routed.layer(number).write(chosen.gather(1, order))

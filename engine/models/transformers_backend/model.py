@@ -66,7 +66,7 @@ class TransformersModel(Model):
         self.config, self.dtype, self.device = config, dtype, device
         self.towers = {}
         self._calls = skeleton.calls_of(self.built())
-        self.sparse = self._calls.told
+        self.sparse = self._calls.sparse
         kinds = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in self._calls.attention}
         if device != "cpu" and len(kinds) > 1:
             raise ConfigError(
@@ -163,7 +163,7 @@ def text_of(module: Any) -> TextConfig:
         mlp_bias=False,
         tie_embeddings=bool(getattr(module.config, "tie_word_embeddings", tied)),
         layers=tuple(LayerConfig(call.window, rope, call.scale, call.softcap, call.sinks) for call in calls.attention),
-        module_routings=tuple(call.routing for call in calls.told.values()),
+        module_routings=tuple(call.routing for call in calls.sparse.values()),
     )
 
 

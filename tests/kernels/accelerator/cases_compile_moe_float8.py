@@ -18,7 +18,7 @@ from tests.kernels.accelerator.targets import FLOAT8, OVERLAPPING, TARGETS, asse
 
 assert triton
 SORTED = {
-    "out": "*bf16", "out_scales": "*fp32", "x": "*fp8e4nv", "x_few": "*fp8e4nv", "x_scales": "*fp32",
+    "out": "*bf16", "out_scales": "*fp32", "x": "*fp8e4nv", "x_scales": "*fp32",
     "codes": "*fp8e4nv", "scales": "*fp32", "bias": "*fp32", "weights": "*fp32", "order": "*i32", "ends": "*i32",
     "tokens": "i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "height": "i32",
 }  # fmt: skip
@@ -81,14 +81,13 @@ def test_products_of_sorted_pairs_compile(target, each, gated, blocked, whole):
     native, described, (_, room) = target in FLOAT8, target in OVERLAPPING, TARGETS[target]
     tile = float8_tile(Target("cuda", target, 100, 32, room), each, gated)
     kind = "fp8e4nv" if native else "u8"
-    signature = {**SORTED, "x": f"*{kind}", "x_few": f"*{kind}", "codes": f"*{kind}"}
+    signature = {**SORTED, "x": f"*{kind}", "codes": f"*{kind}"}
     makes = gated and blocked
     if makes:
         signature["out"] = "*u8"
     if described:
         signature["codes"] = f"tensordesc<fp8e4nv[1,{tile.block_n},128]>"
         signature |= {} if gated else {"x": f"tensordesc<fp8e4nv[{tile.block_m},128]>"}
-        signature |= {} if gated or not tile.least else {"x_few": f"tensordesc<fp8e4nv[{tile.least},128]>"}
     constants = {
         "TOP_K": 8, "GATED": gated, "ACT": int(Activation.SILU), "EXPERTS": 128, "BLOCKED": blocked,
         "WHOLE": blocked and whole, "THEN": 1 if makes else 0, "FLOAT": tl.bfloat16, "DESCRIBED": described,

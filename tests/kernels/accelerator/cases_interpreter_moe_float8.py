@@ -66,7 +66,7 @@ def test_products_of_sorted_pairs(
     x = CodedRows(*quantise_floats_reference(torch.randn(9 if gated else pairs.count, depth), inputs, None, 0.0))
     bias = torch.randn(experts, width * (1 + gated)) if biased else None
     given = torch.rand(9, 2) if weighed and gated else None
-    tile = Tile(block_m, 128, 128, 2, 4, least=least)
+    tile = Tile(block_m, 128, 128, 2, 4, least=least if gated else 0)
     arguments = (x, weight, experts, bias, pairs, activation, tile, torch.float32, given, then)
     got, want = launch_float8_experts(*arguments, native=native), float8_experts_reference(*arguments)
     if isinstance(want, CodedRows):
