@@ -1,7 +1,7 @@
 """SteadyLoop: plain steps one after the other, without the GIL, until something needs Python.
 
 Owner: the device thread. In: scheduler, plans in their records, staged words, a launcher with graphs, the inbox's
-eventfd. Out: news in an OutputRing; a reason to return, and which plan is where. One turn is engine/loop's:
+eventfd. Out: news in an OutputRing; a reason to return, and which plan is where. One turn is engine/run/loop's:
 
     thread   wait for the inbox | plan N+1, pack, launch all of it | wait for N | commit N | push N's news | wait ...
     device   ... N ............................................... | N+1 .............................. | ...

@@ -20,30 +20,30 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from _fast.lane import deliver
-from engine.config import EngineConfig
-from engine.errors import (
+from engine.base.config import EngineConfig
+from engine.base.errors import (
     DeviceLostError,
     EngineError,
     NotReadyError,
     QueueFullError,
     StepFailedError,
 )
-from engine.limits import Limits, check
-from engine.output import StepOutput, from_ring
-from engine.request import Delta, FinishReason, Request
-from engine.routed_ends import RoutedEnds
-from engine.stall import StallWatch
-from engine.stats import EngineStats, StepStats
-from engine.stream import TokenStream
-from engine.trace import LOOP, Span, Trace
+from engine.base.limits import Limits, check
+from engine.base.output import StepOutput, from_ring
+from engine.base.request import Delta, FinishReason, Request
+from engine.base.routed_ends import RoutedEnds
+from engine.base.stall import StallWatch
+from engine.base.stats import EngineStats, StepStats
+from engine.base.stream import TokenStream
+from engine.base.trace import LOOP, Span, Trace
 
 if TYPE_CHECKING:
     import numpy as np
 
     from _fast.ring import OutputRing
-    from engine.loop import DeviceThread
-    from engine.model_config import ModelConfig
-    from engine.runtime import Runtime
+    from engine.base.model_config import ModelConfig
+    from engine.run.loop import DeviceThread
+    from engine.run.runtime import Runtime
     from engine.step.spread import LayerSpread
 
 T = TypeVar("T")
@@ -370,6 +370,6 @@ def _stop_profile(runtime: Runtime) -> list[Span]:
 
 
 def _import_loop() -> ModuleType:
-    import engine.loop
+    import engine.run.loop
 
-    return engine.loop
+    return engine.run.loop

@@ -34,8 +34,8 @@ async def tokens_of(folder: str, device: str, quantization: str) -> list[int]:
 
 def main() -> None:
     """Prints the bytes of the matrices and the tokens of both; a model that is quantised already has one of them."""
-    from engine.errors import ConfigError
-    from engine.estimate import estimate
+    from engine.base.errors import ConfigError
+    from engine.run.estimate import estimate
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default=str(EMBEDDED))

@@ -19,7 +19,7 @@ import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.allow import AllowList, LocalFile, Target, as_address, decide, follow
 from mm.errors import MediaError, busy, fetch_failed, not_allowed, too_large
 from mm.limits import MediaLimits

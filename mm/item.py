@@ -1,8 +1,8 @@
 """A media item at its three ages: as the client named it, as decoded, as processed for the model.
 
 Owner: none, frozen values. MediaRef comes from the renderer or an upload; MediaItem is what a decoder returns;
-Processed is what the loader returns and `splice` turns into `engine.request.MediaInput`. Nothing here imports a codec
-library.
+Processed is what the loader returns and `splice` turns into `engine.base.request.MediaInput`. Nothing here imports a
+codec library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mm.decode.frames import FilmPlan
 from mm.transform.image import Scale
 
 if TYPE_CHECKING:
-    from engine.request import Modality
+    from engine.base.request import Modality
 
 
 @dataclass(frozen=True, slots=True)

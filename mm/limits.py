@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from engine.request import Modality
+    from engine.base.request import Modality
 
 
 @dataclass(frozen=True, slots=True)

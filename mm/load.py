@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.cache import ProcessorCache
 from mm.decode import import_codecs
 from mm.errors import MediaError, busy

@@ -19,7 +19,7 @@ from mm.processors.base import Processor
 from mm.transform.image import Scale
 
 if TYPE_CHECKING:
-    from engine.request import Modality
+    from engine.base.request import Modality
 
 
 @dataclass(frozen=True, slots=True)

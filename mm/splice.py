@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine.request import ROWS, MediaInput, Modality
+from engine.base.request import ROWS, MediaInput, Modality
 from mm.errors import MediaError
 from mm.item import Processed
 from mm.processors.base import Filling, Placed, Processor

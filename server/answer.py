@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from _fast.lane import Lane
-from engine.errors import EngineError
-from engine.request import Delta, FinishReason, TokenLogprob
-from engine.stream import TokenStream
+from engine.base.errors import EngineError
+from engine.base.request import Delta, FinishReason, TokenLogprob
+from engine.base.stream import TokenStream
 from server import logs
 from server.answer_metrics import AnswerMetrics
 from server.choice import Choice

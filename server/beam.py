@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from engine.errors import EngineError
+from engine.base.errors import EngineError
+from engine.base.request import Delta, FinishReason, Request, SamplingParams, TokenLogprob
 from engine.grammar.advance import GrammarRow
-from engine.request import Delta, FinishReason, Request, SamplingParams, TokenLogprob
 from server.answer import Answer
 from server.beam_lines import Line, grown_rows, lines_of
 from server.errors import from_engine

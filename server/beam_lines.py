@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.errors import EngineError
+from engine.base.errors import EngineError
+from engine.base.request import FinishReason, TokenLogprob
 from engine.grammar.advance import GrammarRow, take_ends
-from engine.request import FinishReason, TokenLogprob
 
 MOST_LISTED = 1024  # allowed tokens that are asked for by name at once; of more, the likeliest tokens often tell enough
 

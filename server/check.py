@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from engine.errors import ConfigError
-from engine.estimate import Estimate, described
-from engine.memory import gib
-from engine.model_config import ModelConfig
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig
+from engine.device.memory import gib
 from engine.models.registry import family_of
+from engine.run.estimate import Estimate, described
 from engine.weights.files import Shard, open_checkpoint
 from server.config import Config
 from server.gguf import as_folder, is_gguf

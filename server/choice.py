@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from _fast.lane import Lane
-from engine.request import Delta, TokenLogprob
+from engine.base.request import Delta, TokenLogprob
 from server.job import Job
 from server.output.choices import ChoiceStream
 from server.output.events import CallEnd, CallStart, Content, Event, merged

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.errors import ConfigError, EngineError
+from engine.base.errors import ConfigError, EngineError
 from mm.item import MediaOptions
 from server import __version__, signals
 from server.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key

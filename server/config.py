@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.config import CacheWord, EngineConfig, LogprobsMode
-from engine.request import Modality
+from engine.base.config import CacheWord, EngineConfig, LogprobsMode
+from engine.base.request import Modality
 from mm.limits import MediaLimits
 from server.pooling.flags import PoolingFlags
 from server.rows_flags import RowsFlags

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from engine.errors import DeviceOutOfMemoryError, EngineError, NotReadyError, QueueFullError, RequestError
+from engine.base.errors import DeviceOutOfMemoryError, EngineError, NotReadyError, QueueFullError, RequestError
 from mm.errors import MediaError
 from server.render.errors import RenderError
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from engine.errors import NotReadyError
+from engine.base.errors import NotReadyError
 
 if TYPE_CHECKING:
     from engine import Engine

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.render.gguf_tokenizer import tokenizer_files
 
 

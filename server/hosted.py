@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.app import make_app
 from server.cli import parse
 from server.config import Config, LimitsConfig, ServerConfig

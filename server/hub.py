@@ -25,9 +25,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.files import CONFIG, PARAMS
 from engine.checkpoint.pooling_tasks import ADAPTER_CONFIG, FOLDERS
-from engine.errors import ConfigError
 from engine.weights.files import (
     ADAPTER,
     CONSOLIDATED,

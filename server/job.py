@@ -14,9 +14,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from engine.errors import GrammarError
+from engine.base.errors import GrammarError
+from engine.base.request import Modality, Request
 from engine.grammar.spec import GrammarSpec
-from engine.request import Modality, Request
 from mm.item import MediaOptions
 from mm.report import MediaReport
 from mm.splice import Spliced, splice

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.files import CONFIG, read_json
-from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine.weights.files import Shard

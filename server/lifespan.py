@@ -17,8 +17,8 @@ from collections.abc import Coroutine
 from concurrent.futures import wait
 from typing import Any
 
+from engine.base.errors import ConfigError
 from engine.engine import Engine
-from engine.errors import ConfigError
 from server import load, logs, tracing
 from server.otel import Spans
 from server.state import AppState

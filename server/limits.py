@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from starlette.types import Scope
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.errors import ApiError, queue_full
 
 log = logging.getLogger("omniloop")

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.config import ChatConfig, Config
 from server.expert_watch import ExpertWatch
 from server.gguf import as_folder, is_gguf

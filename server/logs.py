@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engine.request import Request, SamplingParams
+from engine.base.request import Request, SamplingParams
 from server.config import ServerConfig
 
 words = logging.getLogger("omniloop.words")  # what clients and the model say; only where the operator asks for it

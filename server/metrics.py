@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from _fast.histogram import Histogram
-from engine.stats import EncoderCounts
+from engine.base.stats import EncoderCounts
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from engine.stats import EngineStats, StepStats
+    from engine.base.stats import EngineStats, StepStats
     from engine.step.spread import LayerSpread
     from mm.isolation.helpers import HelperCounts
     from mm.report import MediaReport

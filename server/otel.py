@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.request_times import Generation, RequestTimes
 
 # Route -> gen_ai.operation.name; other routes have no spans.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from engine.trace import Trace
+from engine.base.trace import Trace
 
 
 class Pool(ThreadPoolExecutor):

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import uvloop
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server import logs, signals
 from server.app import make_app
 from server.config import Config

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from engine.errors import ConfigError
-from engine.request import SamplingParams
+from engine.base.errors import ConfigError
+from engine.base.request import SamplingParams
 from server.config import FILE_DEFAULTS, Config, LimitsConfig
 from server.errors import ApiError, invalid, not_here, shown
 from server.output.repetition import Repetition

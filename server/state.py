@@ -27,8 +27,8 @@ from server.sampling import Vocabulary
 from server.store import ResponseStore
 
 if TYPE_CHECKING:
+    from engine.base.trace import Trace
     from engine.grammar.compile import GrammarCompiler
-    from engine.trace import Trace
     from mm.load import MediaLoader
     from server.otel import Spans
     from server.render.chat import Renderer

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import orjson
 
-from engine.errors import ConfigError
-from engine.trace import Trace
+from engine.base.errors import ConfigError
+from engine.base.trace import Trace
 from server.state import AppState
 
 log = logging.getLogger("omniloop")

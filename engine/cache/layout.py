@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.base.errors import ConfigError
 from engine.cache.spec import KIND_SLIDING, CacheSpec, LayerCache
-from engine.errors import ConfigError
 
 log = logging.getLogger("omniloop.engine")
 

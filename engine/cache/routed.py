@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import KIND_FULL, CacheSpec
-from engine.errors import ConfigError
 from engine.kernels.moe.kept import Kept
-from engine.model_config import TextConfig
 
 if TYPE_CHECKING:
-    from engine.device import Accelerator
+    from engine.device.accelerator import Accelerator
 
 CHUNK = 128  # blocks that are gathered at a time
 

@@ -14,11 +14,11 @@ from bisect import bisect_left
 
 import torch
 
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
-from engine.config import EngineConfig
-from engine.device import available_memory
-from engine.errors import ConfigError
-from engine.memory import DeviceMemory, device_memory, gib
+from engine.device.host import available_memory
+from engine.device.memory import DeviceMemory, device_memory, gib
 
 log = logging.getLogger("omniloop.engine")
 

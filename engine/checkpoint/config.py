@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig
 from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import ModelConfig
 from engine.quant.dialects import DIALECTS
 
 READ = tuple(name for name in DIALECTS if " " not in name)  # methods that checkpoints name

@@ -10,9 +10,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ExpertsConfig, Routing, TextConfig
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import ExpertsConfig, Routing, TextConfig
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # keys of how many there are
 

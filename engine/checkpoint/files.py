@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.params import as_config
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 
 CONFIG = "config.json"
 PARAMS = "params.json"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.weights.gguf import FLOATS, FREQUENCIES, Gguf
 
 # general.architecture -> architecture and model_type of transformers.

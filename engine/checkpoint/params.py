@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 
 MAX_POSITION = 128_000  # what files that name no length are made for
 MIXTRAL_POSITIONS, MIXTRAL_THETA = {4096: 32_768, 6144: 65_536}, 1e6  # by width: 8x7B, 8x22B

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, PoolingConfig, PoolingKind
 from engine.checkpoint.files import read_json
 from engine.checkpoint.pooling_lexical import lexical
 from engine.checkpoint.pooling_messages import LENGTHS, opens_answer, pairs_template, reads_messages
@@ -18,8 +20,6 @@ from engine.checkpoint.pooling_modules import KINDS, MODULES, activation_named, 
 from engine.checkpoint.pooling_tasks import has_tasks, tasks_of
 from engine.checkpoint.pooling_tokens import late_interaction, step_tag, token_heads
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import HeadLayer, PoolingConfig, PoolingKind
 
 # What the name of an architecture says that the class makes.
 Form = Literal["generate", "embed", "score", "reward", "tokens", "process", "lexical"]

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import Activation, HeadLayer, PoolingConfig
 from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
-from engine.errors import ConfigError
-from engine.model_config import Activation, HeadLayer, PoolingConfig
 
 POOLING = "SpladePooling"
 FIRST = ("MLMTransformer", "Transformer")  # sentence-transformers 5, and later

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 
 LENGTHS = "sentence_bert_config.json"
 

@@ -11,10 +11,10 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import get_args
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, PoolingKind
 from engine.checkpoint.pooling_lexical import POOLING
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import HeadLayer, PoolingKind
 
 MODULES = "modules.json"
 KINDS: dict[str, PoolingKind] = {  # by the names in the files, newer and older, and of --pooler-config

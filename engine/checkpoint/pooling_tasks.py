@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 
 JINA_V3 = "jina_embeddings_v3"  # model_type of transformers' class
 ADAPTER_CONFIG = "adapter_config.json"

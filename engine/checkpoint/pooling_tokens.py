@@ -10,9 +10,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import Activation, HeadLayer, TokenHead
 from engine.checkpoint.files import read_json
-from engine.errors import ConfigError
-from engine.model_config import Activation, HeadLayer, TokenHead
 
 log = logging.getLogger(__name__)
 SPARSE, COLBERT = "sparse_linear", "colbert_linear"

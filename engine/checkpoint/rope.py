@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import RopeConfig
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import RopeConfig
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 FULL, SLIDING = "full_attention", "sliding_attention"

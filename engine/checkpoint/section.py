@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 
 _MISSING = object()
 MAX_LAYERS = 4096  # of a decoder or a tower: a mistyped count must not fill the memory

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import LayerConfig, TextConfig
 from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults, read_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
-from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME
-from engine.model_config import LayerConfig, TextConfig
 
 # Which layers have a window: none, whatever the file says; all; all if the file names one; those that
 # use_sliding_window switches on; those that layer_types names.

@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import complete
 from engine.encoders.granite_speech import BatchNorm
 from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, apart, bounds_of, joined, layer_by_layer
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.kernels.attention.dense import dense_attention
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.request import Modality
 from engine.weights.table import Row
 
 EPS = 1e-6

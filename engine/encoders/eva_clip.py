@@ -16,17 +16,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
 from engine.encoders.vit.parts import side_by_side
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, Activation, gelu, pointwise
 from engine.kernels.attention.dense import dense_attention
 from engine.layers.bare import Bare
 from engine.layers.embed import Positions
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm
-from engine.request import Modality
 from engine.weights.table import Row
 
 MERGE = 2  # patches along a side that become one row

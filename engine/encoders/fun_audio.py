@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import Section
 from engine.encoders import qwen_omni_audio
 from engine.encoders.qwen_omni_audio import AudioConfig, QwenOmniAudioTower
 from engine.encoders.tower import Features, Pieces, apart, joined
-from engine.errors import ConfigError, RequestError
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
-from engine.request import Modality
 from engine.weights.table import Row
 
 

@@ -17,10 +17,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.recent import Recent
 from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.gemm.pack import Placement
@@ -29,7 +30,6 @@ from engine.kernels.rotate import apply_rope
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.request import Modality
 from engine.weights.table import Row, Wanted
 
 MAX_TABLE_ROWS = 65_536  # patches for which tables are kept

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.gemma4 import Clipped, bounded
 from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, joined
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.norm import rms_norm
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm, RMSNorm
-from engine.request import Modality
 from engine.weights.table import Row
 
 EPS = 1e-6  # of the norms for which config.json has no number

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.recent import Recent
 from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import Activation, gelu
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.rotate import apply_rope
 from engine.layers.embed import Positions
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm, RMSNorm
-from engine.request import Modality
 from engine.weights.table import Row
 
 MAX_TABLE_ROWS = 65_536  # patches for which tables are kept

@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import complete
 from engine.encoders.queries import Queries, QueriesConfig
 from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, apart, joined
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import Activation, pointwise
 from engine.kernels.gemm.pack import Placement
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.request import Modality
 from engine.weights.table import Row, Wanted
 
 EPS = 1e-5

@@ -14,17 +14,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.tower import Features, PatchTower, Pieces, apart, joined, layer_by_layer
 from engine.encoders.vit.parts import side_by_side
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.rotate import apply_rope
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.request import Modality
 from engine.weights.rows import half_split
 from engine.weights.table import Row
 

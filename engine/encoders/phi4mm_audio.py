@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import ADAPTER, Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.qwen3_audio import halved, unroll
 from engine.encoders.sound import EPS, KERNEL
 from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, joined
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import Activation, gelu, pointwise
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.request import ADAPTER, Modality
 from engine.weights.table import Row
 
 SEGMENT = 500  # rows

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.tower import TOGETHER, Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, gelu, pointwise
 from engine.kernels.attention.dense import dense_attention
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.request import Modality
 from engine.weights.table import Row
 
 POOL = 2  # neighbours along a side that are one row

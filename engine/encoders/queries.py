@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import MAX_LAYERS, Section
-from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME, Activation, pointwise
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.base.errors import RequestError
+from engine.base.request import Modality
 from engine.encoders.tower import Features
 from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, Window
-from engine.errors import RequestError
 from engine.layers.linear import Linear
-from engine.request import Modality
 from engine.weights.table import Row
 
 

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders import sound
 from engine.encoders.sound import EPS, KERNEL, AudioLayer, sinusoids, unroll
 from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, apart, bounds_of, joined, layer_by_layer
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.request import Modality
 from engine.weights.table import Row
 
 CHUNKS_AT_ONCE = 16  # unrolled frames take KERNEL times the space of their source: bounds memory for long sounds

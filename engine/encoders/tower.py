@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.request import Modality
+from engine.base.request import Modality
 
 T = TypeVar("T")
 Features = dict[str, Tensor]

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.encoders import whisper
 from engine.encoders.tower import Features
 from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, Window
-from engine.errors import ConfigError, RequestError
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.request import Modality
 from engine.weights.table import Row
 
 EPS = 1e-6

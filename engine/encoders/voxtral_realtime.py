@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.model_config import RopeConfig
+from engine.base.request import Modality
 from engine.checkpoint.rope import FULL, RopeDefaults, read_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import complete
 from engine.encoders.sound import KERNEL
 from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, apart, bounds_of, joined, layer_by_layer
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, Activation, gelu, pointwise
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.rotate import apply_rope
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import Rope, RopeTable
-from engine.model_config import RopeConfig
-from engine.request import Modality
 from engine.weights.table import Row
 
 CONVOLVED = 2  # frames that become a row of the encoder

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders import sound
 from engine.encoders.sound import EPS, KERNEL, AudioLayer, Rotations, unroll
 from engine.encoders.tower import Features, LayeredTower, Pieces, Shapes, bounds_of, joined, layer_by_layer
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.layers.embed import Positions
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.request import Modality
 from engine.weights.table import Row
 
 ALIGNED = 32  # rows; a block of the KV cache has 16, or 32

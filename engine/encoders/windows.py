@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import Modality
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.encoders import sound, whisper
 from engine.encoders.tower import Features
 from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, Window
-from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, Activation, pointwise
 from engine.layers.linear import Linear
-from engine.request import Modality
 from engine.weights.table import Row
 
 ENCODER_WORDS = {  # of these families -> Whisper's

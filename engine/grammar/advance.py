@@ -1,7 +1,7 @@
 """GrammarRows: the matchers of live choices; they take each step's tokens and say what the next step may choose.
 
 Owner: device thread. In: the tokens of the step before, and the slots of the step whose forward runs. Out: which rows
-end, and a line of bits per row with a grammar. All of it happens in the gap that engine/loop.py leaves:
+end, and a line of bits per row with a grammar. All of it happens in the gap that engine/run/loop.py leaves:
 
     host    plan N+1, launch forward N+1 | settle N: consume | fill | launch sample N+1
     device  ............ forward N+1 .......................................... | mask, choose
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.errors import EngineError, GrammarConflictError
+from engine.base.errors import EngineError, GrammarConflictError
+from engine.base.request import SamplingParams
 from engine.grammar.compile import Grammar, fill_threads
-from engine.request import SamplingParams
 
 if TYPE_CHECKING:
     import llguidance

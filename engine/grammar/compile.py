@@ -33,7 +33,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import GrammarError, GrammarReason
+from engine.base.errors import GrammarError, GrammarReason
 from engine.grammar.lark import lark_of
 from engine.grammar.spec import GrammarSpec
 

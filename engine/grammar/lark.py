@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-from engine.errors import GrammarError
+from engine.base.errors import GrammarError
 from engine.grammar.spec import GrammarSpec
 
 # A mask that allows only the usual token for text that must come anyway moves the distribution, so it is off.

@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.grammar.advance import Lines
 
 if TYPE_CHECKING:
-    from engine.device import Accelerator
+    from engine.device.accelerator import Accelerator
 
 BLOCKS = 3
 SPARE_WORDS = 8  # a tokenizer may have some ids more than the model has logits

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import llguidance
 
-from engine.errors import GrammarError
+from engine.base.errors import GrammarError
 
 STATE_BYTES = 2000  # of a lexer, at most
 MOST_STATES = 50_000

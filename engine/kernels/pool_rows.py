@@ -13,9 +13,9 @@ import itertools
 import torch
 from torch import Tensor
 
+from engine.base.model_config import PoolingKind
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
-from engine.model_config import PoolingKind
 
 KINDS = {"mean": 0, "mean_sqrt_len": 1, "weighted_mean": 2, "max": 3}
 BLOCK_TOKENS, BLOCK_WIDTH = 16, 128

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
+from engine.base.model_config import LayerConfig, TextConfig
 from engine.cache.spec import CacheSpec, FullSpec, LayerCache, NothingSpec, SlidingSpec
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
@@ -22,7 +23,6 @@ from engine.kernels.rotate import apply_rope, qkv_rope_store
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import Rope
-from engine.model_config import LayerConfig, TextConfig
 from engine.weights.rows import half_split, queries_keys_values
 from engine.weights.table import Wanted
 

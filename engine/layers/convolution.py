@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
+from engine.base.model_config import ConvolutionConfig
 from engine.cache.spec import CacheSpec, LayerCache, TapsSpec
 from engine.kernels.convolution import gated_convolution
 from engine.kernels.gemm.pack import Placement
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed
 from engine.layers.rope import Rope
-from engine.model_config import ConvolutionConfig
 from engine.weights.table import Wanted
 
 

@@ -16,11 +16,11 @@ from functools import partial
 
 from torch import Tensor
 
+from engine.base.model_config import TextConfig
 from engine.kernels.activation import BY_NAME, Activation, pointwise
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import Normed, RMSNorm
 from engine.layers.stream import Addend, Product
-from engine.model_config import TextConfig
 
 
 @dataclass(slots=True, eq=False)

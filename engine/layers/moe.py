@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engine.base.model_config import ExpertsConfig, TextConfig
 from engine.kernels.activation import BY_NAME, Activation
 from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
@@ -30,7 +31,6 @@ from engine.kernels.moe.weight import ExpertsWeight
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import Normed, RMSNorm
-from engine.model_config import ExpertsConfig, TextConfig
 from engine.quant.base import UNQUANTISED, Quantised, Scheme, Stored
 from engine.quant.blocks import GROUP, block_codes
 from engine.quant.stacked import Stacked

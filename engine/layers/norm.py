@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.base.model_config import TextConfig
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.norm import layer_norm, rms_norm
-from engine.model_config import TextConfig
 from engine.weights.table import Wanted
 
 

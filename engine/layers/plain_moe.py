@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from engine.base.model_config import ExpertsConfig
 from engine.kernels.activation import Activation, pointwise
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.combine import combine
@@ -19,7 +20,6 @@ from engine.kernels.moe.pack import pack_experts
 from engine.kernels.moe.route import route
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.layers.moe import PerExpert, Router
-from engine.model_config import ExpertsConfig
 from engine.weights.table import Wanted
 
 

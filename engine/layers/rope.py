@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.base.model_config import RopeConfig
 from engine.kernels.rope import cos_sin
-from engine.model_config import RopeConfig
 
 
 class Rope(NamedTuple):

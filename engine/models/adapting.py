@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.layers.adapted import Adapter, Chosen, Site
 from engine.layers.linear import Linear
 from engine.models.base import Model

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from engine.base.model_config import HeadLayer, TextConfig
 from engine.checkpoint.pooling import Form, labels_of
 from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
-from engine.model_config import HeadLayer, TextConfig
 from engine.models import bert
 from engine.models.encoder import EncoderLayer
 from engine.models.family import Family

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.xielu import xielu
 from engine.layers.mlp import PlainMLP
-from engine.model_config import TextConfig
 from engine.models.arcee import PLAIN_MLP_ROWS
 from engine.models.decoder import DecoderLayer
 from engine.models.family import Family

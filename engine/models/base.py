@@ -15,13 +15,13 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, Routing
+from engine.base.request import Modality
 from engine.cache.spec import CacheSpec
 from engine.encoders.tower import Tower
-from engine.errors import ConfigError
-from engine.model_config import ModelConfig, Routing
+from engine.layers.batch import Batch
 from engine.pooling.heads import Pooler
-from engine.request import Modality
 from engine.weights.table import Table
 
 

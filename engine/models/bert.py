@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, LayerConfig, ModelConfig, TextConfig
 from engine.checkpoint.pooling import Form, labels_of
 from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.rope import FULL, RopeDefaults, no_rope, read_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import refuse
-from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME
-from engine.model_config import HeadLayer, LayerConfig, ModelConfig, TextConfig
 from engine.models.encoder import Encoder
 from engine.models.family import Family
 from engine.weights.table import Row, Table

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import PoolingConfig, TextConfig, TowerConfig
 from engine.checkpoint.pooling import Form
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer
-from engine.errors import ConfigError
-from engine.model_config import PoolingConfig, TextConfig, TowerConfig
 from engine.models.family import Family
 
 AHEAD = "use_bidirectional_attention"

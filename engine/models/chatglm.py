@@ -17,16 +17,16 @@ from dataclasses import replace
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
+from engine.base.request import Modality
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text, refuse
 from engine.encoders.eva_clip import ROWS, EvaClipConfig, EvaClipTower, read_vision
 from engine.encoders.tower import by_modality
-from engine.errors import ConfigError
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.family import Family
 from engine.models.llama import Llama
-from engine.request import Modality
 from engine.weights.table import Row, Table
 
 LAYER = "encoder.layers.*."

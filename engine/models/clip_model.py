@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.base.model_config import HeadLayer, PoolingConfig
 from engine.checkpoint.section import Section
 from engine.encoders.vit.config import VitConfig
 from engine.encoders.vit.single import ClassRow
-from engine.model_config import HeadLayer, PoolingConfig
 from engine.models.family import Family
 from engine.models.seeing import outside
 from engine.models.two_towers import KEYS, TwoTowers, text_of, token_of, vectors

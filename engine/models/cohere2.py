@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
-from engine.model_config import TextConfig
 from engine.models.cohere import KEYS, Cohere, cohere_text
 from engine.models.family import Family
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, PoolingConfig
 from engine.checkpoint.files import read_json
 from engine.checkpoint.pooling_tokens import known_tokens
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import HeadLayer, PoolingConfig
 from engine.models.bert import Bert, head, text
 from engine.models.family import Family
 

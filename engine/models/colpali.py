@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engine.base.model_config import PoolingConfig
 from engine.checkpoint.section import Section
-from engine.model_config import PoolingConfig
 from engine.models.page_retriever import below_vlm, placeholder, said, token_named, vectors
 from engine.models.paligemma import FAMILY as PALIGEMMA
 from engine.models.seeing import seeing

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, PoolingConfig, TowerConfig
 from engine.checkpoint.files import INSIDE
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import ModelConfig, PoolingConfig, TowerConfig
 from engine.models.decoder import Decoder
 from engine.models.family import Family
 from engine.models.page_retriever import below_vlm, placeholder, said, vectors

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text, refuse
-from engine.errors import ConfigError
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import Llama
 from engine.weights.table import Row, Table

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
-from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.layers.linear import Linear
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.bert import ROWS
 from engine.models.deberta_v2 import IGNORED, SELF, Away, DebertaLayer, Span, both_ways, head
 from engine.models.encoder import Encoder, EncoderLayer

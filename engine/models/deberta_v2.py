@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, ModelConfig, TextConfig
 from engine.checkpoint.pooling import Form, labels_of
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, refuse
-from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME
 from engine.kernels.attention.disentangled import disentangled_attention
 from engine.layers.distance import log_buckets
@@ -25,7 +26,6 @@ from engine.layers.embed import Positions
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.layers.rope import Rope
-from engine.model_config import HeadLayer, ModelConfig, TextConfig
 from engine.models.bert import ROWS, post_norm_text
 from engine.models.encoder import Encoder, EncoderLayer
 from engine.models.family import Family

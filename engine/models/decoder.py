@@ -22,21 +22,21 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.batch import Batch
+from engine.base.model_config import ModelConfig
+from engine.base.request import Modality
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.encoders.tower import Tower
 from engine.layers.adapted import Chosen
 from engine.layers.attention import PagedSelfAttention
+from engine.layers.batch import Batch
 from engine.layers.convolution import GatedConvolution
 from engine.layers.embed import Embedding, Head
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, Normed, stream_norm
 from engine.layers.rope import Rope, RopeTable
 from engine.layers.stream import Stream
-from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.pooling.heads import Pooler
-from engine.request import Modality
 from engine.weights.table import Table
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from engine.base.model_config import HeadLayer, ModelConfig
 from engine.checkpoint.pooling import Form, labels_of
 from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.section import Section
-from engine.model_config import HeadLayer, ModelConfig
 from engine.models.bert import text
 from engine.models.encoder import Encoder
 from engine.models.family import Family

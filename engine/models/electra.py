@@ -5,10 +5,10 @@ The small ones have embeddings that are narrower than hidden states.
 
 from __future__ import annotations
 
+from engine.base.model_config import HeadLayer
 from engine.checkpoint.pooling import Form, labels_of
 from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.section import Section
-from engine.model_config import HeadLayer
 from engine.models import bert
 from engine.models.family import Family
 from engine.weights.table import Row, Table

@@ -19,21 +19,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.base.model_config import ModelConfig, TextConfig
+from engine.base.request import Modality
 from engine.cache.spec import CacheSpec, NothingSpec
 from engine.encoders.tower import Tower
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.rotate import apply_rope
+from engine.layers.batch import Batch
 from engine.layers.distance import Buckets, Slopes
 from engine.layers.embed import Embedding, Positions
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rope import Rope, RopeTable
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.base import Model
 from engine.pooling.heads import Pooler
-from engine.request import Modality
 from engine.weights.table import Table
 
 

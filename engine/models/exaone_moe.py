@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
 from engine.checkpoint.experts import with_experts
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.errors import ConfigError
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.glm4_moe import read_noaux_experts
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama

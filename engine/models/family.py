@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from engine.ahead import Ahead
+from engine.base.ahead import Ahead
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, ModelConfig, PoolingConfig, TextConfig, TowerConfig
+from engine.base.request import Modality
 from engine.checkpoint.config import media_token_ids
 from engine.checkpoint.pooling import Form
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import HeadLayer, ModelConfig, PoolingConfig, TextConfig, TowerConfig
 from engine.models.base import Model
-from engine.request import Modality
 
 
 def _zero(body: Section) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import QKNorm, TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
-from engine.errors import ConfigError
-from engine.model_config import QKNorm, TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Row, Table

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
 from engine.checkpoint.section import Section
 from engine.encoders.vit.config import VitConfig
-from engine.errors import ConfigError
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.seeing import outside, read_vision, seeing
 from engine.models.seeing import text as seeing_text

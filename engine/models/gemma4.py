@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.batch import Batch
+from engine.base.model_config import LayerConfig, ModelConfig, TextConfig
 from engine.cache.spec import LayerCache
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.gemm.pack import Placement
@@ -29,13 +29,13 @@ from engine.kernels.projection_norm import normalise_projections
 from engine.kernels.rotate import apply_rope
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.bare import Bare
+from engine.layers.batch import Batch
 from engine.layers.embed import Embedding
 from engine.layers.linear import Linear
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, Normed, RMSNorm, stream_norm
 from engine.layers.rope import Rope
 from engine.layers.stream import Addend, Made, Product, Stream
-from engine.model_config import LayerConfig, ModelConfig, TextConfig
 from engine.models.decoder import DecoderLayer
 from engine.models.family import Family
 from engine.models.gemma import KEYS, SANDWICH_ROWS

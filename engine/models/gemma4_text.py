@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults, read_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
-from engine.errors import ConfigError
-from engine.model_config import TextConfig
 from engine.models.both_ways import AHEAD, attends_ahead
 
 BESIDE = "hidden_size_per_layer_input"

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from engine.ahead import Ahead
+from engine.base.ahead import Ahead
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.encoders.gemma4 import ROWS, Gemma4VisionConfig, Gemma4VisionTower, read_vision
 from engine.encoders.gemma4_audio import ROWS as AUDIO_ROWS
 from engine.encoders.gemma4_audio import Gemma4AudioConfig, Gemma4AudioTower, read_audio
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.both_ways import AHEAD
 from engine.models.family import Family
 from engine.models.gemma import KEYS

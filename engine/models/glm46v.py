@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.encoders.glm4v import read_vision
-from engine.model_config import ModelConfig, TextConfig
 from engine.models import glm4v, glm4v_moe
 from engine.models.base import Model
 from engine.models.family import Family

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.base.model_config import ExpertsConfig, TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text, refuse
-from engine.model_config import ExpertsConfig, TextConfig
 from engine.models.family import Family
 from engine.models.sparse import Sparse
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text
 from engine.encoders.glm4v import ROWS, GlmVisionConfig, GlmVisionTower, read_vision
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.family import Family
 from engine.models.glm4 import Glm4
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.encoders.glm4v import ROWS, GlmVisionConfig, GlmVisionTower, read_vision
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig, TextConfig
 from engine.models import glm4_moe
 from engine.models.family import Family
 from engine.models.sparse import Sparse

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.section import Section
 from engine.encoders.windows import GLM_ASR_ROWS, WindowsTower, read_glm_asr
-from engine.model_config import TextConfig
 from engine.models import seeing
 from engine.models.family import Family
 from engine.models.hearing import hearing

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text, refuse
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
+from engine.layers.batch import Batch
 from engine.layers.embed import Positions
 from engine.layers.mlp import PlainMLP
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.decoder import DecoderLayer
 from engine.models.family import Family
 from engine.models.llama import Llama, LlamaLayer

@@ -5,10 +5,10 @@ Each head's query, key and value rows lie together in the checkpoint; a quarter 
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import Llama
 from engine.weights.table import Row, Table

@@ -5,12 +5,12 @@ Released checkpoints hold the experts in codes of four bits; others hold them in
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
 from engine.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.quant.blocks import holds_experts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text
-from engine.errors import ConfigError
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import Llama
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.section import Section
-from engine.model_config import TextConfig
 from engine.models import granite
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama

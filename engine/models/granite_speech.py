@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
+from engine.base.model_config import ModelConfig
 from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
 from engine.encoders.granite_speech import UNREAD, GraniteSpeechTower, read_audio, rows
-from engine.model_config import ModelConfig
 from engine.models import seeing
 from engine.models.adapting import adapt, read_adapter
 from engine.models.decoder import Decoder

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.bert import head, post_norm_text
 from engine.models.encoder import Encoder
 from engine.models.family import Family

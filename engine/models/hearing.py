@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from engine.base.model_config import ModelConfig
 from engine.encoders.tower import Tower, by_modality
-from engine.model_config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.seeing import decoder_family
 from engine.weights.table import Row

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
 from engine.encoders.hunyuan_vl import ROWS, UNREAD, HunYuanVisionConfig, HunYuanVisionTower, read_vision
 from engine.encoders.tower import by_modality
-from engine.errors import ConfigError
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.family import Family
 from engine.models.hunyuan_dense import HunYuanDense
 

@@ -5,9 +5,9 @@ Its code comes with its checkpoints (modeling_internlm2.py) and is not run.
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, Llama
 from engine.weights.table import Row, Table

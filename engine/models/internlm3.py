@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import Llama
 

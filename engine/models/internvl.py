@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
 from engine.encoders.vit.config import VitConfig
-from engine.errors import ConfigError
 from engine.models.family import Family
 from engine.models.seeing import outside, read_vision, seeing, text
 

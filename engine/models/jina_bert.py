@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
 from engine.layers.distance import Slopes
 from engine.layers.norm import LayerNorm
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.bert import IGNORED, LAYER, SELF, head, post_norm_text
 from engine.models.encoder import Encoder, EncoderLayer
 from engine.models.family import Family

@@ -14,14 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.files import read_json
 from engine.checkpoint.pooling_tasks import ADAPTER_CONFIG, FOLDERS, JINA_V3
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.pack import Placement
 from engine.layers.adapted import Adapter, Chosen, Site, TableSite
-from engine.model_config import ModelConfig, TextConfig
+from engine.layers.batch import Batch
 from engine.models.adapting import place, read_adapter
 from engine.models.bert import post_norm_text
 from engine.models.encoder import Encoder, EncoderLayer

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, PoolingConfig
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import HeadLayer, PoolingConfig
 from engine.models.family import Family
 from engine.models.qwen2_vl import FAMILY as QWEN2_VL
 

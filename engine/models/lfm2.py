@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ConvolutionConfig, TextConfig
 from engine.checkpoint.rope import FULL, RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.errors import ConfigError
-from engine.model_config import ConvolutionConfig, TextConfig
 from engine.models.family import Family
 from engine.models.llama import ATTENTION, DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Row, Table

@@ -1,7 +1,7 @@
 """Llama, and the layers of every family that is Llama but for its configuration, its names and the order of its parts.
 
 Thread: device. Llama itself is a pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. What
-families declare beside that is in engine/model_config.py.
+families declare beside that is in engine/base/model_config.py.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
+from engine.base.model_config import LayerConfig, TextConfig
 from engine.cache.spec import LayerCache
 from engine.checkpoint.text import read_text
 from engine.layers.attention import self_attention
@@ -19,7 +20,6 @@ from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, stream_norm
 from engine.layers.rope import Rope
 from engine.layers.stream import Addend, Product, Stream
-from engine.model_config import LayerConfig, TextConfig
 from engine.models.decoder import Decoder, DecoderLayer
 from engine.models.family import Family
 from engine.weights.table import Row, Table

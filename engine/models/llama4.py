@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ExpertsConfig, RopeConfig, TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.rope import RopeDefaults, no_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.errors import ConfigError
 from engine.layers.norm import RMSNorm
-from engine.model_config import ExpertsConfig, RopeConfig, TextConfig
 from engine.models.decoder import DecoderLayer
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama, LlamaLayer

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from engine.base.model_config import ModelConfig
 from engine.encoders.llama4 import ROWS, Llama4VisionConfig, Llama4VisionTower, read_vision
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig
 from engine.models.family import Family
 from engine.models.llama4 import Llama4, text
 

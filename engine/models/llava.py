@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from engine.base.errors import ConfigError
+from engine.base.request import Modality
 from engine.checkpoint.section import Section
 from engine.encoders.vit.config import VitConfig
-from engine.errors import ConfigError
 from engine.models.family import Family
 from engine.models.seeing import outside, read_vision, seeing, text
-from engine.request import Modality
 
 
 def vision(section: Section) -> VitConfig:

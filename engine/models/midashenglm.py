@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
 from engine.encoders.dasheng import ROWS, UNREAD, DashengConfig, DashengTower, read_audio
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Table

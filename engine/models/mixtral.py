@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.models.sparse import sparse_rows

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, TextConfig
 from engine.checkpoint.pooling import Form, labels_of
 from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import read_text, refuse
-from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME
+from engine.layers.batch import Batch
 from engine.layers.norm import stream_norm
-from engine.model_config import HeadLayer, TextConfig
 from engine.models.decoder import DecoderLayer
 from engine.models.family import Family
 from engine.models.gemma import half

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
 from engine.layers.distance import BUCKETS, Buckets
-from engine.model_config import ModelConfig, TextConfig
 from engine.models import bert
 from engine.models.encoder import Encoder
 from engine.models.family import Family

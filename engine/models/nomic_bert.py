@@ -9,15 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ExpertsConfig, ModelConfig, TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import refuse
-from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.plain_moe import PlainMoE
-from engine.model_config import ExpertsConfig, ModelConfig, TextConfig
 from engine.models.bert import head, post_norm_text
 from engine.models.encoder import Encoder, EncoderLayer
 from engine.models.family import Family

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.olmo2 import PostNormDecoder
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.gpt2 import BIASED, LearnedPositions
 from engine.models.llama import ATTENTION

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, ModelConfig, PoolingConfig
 from engine.checkpoint.config import media_token_ids
 from engine.checkpoint.files import read_json
 from engine.checkpoint.pooling_tokens import known_tokens
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import HeadLayer, ModelConfig, PoolingConfig
 from engine.models.decoder import Decoder
 
 PROCESSOR = "processor_config.json"

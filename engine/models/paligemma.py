@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.section import Section
 from engine.encoders.vit.config import VitConfig
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.seeing import read_vision, seeing
 from engine.models.seeing import text as seeing_text

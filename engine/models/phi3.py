@@ -5,9 +5,9 @@ Long contexts have frequencies of their own (longrope, engine/layers/rope.py); P
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import ATTENTION, DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Row, Table

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from engine.base.request import Modality
 from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
 from engine.encoders import phi4mm_audio, phi4mm_vision
@@ -19,7 +20,6 @@ from engine.layers.adapted import Adapter
 from engine.models.family import Family
 from engine.models.phi3 import text
 from engine.models.phi4mm import IDS, NAMES, Phi4MM, adapter
-from engine.request import Modality
 
 log = logging.getLogger(__name__)
 

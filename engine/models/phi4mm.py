@@ -13,17 +13,17 @@ from typing import ClassVar
 
 import torch
 
+from engine.base.model_config import ModelConfig
+from engine.base.request import Modality
 from engine.checkpoint.section import Section
 from engine.encoders import phi4mm_audio, phi4mm_vision
 from engine.encoders.phi4mm_audio import Phi4AudioConfig, Phi4AudioTower
 from engine.encoders.phi4mm_vision import Phi4VisionConfig, Phi4VisionTower
 from engine.encoders.tower import by_modality
 from engine.layers.adapted import Adapter
-from engine.model_config import ModelConfig
 from engine.models.adapting import adapt
 from engine.models.family import Family
 from engine.models.phi3 import Phi3, text
-from engine.request import Modality
 from engine.weights.table import Row
 
 IDS = {"image": 200010, "audio": 200011}  # <|endoftext10|> and 11, as Microsoft's processor has them; no file says so

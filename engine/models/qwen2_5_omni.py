@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from engine.base.model_config import ModelConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.text import read_text
 from engine.encoders import qwen_omni_audio
@@ -19,7 +20,6 @@ from engine.encoders.qwen_vl import names as qwen_vl
 from engine.encoders.qwen_vl.config import VisionConfig, read_vision
 from engine.encoders.qwen_vl.tower import QwenVisionTower
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Table

@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
+from engine.base.model_config import ModelConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete, read_text
 from engine.encoders import whisper
 from engine.encoders.qwen2_audio import PROJECTION, Qwen2AudioConfig, Qwen2AudioTower
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.models.seeing import outside

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
@@ -17,7 +18,6 @@ from engine.encoders.qwen_vl.config import VisionConfig, read_vision2
 from engine.encoders.qwen_vl.names import QWEN2, Names, rows
 from engine.encoders.qwen_vl.tower import QwenVisionTower
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Row, Table

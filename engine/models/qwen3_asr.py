@@ -10,12 +10,12 @@ from functools import partial
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
 from engine.encoders.qwen3_audio import Qwen3AudioConfig, Qwen3AudioTower, read_audio, rows
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Table

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
@@ -16,7 +17,6 @@ from engine.encoders.qwen3_audio import Qwen3AudioConfig, Qwen3AudioTower, read_
 from engine.encoders.qwen_vl import names as qwen_vl
 from engine.encoders.qwen_vl.config import read_vision3
 from engine.encoders.tower import by_modality
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS
 from engine.models.qwen3_moe import sparse_layers

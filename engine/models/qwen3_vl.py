@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import torch
 
-from engine.batch import Batch
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
 from engine.encoders.qwen_vl.config import read_vision3
 from engine.encoders.qwen_vl.names import QWEN3
-from engine.errors import ConfigError
+from engine.layers.batch import Batch
 from engine.layers.stream import Stream
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.family import Family
 from engine.models.qwen2_vl import Qwen2VL, seeing
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.section import Section
 from engine.encoders.qwen_vl.config import read_vision3
 from engine.encoders.qwen_vl.names import QWEN3
-from engine.model_config import TextConfig
 from engine.models import qwen3_vl
 from engine.models.family import Family
 from engine.models.qwen2_vl import seeing

@@ -18,6 +18,9 @@ from typing import Any, get_args
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig
+from engine.base.request import Modality
 from engine.checkpoint import config as common
 from engine.checkpoint.experts import one_by_one
 from engine.checkpoint.files import read_json, read_root
@@ -26,8 +29,6 @@ from engine.checkpoint.pooling_modules import is_lexical
 from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
-from engine.errors import ConfigError
-from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
 from engine.models.decoders import DECODERS, TEXT_DECODERS
@@ -36,7 +37,6 @@ from engine.models.family import Family
 from engine.models.spelling import nearest_families
 from engine.quant.assign import assign
 from engine.quant.online import ONLINE
-from engine.request import Modality
 from engine.weights.files import Shard
 
 log = logging.getLogger(__name__)

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.encoders.tower import by_modality
 from engine.encoders.vit.config import ProjectorConfig, VitConfig, read_vit
 from engine.encoders.vit.names import PREFIXES, with_tower
 from engine.encoders.vit.tower import VitTower
-from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.decoder import Decoder
 from engine.models.decoders import DECODERS
 from engine.models.family import Family

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults, no_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import read_text
-from engine.errors import ConfigError
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import Llama
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.base.model_config import TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.model_config import TextConfig
 from engine.models.family import Family
 from engine.models.llama import ATTENTION, Llama
 from engine.weights.table import Row, Table

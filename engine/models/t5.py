@@ -11,17 +11,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, LayerConfig, ModelConfig, TextConfig
 from engine.checkpoint.pooling import Form
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import refuse
-from engine.errors import ConfigError
 from engine.kernels.activation import pointwise
 from engine.layers.distance import BUCKETS, REACH, Buckets
 from engine.layers.linear import GatedLinear
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import Rope
-from engine.model_config import HeadLayer, LayerConfig, ModelConfig, TextConfig
 from engine.models.encoder import Encoder, EncoderLayer
 from engine.models.family import Family
 from engine.weights.table import Row, Table

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, ModelConfig, PoolingConfig, TextConfig
 from engine.checkpoint.files import read_json
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
@@ -27,8 +28,7 @@ from engine.encoders.vit.config import ProjectorConfig, VitConfig, read_vit
 from engine.encoders.vit.names import with_tower
 from engine.encoders.vit.parts import Ending
 from engine.encoders.vit.single import SingleRowTower
-from engine.errors import ConfigError
-from engine.model_config import HeadLayer, ModelConfig, PoolingConfig, TextConfig
+from engine.layers.batch import Batch
 from engine.models.gpt2 import BIASED, LearnedPositions
 from engine.pooling.heads import Pooler
 from engine.weights.table import Row, Table

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.encoders.ultravox import UltravoxTower, read_audio, rows
-from engine.errors import ConfigError
-from engine.model_config import ModelConfig, TextConfig
 from engine.models import seeing
 from engine.models.decoder import Decoder
 from engine.models.family import Family

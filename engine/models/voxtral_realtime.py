@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
@@ -26,7 +27,6 @@ from engine.encoders.tower import by_modality
 from engine.encoders.voxtral_realtime import CausalAudioConfig, CausalAudioTower
 from engine.kernels.gemm.pack import Placement
 from engine.layers.norm import RMSNorm
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.decoder import DecoderLayer
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama, LlamaLayer

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.batch import Batch
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.cache.spec import CacheSpec, FullSpec, LayerCache
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
@@ -32,17 +33,16 @@ from engine.encoders import whisper as encoder
 from engine.encoders.sound import EPS
 from engine.encoders.tower import by_modality
 from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, read_audio
-from engine.errors import ConfigError
 from engine.kernels.activation import gelu
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.pages import pages_of
 from engine.kernels.rotate import qkv_rope_store
+from engine.layers.batch import Batch
 from engine.layers.embed import Embedding, Head, Positions
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.layers.rope import Rope, RopeTable
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.base import Model
 from engine.models.family import Family
 from engine.weights.table import Row, Table

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.errors import RequestError
+from engine.base.errors import RequestError
 from engine.kernels.activation import gelu
 from engine.models.base import Model
 from engine.models.whisper import Whisper, WhisperLayer

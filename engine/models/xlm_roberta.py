@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
-from engine.model_config import ModelConfig, TextConfig
 from engine.models import bert, jina_embeddings_v3, roberta
 from engine.models.encoder import Encoder
 from engine.models.family import Family

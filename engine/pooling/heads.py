@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.batch import Batch
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, PoolingConfig
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.pool_rows import pool_rows
+from engine.layers.batch import Batch
 from engine.layers.embed import Embedding
 from engine.layers.norm import LayerNorm
-from engine.model_config import HeadLayer, PoolingConfig
 from engine.weights.dummy import draw
 from engine.weights.files import Shard, open_checkpoint, read_header
 from engine.weights.table import Row, Table, Wanted

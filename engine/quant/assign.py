@@ -11,8 +11,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.quant.base import Dialect, Expected, Headers, Quantised, Stored
 from engine.quant.dialects import DIALECTS
 from engine.quant.names import USUAL
@@ -23,7 +23,7 @@ from engine.weights.names import compact
 from engine.weights.table import Table, Wanted, parts_of
 
 if TYPE_CHECKING:
-    from engine.model_config import ModelConfig
+    from engine.base.model_config import ModelConfig
     from engine.models.base import Model
 
 log = logging.getLogger("omniloop.engine")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.quant.awq import PackedAwq
 from engine.quant.base import Dialect, Headers, Stored
 from engine.quant.compressed import Compressed

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement, pack, pack_gated, pack_pieces, stacked
 from engine.kernels.gemm.weight import Weight

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.compressed_groups import FORMATS, groups_of
 from engine.quant.compressed_integers import Integers8, PackedIntegers

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 
 FORMATS = (
     "dense",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.compressed_integers import PackedIntegers
 from engine.quant.stored import POWERS, Floats4, check_whole, extras

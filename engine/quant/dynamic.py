@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.quant.names import PREFIXES
 
 

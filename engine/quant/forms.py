@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.memory import gib
+from engine.device.memory import gib
 from engine.quant.base import Quantised
 from engine.weights.table import Wanted, parts_of
 

@@ -9,8 +9,8 @@ Inputs are quantised per token, with blocks per 128 columns of it (`ue8m0`: by p
 
 from __future__ import annotations
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.quant.base import Headers
 from engine.quant.floats8 import Floats8, floats8
 from engine.quant.names import left_out

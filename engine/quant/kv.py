@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError
 from engine.cache.spec import KIND_SLIDING, CacheSpec, KeyValueSpec
-from engine.errors import ConfigError
 from engine.weights.files import Shard
 from engine.weights.names import compact
 

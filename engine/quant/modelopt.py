@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import torch
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.floats8 import INPUT_SCALES, Floats8, floats8
 from engine.quant.names import entry_around, left_out

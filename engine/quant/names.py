@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 
 USUAL = ("lm_head",)  # left out where nothing is said
 PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "language_model.", "thinker.model.")

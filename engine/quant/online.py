@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.kernels.gemm.codes import LARGEST, Codes, Inputs, Kind
 from engine.quant.base import Headers
 from engine.weights.table import FLOATS, Wanted
 
 if TYPE_CHECKING:
-    from engine.model_config import ModelConfig
+    from engine.base.model_config import ModelConfig
 
 AT_ONCE = 1 << 23  # numbers that become codes at a time
 ONLINE = "fp8 online"  # in the place of quant_method; no checkpoint says so

@@ -6,8 +6,8 @@ served. Without the refusal a model whose inputs are not rotated answers nonsens
 
 from __future__ import annotations
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 
 IN_WEIGHTS = ("weight_input", "weight_output")  # where a rotation is part of the codes
 # Of AutoRound, newest name first (https://github.com/intel/auto-round/pull/1797), and of GPTQModel

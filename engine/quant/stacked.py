@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
 from engine.quant.base import Dialect, Headers, Stored, named

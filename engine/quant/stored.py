@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.quant.base import Headers
 from engine.weights.files import DTYPES, TensorInfo

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import NORMAL, Codes, Kind
 from engine.quant.stored import scale_of
 from engine.weights.table import Wanted

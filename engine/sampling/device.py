@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SLOT_WORDS, SlotWord
-from engine.config import LogprobsMode
+from engine.base.config import LogprobsMode
+from engine.base.request import SamplingParams, TokenLogprob
 from engine.kernels.sampling.choose import choose, choose_room
 from engine.kernels.sampling.rules import COUNTED, SEEN
 from engine.kernels.sampling.top_logprobs import MOST, top_logprobs
-from engine.request import SamplingParams, TokenLogprob
 from engine.sampling.lines import RuleLines, allowed_bits
 from engine.sampling.logprobs import CHUNK, together
 from engine.sampling.pending import Pending, prompt_logprobs, send, tell

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.base.limits import MAX_EDITS
 from engine.kernels.sampling.rules import COUNTED, SEEN, rule_tables
-from engine.limits import MAX_EDITS
 from engine.sampling.pending import home, send
 from engine.sampling.rules import RowRules
 

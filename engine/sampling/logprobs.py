@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from engine.base.request import SamplingParams, TokenLogprob
 from engine.kernels.sampling.logprobs import log_sum, logprobs
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
-from engine.request import SamplingParams, TokenLogprob
 
 CHUNK = 64  # prompt positions whose [chunk, vocab] logits exist at a time
 TOP_MAX = 256  # most likely tokens; rows that ask for more are told apart from the others

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.base.request import TokenLogprob
 from engine.kernels.sampling.logprobs import log_sum, logprobs
-from engine.request import TokenLogprob
 from engine.sampling.logprobs import CHUNK, together
 
 ONE_COPY = 1 << 20  # bytes of lines that go home together

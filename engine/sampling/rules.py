@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.base.request import SamplingParams
 from engine.kernels.sampling.rules import ALLOWED, COUNTED, SEEN
-from engine.request import SamplingParams
 from engine.sampling.timestamps import Timestamps
 
 

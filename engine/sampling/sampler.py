@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.config import LogprobsMode
+from engine.base.config import LogprobsMode
+from engine.base.request import SamplingParams, TokenLogprob
 from engine.grammar.advance import Lines
 from engine.kernels.sampling.draw import draw
 from engine.kernels.sampling.penalties import penalties
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
-from engine.request import SamplingParams, TokenLogprob
 from engine.sampling.logprobs import answer_logprobs, processed
 from engine.sampling.rules import RowRules, has_penalties, needs_rules
 from engine.sampling.timestamps import weigh

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.request import TimestampRules
+from engine.base.request import TimestampRules
 
 
 class Timestamps:

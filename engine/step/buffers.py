@@ -25,11 +25,10 @@ from _fast.layout import Header, TokenCode, record_len
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
-from engine.batch import Batch
 from engine.cache.layout import CacheLayout
 from engine.cache.routed import RoutedIds
 from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
-from engine.device import Accelerator
+from engine.device.accelerator import Accelerator
 from engine.kernels.attention.tiles import has_large_tiles
 from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
@@ -38,6 +37,7 @@ from engine.kernels.sampling.top_logprobs import LINE
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.kernels.target import target
+from engine.layers.batch import Batch
 from engine.models.base import Model
 from engine.step.build import RowArrays, axis_positions
 from engine.step.executor import Sizes

@@ -13,9 +13,9 @@ import torch
 from _fast.layout import RowFlag, UpdateWord
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta
-from engine.batch import Batch
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import LayerCache
+from engine.layers.batch import Batch
 from engine.step.slots import SlotState
 
 

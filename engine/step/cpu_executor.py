@@ -16,14 +16,14 @@ import torch
 
 from _fast.layout import TokenCode
 from _fast.plan import StepPlan
+from engine.base.config import EngineConfig
+from engine.base.request import Request, TokenLogprob
 from engine.cache.layout import CacheLayout
 from engine.cache.routed import routed_ids
 from engine.cache.spec import LayerCache
-from engine.config import EngineConfig
-from engine.device import HostEvent, HostStream
+from engine.device.host import HostEvent, HostStream
 from engine.grammar.advance import GrammarRows
 from engine.models.base import Model
-from engine.request import Request, TokenLogprob
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampler
 from engine.step.build import RowArrays, apply_updates, build

@@ -28,17 +28,17 @@ from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
 from _fast.steady import SPECIAL_ALWAYS, SPECIAL_PROMPT, SPECIAL_WATCHED, SteadyLoop
-from engine.batch import Batch
+from engine.base.config import EngineConfig
+from engine.base.request import Request, TokenLogprob
 from engine.cache.layout import CacheLayout
 from engine.cache.routed import routed_ids
-from engine.config import EngineConfig
-from engine.device import Accelerator
+from engine.device.accelerator import Accelerator
 from engine.grammar.advance import GrammarRows
 from engine.grammar.masks import LineUpload
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
+from engine.layers.batch import Batch
 from engine.models.base import Model
-from engine.request import Request, TokenLogprob
 from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays

@@ -14,8 +14,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from _fast.plan import StepPlan
+from engine.base.request import Request, TokenLogprob
 from engine.grammar.advance import GrammarRows
-from engine.request import Request, TokenLogprob
 from engine.step.encode import EncoderCache
 from engine.step.graphs import ENCODER_LIMIT, MIXED_LIMIT
 from engine.step.result import StepResult
@@ -60,7 +60,7 @@ class Executor(Protocol):
     plans: list[StepPlan]  # taken in turn; one is free again when its step has been settled
     encoder: EncoderCache
     grammars: GrammarRows
-    has_steady_loop: bool  # plain steps can be launched without the GIL (engine/steady)
+    has_steady_loop: bool  # plain steps can be launched without the GIL (engine/run/steady)
     tile: int  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from _fast.layout import TokenCode
-from engine.request import PoolingParams
+from engine.base.request import PoolingParams
 from engine.step.result import StepResult
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from engine.base.config import EngineConfig
+from engine.base.request import Request, TokenLogprob
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import LayerCache
-from engine.config import EngineConfig
-from engine.device import HostEvent
+from engine.device.host import HostEvent
 from engine.models.base import Model
-from engine.request import Request, TokenLogprob
 from engine.step.build import apply_updates, build
 from engine.step.cpu_executor import CpuExecutor, CpuStep
 from engine.step.executor import Sizes

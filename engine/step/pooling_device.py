@@ -20,19 +20,19 @@ import torch
 
 from _fast.layout import SLOT_WORDS, GraphKind, SlotWord, TokenCode
 from _fast.plan import StepPlan
-from engine.batch import Batch
+from engine.base.config import EngineConfig
+from engine.base.request import Request, TokenLogprob
 from engine.cache.layout import CacheLayout
 from engine.cache.sizing import device_blocks
-from engine.config import EngineConfig
-from engine.device import Accelerator
+from engine.device.accelerator import Accelerator
 from engine.encoders.tower import each
 from engine.grammar.advance import GrammarRows
 from engine.kernels.gemm.algorithms import Products
 from engine.kernels.pool_home import pool_home
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
+from engine.layers.batch import Batch
 from engine.models.base import Model
-from engine.request import Request, TokenLogprob
 from engine.sampling.pending import home
 from engine.step.buffers import RECORDS, StepBuffers
 from engine.step.build import RowArrays

@@ -13,7 +13,7 @@ from itertools import islice
 
 import numpy as np
 
-from engine.request import Request, TokenLogprob
+from engine.base.request import Request, TokenLogprob
 from engine.step.build import RowArrays
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from _fast.layout import TokenCode
 from _fast.plan import StepPlan
-from engine.device import HostEvent
-from engine.errors import EngineError, InvalidLogitsError, TokenIdError
+from engine.base.errors import EngineError, InvalidLogitsError, TokenIdError
+from engine.base.request import TokenLogprob
+from engine.device.host import HostEvent
 from engine.grammar.advance import GrammarRows, Lines
-from engine.request import TokenLogprob
 from engine.step.build import RowArrays
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.ahead import Ahead, joints_of, last_keys
-from engine.request import Request
+from engine.base.ahead import Ahead, joints_of, last_keys
+from engine.base.request import Request
 
 
 class SlotState:

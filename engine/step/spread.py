@@ -17,7 +17,8 @@ import torch
 from engine.kernels.moe.spread import COLUMNS, count_spread, spread_of
 
 if TYPE_CHECKING:
-    from engine.device import Accelerator, HostStream
+    from engine.device.accelerator import Accelerator
+    from engine.device.host import HostStream
     from engine.kernels.step_tensors import StepInputs
     from engine.models.base import Model
 

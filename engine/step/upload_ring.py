@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from engine.device import Accelerator
+    from engine.device.accelerator import Accelerator
 
 BLOCK_BYTES, BLOCKS = 4 << 20, 8  # a decoded picture of 1024 x 1024 has 3 MiB
 ALIGNED = 256  # bytes between which arrays begin on the device

@@ -15,7 +15,7 @@ from math import prod
 
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.weights import rows
 from engine.weights.table import Shape
 

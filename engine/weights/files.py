@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.files import CONFIG, POINTER, head_dim, read_json, refuse_pointer
 from engine.checkpoint.pooling_tasks import FOLDERS, JINA_V3
-from engine.errors import ConfigError
 from engine.weights import consolidated
 from engine.weights.gguf import GGUF, Gguf, GgufReader, read_gguf
 from engine.weights.names import compact

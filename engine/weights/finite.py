@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.weights.names import compact
 
 RUNS, RUN = 256, 1024

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, Kind
 
 # https://github.com/ggml-org/llama.cpp, kvalues_iq4nl in ggml/src/ggml-common.h.

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.weights import rows
 from engine.weights.ggml_blocks import BLOCKS, codes_of, line_bytes
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.weights.dummy import draw
 from engine.weights.files import DTYPES, Shard, open_checkpoint

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.weights.files import Shard
 from engine.weights.pieces import Pieces
 from engine.weights.upload import Upload

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.request import Modality
+    from engine.base.request import Modality
 
 
 # Brands of ISO files that are pictures, not films.

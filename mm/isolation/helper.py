@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.decode.alarm import Alarm
 from mm.decode.audio import SAMPLE_RATE, SoundFile
 from mm.decode.frames import FilmPlan

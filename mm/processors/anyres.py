@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import MediaItem, MediaOptions
 from mm.processors.base import Encode, no_texts
 from mm.processors.pictures import AS_DECODED, Pictures, sides, tower_side

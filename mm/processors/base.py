@@ -22,7 +22,7 @@ from mm.limits import MediaLimits
 from mm.transform.image import Scale
 
 if TYPE_CHECKING:
-    from engine.request import Modality
+    from engine.base.request import Modality
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.base import Encode, Filling, no_texts
 from mm.processors.llava import Llava

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.request import ROWS, Modality
+from engine.base.request import ROWS, Modality
 from mm.errors import MediaError, unsupported
 from mm.item import Part, Processed
 from mm.processors.base import Processor

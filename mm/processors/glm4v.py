@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.decode.frames import FilmPlan
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.limits import MediaLimits

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import MediaItem, MediaOptions
 from mm.processors.base import Encode, Placed, no_texts
 from mm.processors.pictures import Pictures

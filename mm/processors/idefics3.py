@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.base import Encode, Filling, no_texts
 from mm.processors.pictures import Pictures, sides, tower_side

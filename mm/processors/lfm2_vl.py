@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.processors.base import Encode, Filling, no_texts
 from mm.processors.internvl import canvas

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import MediaItem, MediaOptions
 from mm.processors.anyres import AnyRes, shrunk
 from mm.processors.base import Encode, no_texts

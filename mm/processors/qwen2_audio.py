@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.errors import too_large
 from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.processors.base import Filling

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.processors.base import Filling
 from mm.processors.qwen_vl import token_id

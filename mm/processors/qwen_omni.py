@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.decode.frames import FilmPlan
 from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.limits import MediaLimits

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.decode.frames import FilmPlan, FrameRule, sample_indices
 from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.limits import MediaLimits

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.decode.frames import FilmPlan
 from mm.item import MediaItem, MediaOptions
 from mm.limits import MediaLimits

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from engine.errors import EngineError
+from engine.base.errors import EngineError
 from server.bench import options
 from server.bench.foreign_flags import FOREIGN as BENCH
 from server.bench.output import words_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine import Delta, Engine, FinishReason, Request, SamplingParams
-from engine.stats import StepStats
+from engine.base.stats import StepStats
 from server.config import Config
 from server.load import hub_of, located
 

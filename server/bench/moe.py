@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from engine.base.model_config import Routing
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
@@ -21,7 +22,6 @@ from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
 from engine.kernels.moe.combine import combine
 from engine.kernels.moe.pack import pack_experts, pack_router
 from engine.kernels.moe.route import route
-from engine.model_config import Routing
 from server.bench.linear import CODES, codes_of
 from server.bench.options import MoeOptions
 from server.bench.output import finish

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord
+from engine.base.request import SamplingParams
 from engine.kernels.sampling.choose import choose, choose_room
 from engine.kernels.sampling.rules import rule_tables
 from engine.kernels.step_tensors import empty_slots
-from engine.request import SamplingParams
 from engine.sampling.sampler import Sampler
 from server.bench.options import SampleOptions
 from server.bench.output import finish

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from _fast.detok import TokenTable
-from engine.request import Delta, FinishReason, TokenLogprob
+from engine.base.request import Delta, FinishReason, TokenLogprob
 from server.output.events import Call, Event
 from server.output.parser import OutputParser
 from server.output.repetition import Repetition, RepetitionWatch

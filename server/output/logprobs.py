@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.request import TokenLogprob
+from engine.base.request import TokenLogprob
 from server.render.tokenizer import Tokenizer
 
 LOWEST = -9999.0

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.output.harmony import Harmony
 from server.output.markers import Markers
 from server.output.parser import Parsers

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import orjson
 
-from engine.request import TokenLogprob
+from engine.base.request import TokenLogprob
 from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.model_config import PoolingConfig
+from engine.base.model_config import PoolingConfig
 from mm.item import MediaRef, Processed
 from mm.splice import Spliced, splice
 from server.errors import ApiError

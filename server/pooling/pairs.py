@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.model_config import PoolingConfig
+from engine.base.model_config import PoolingConfig
 from mm.splice import Spliced
 from server.errors import ApiError, invalid, shown
 from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, messages_of, text_part

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.model_config import PoolingConfig
+from engine.base.model_config import PoolingConfig
 from mm.item import MediaRef
 from mm.splice import splice
 from server.errors import invalid

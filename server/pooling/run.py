@@ -16,8 +16,8 @@ from typing import Self
 
 import numpy as np
 
-from engine.errors import EngineError
-from engine.request import Delta, PoolingParams, Request, SamplingParams
+from engine.base.errors import EngineError
+from engine.base.request import Delta, PoolingParams, Request, SamplingParams
 from server.errors import ApiError, from_engine
 from server.http.exchange import Exchange
 from server.job import scope_of

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from engine.model_config import PoolingConfig
-from engine.request import MediaInput
+from engine.base.model_config import PoolingConfig
+from engine.base.request import MediaInput
 from server.errors import ApiError, invalid, shown
 from server.render.prompt import Side, id_array
 from server.state import AppState

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from _fast import base64_text
-from engine.model_config import Activation, PoolingConfig
+from engine.base.model_config import Activation, PoolingConfig
 from server.errors import invalid, shown
 
 Format = Literal["float", "base64", "bytes"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.model_config import PoolingConfig
+from engine.base.model_config import PoolingConfig
 from server.errors import invalid
 from server.pooling.conversations import Content, Conversations, Seen, pair
 from server.state import AppState

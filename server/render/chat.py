@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from mm.item import MediaRef
 from server.render.call_ids import IdForm
 from server.render.errors import RenderError, invalid

@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.render.frames import place_of
 from server.render.token_bytes import TokenBytes
 from server.render.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.render.tokenizer import Tokenizer
 from server.render.tokenizer_config import read_templates
 

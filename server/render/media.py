@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import MediaRef
 from server.render.errors import RenderError, shown
 from server.render.tokenizer import Tokenizer

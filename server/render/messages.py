@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import GivenRows, MediaRef
 from server.render.call_ids import CallIds, IdForm
 from server.render.errors import RenderError, invalid, kind_of, shown

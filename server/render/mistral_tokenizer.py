@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from _fast.detok import TokenTable
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.render.mistral_chat import MistralChat
 from server.render.tokenizer import Tokenizer, unsplittable
 

@@ -18,7 +18,7 @@ from typing import Any
 import tokenizers
 from tokenizers import processors
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.render.gguf_tokenizer import CONTROL, DEFINED, SPACE, tokenizer_files
 from server.render.tokenizer_config import read_config, read_json
 

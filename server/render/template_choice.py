@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.render.errors import RenderError
 from server.render.template import OUR_NAMES, ChatTemplate
 from server.render.tokenizer import Tokenizer

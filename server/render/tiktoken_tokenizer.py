@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from _fast.detok import TokenTable
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.render.tokenizer import Tokenizer, unsplittable
 from server.render.tokenizer_config import content, named_tokens, read_config, read_templates
 

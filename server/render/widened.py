@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from engine.request import MediaInput, Modality
+from engine.base.request import MediaInput, Modality
 from mm.cache import ProcessorCache
 from mm.item import MediaRef, Processed
 from mm.processors.base import Processor

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from engine.request import TokenLogprob
+from engine.base.request import TokenLogprob
 from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from engine.errors import NotReadyError
+from engine.base.errors import NotReadyError
 from server import __version__, tracing
 from server.errors import ApiError, from_engine, invalid, not_here, shown
 from server.http.exchange import exchange_of, state_of

@@ -16,7 +16,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.model_config import PoolingConfig
+from engine.base.model_config import PoolingConfig
 from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.request import TokenLogprob
+from engine.base.request import TokenLogprob
 from mm.item import Processed
 from mm.recording import Window
 from mm.splice import splice

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from engine.errors import EngineError
-from engine.request import Delta, FinishReason, TokenLogprob
-from engine.stream import TokenStream
+from engine.base.errors import EngineError
+from engine.base.request import Delta, FinishReason, TokenLogprob
+from engine.base.stream import TokenStream
 from mm.errors import MediaError
 from mm.item import Processed
 from mm.recording import Recording

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.request import TokenLogprob
+from engine.base.request import TokenLogprob
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, internal
 from server.http.exchange import Exchange, fault

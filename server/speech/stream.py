@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from engine.request import TokenLogprob
+from engine.base.request import TokenLogprob
 from mm.recording import Recording
 from server.errors import ApiError
 from server.http.exchange import ClientGone

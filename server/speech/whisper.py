@@ -21,7 +21,7 @@ from functools import partial
 
 import numpy as np
 
-from engine.request import TimestampRules
+from engine.base.request import TimestampRules
 from mm.item import Processed
 from mm.processors.whisper import Whisper
 from mm.recording import Window

@@ -1,6 +1,6 @@
 """What the scheduler costs per step on this machine: schedule() and commit(), by case; a table, and JSON with --json.
 
-Each case fills the running rows, then times steps with two in flight, as engine/loop runs them. Times are medians
+Each case fills the running rows, then times steps with two in flight, as engine/run/loop runs them. Times are medians
 over the steps in microseconds; `p90` shows the steps in which rows cross a block's end. `prefix` times the match of
 one long prompt that is cached whole. Run: python -m tests.bench.bench_scheduler [--json FILE] [--steps N]
 """

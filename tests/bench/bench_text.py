@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine.request import Delta, TokenLogprob
+from engine.base.request import Delta, TokenLogprob
 from server.output.choices import ChoiceStream
 from server.output.logprobs import TokenNames
 from server.output.text import StopStrings, TextStream

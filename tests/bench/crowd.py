@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine import Delta, Engine, FinishReason, Request, SamplingParams
-from engine.stats import StepStats
+from engine.base.stats import StepStats
 from engine.step.device_executor import DeviceExecutor
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.base.model_config import Routing
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.groups import packed
@@ -30,7 +31,6 @@ from engine.kernels.moe.pack import pack_router
 from engine.kernels.moe.route import route
 from engine.kernels.moe.route_rows import route_of_normed, takes
 from engine.kernels.moe.weight import ExpertsWeight
-from engine.model_config import Routing
 
 COLD = 1 << 28  # bytes that no cache holds
 SKEWED = "Qwen3-30B-A3B", "Qwen3-30B-A3B FP8", "gpt-oss-20b"

@@ -35,7 +35,7 @@ from unittest import mock
 
 import torch
 
-import engine.runtime as runtime
+import engine.run.runtime as runtime
 from engine import Engine, EngineConfig
 from engine.models.registry import build_model, load_model_config
 from engine.weights.files import INDEX

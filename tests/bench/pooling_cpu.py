@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from engine import Engine, EngineConfig, Request, SamplingParams
-from engine.request import PoolingParams
+from engine.base.request import PoolingParams
 from tests import tiny
 
 TURNS = 3

@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
+from engine.base.inbox import Abort, Inbox, Submit
+from engine.base.output import StepOutput
+from engine.base.request import FinishReason, Request
+from engine.base.stats import StepStats
 from engine.engine import COST_CALLBACK, SLICE
-from engine.inbox import Abort, Inbox, Submit
-from engine.output import StepOutput
-from engine.request import FinishReason, Request
-from engine.stats import StepStats
 from tests.bench.stream_cpu import ROOM
 from tests.end_to_end.inside import InsideServer, flags_of, inside
 from tests.end_to_end.process import ROOT

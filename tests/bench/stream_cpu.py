@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
+from engine.base.output import StepOutput
+from engine.base.stats import StepStats
 from engine.engine import COST_CALLBACK, SLICE
-from engine.output import StepOutput
-from engine.stats import StepStats
 from tests import tiny
 from tests.end_to_end.inside import InsideServer, flags_of, inside
 from tests.end_to_end.process import ROOT

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import uvloop
 
-from engine.output import StepOutput
-from engine.stats import StepStats
+from engine.base.output import StepOutput
+from engine.base.stats import StepStats
 from server.bench.answer import Answer
 from server.bench.dataset import conversations
 from tests.bench import gpu_serve, loads, targets

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from _fast.launcher import Launcher
+    from engine.base.output import StepOutput
+    from engine.base.stats import StepStats
     from engine.engine import Engine
-    from engine.output import StepOutput
-    from engine.stats import StepStats
     from engine.step.result import StepResult
 
 clock = time.perf_counter

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine.stats import StepStats
+from engine.base.stats import StepStats
 from server.metrics import exposition
 from server.state import AppState
 from server.status import INTERVAL_S, StatusLine

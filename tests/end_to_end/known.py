@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from engine import Request, SamplingParams
-from engine.request import Modality
+from engine.base.request import Modality
 from mm.item import MediaRef
 from mm.limits import MediaLimits
 from mm.load import MediaLoader

@@ -27,9 +27,9 @@ from openai import OpenAI
 
 import engine.engine
 from _fast.lane import deliver
-from engine.output import StepOutput
-from engine.request import FinishReason
-from engine.stats import StepStats
+from engine.base.output import StepOutput
+from engine.base.request import FinishReason
+from engine.base.stats import StepStats
 from server.http import line
 from tests import tiny
 from tests.end_to_end.inside import InsideServer, held, inside

@@ -17,15 +17,15 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-import engine.runtime
+import engine.run.runtime
 import engine.sampling.device
 import engine.sampling.lines
 import engine.sampling.pending
 import engine.step.startup
 import engine.weights.load
+from engine.device.memory import DeviceMemory
 from engine.kernels import pdl, tune
 from engine.kernels.target import Target, target
-from engine.memory import DeviceMemory
 from tests.engine.host_accelerator import HostAccelerator
 
 HOPPER = Target("cuda", "sm_90", 132, 32, 227 << 10)
@@ -91,8 +91,8 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
     be_a_hopper(monkeypatch)
     monkeypatch.setattr(triton.JITFunction, "run", lambda kernel, *args, **more: found.note(kernel, *args, **more))
     monkeypatch.setattr(engine.step.startup, "compile_ahead", found.walk)
-    monkeypatch.setattr(engine.runtime, "choose_device", lambda _asked: "meta")
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: AbsentAccelerator())
+    monkeypatch.setattr(engine.run.runtime, "choose_device", lambda _asked: "meta")
+    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: AbsentAccelerator())
     monkeypatch.setattr(engine.weights.load, "upload_for", lambda _device: None)
     monkeypatch.setattr(engine.weights.load, "draw", lambda _name, tensor, _seed: tensor)
     for module in (engine.sampling.device, engine.sampling.lines, engine.sampling.pending):

@@ -19,7 +19,7 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.kernels import tune
 from engine.kernels.target import Target
-from engine.pace import Pace
+from engine.run.pace import Pace
 from engine.step.graphs import mixed_sizes
 
 ROWS, TOKENS, TILE = 256, 2048, 128

@@ -14,10 +14,10 @@ import torch
 
 from _fast.layout import GraphKind
 from _fast.plan import StepPlan
+from engine.device.memory import DeviceMemory
 from engine.kernels.gemm.algorithms import Algorithms
 from engine.kernels.gemm.long_products import LongProducts
 from engine.kernels.gemm.scaled import ScaledProducts
-from engine.memory import DeviceMemory
 
 
 class HostLauncher:
@@ -102,7 +102,7 @@ class HostSide:
 
 
 class HostAccelerator:
-    """Stands where engine.device.Accelerator would."""
+    """Stands where engine.device.accelerator.Accelerator would."""
 
     has_steady_loop = False  # it calls the driver
 

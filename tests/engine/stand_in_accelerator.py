@@ -17,7 +17,7 @@ from tests.fast.oracles.runtime import BODIES, addresses, library
 
 
 class StandInAccelerator(HostAccelerator):
-    """Stands where engine.device.Accelerator would."""
+    """Stands where engine.device.accelerator.Accelerator would."""
 
     has_steady_loop = True
 

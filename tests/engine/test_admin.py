@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from engine import Engine, EngineConfig
-from engine.errors import NotReadyError
-from engine.request import FinishReason
+from engine.base.errors import NotReadyError
+from engine.base.request import FinishReason
 from tests import tiny
 from tests.engine_kit import SMALL, answer, answer_deltas, frozen, running, text_request
 

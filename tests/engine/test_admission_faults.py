@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import engine.runtime
+import engine.run.runtime
 from engine import Delta, Engine, FinishReason, MediaInput, Request, SamplingParams
-from engine.errors import AdmissionError, DeviceLostError
-from engine.inbox import Abort, Submit
+from engine.base.errors import AdmissionError, DeviceLostError
+from engine.base.inbox import Abort, Submit
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_engine import runtime_of
@@ -30,7 +30,7 @@ POINTS = [
 def executor(request, monkeypatch):
     """The CPU's executor, and the accelerator's on the CPU."""
     if request.param == "device":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
 
 
 class Faulty:

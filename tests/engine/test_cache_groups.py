@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-import engine.runtime
+import engine.run.runtime
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
+from engine.base.request import Request, SamplingParams
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import FullSpec, SlidingSpec, TapsSpec
-from engine.config import EngineConfig
-from engine.errors import ConfigError
 from engine.layers.attention import PagedSelfAttention
-from engine.request import Request, SamplingParams
-from engine.runtime import load_runtime
+from engine.run.runtime import load_runtime
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import SMALL
@@ -29,7 +29,7 @@ WINDOW, BLOCK = 8, 4  # of the tiny checkpoint, and of these engines
 def device_path(request, monkeypatch):
     """With `accelerated`: the accelerator's executor, on a CPU."""
     if request.param == "accelerated":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
     return request.param
 
 
@@ -224,14 +224,14 @@ class MarkingAttention(PagedSelfAttention):
 def test_a_toy_kind_of_cache_is_a_spec_and_its_layer(monkeypatch):
     prompt = np.arange(2, 40, dtype=np.int32)
     want = [token for _, tokens in steps(runtime_of("llama"), prompt, 12) for token in tokens]
-    build, made = engine.runtime.build_model, []
+    build, made = engine.run.runtime.build_model, []
 
     def marked(*args):
         made.append(build(*args))
         made[0].layers[1].attention.__class__ = MarkingAttention
         return made[0]
 
-    monkeypatch.setattr(engine.runtime, "build_model", marked)
+    monkeypatch.setattr(engine.run.runtime, "build_model", marked)
     runtime = runtime_of("llama", debug_poison=True)
     assert groups_of(runtime) == [(0, 0), (0, 0), (0, 0)]
     got = [token for _, tokens in steps(runtime, prompt, 12) for token in tokens]

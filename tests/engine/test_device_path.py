@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-import engine.runtime
+import engine.run.runtime
 from engine import Engine
 from engine.kernels.moe.sort import sort_pairs_reference
 from engine.step.executor import Sizes
@@ -21,7 +21,7 @@ NAMES = ("llama", "mistral-window", "qwen2", "qwen3", "omni")
 
 @pytest.fixture
 def on_the_device_path(monkeypatch):
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, n
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("name", ["qwen3"])
 async def test_rows_that_may_bring_home_more_tokens_bring_the_same(wanted, name, on_device, monkeypatch):
-    monkeypatch.setattr(engine.runtime, "Sizes", partial(Sizes, width=3))
+    monkeypatch.setattr(engine.run.runtime, "Sizes", partial(Sizes, width=3))
     if on_device:
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
     async with running(tiny.checkpoint(name)) as served:
         assert await all_at_once(served) == wanted
         assert {plan.width for plan in served._device._runtime.executor.plans} == {3}

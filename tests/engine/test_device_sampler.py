@@ -10,10 +10,10 @@ import torch
 import engine.sampling.lines
 import engine.sampling.pending
 from _fast.layout import SLOT_WORDS, SlotWord
+from engine.base.request import SamplingParams
 from engine.kernels.sampling.rules import unpack
 from engine.kernels.sampling.top_logprobs import LINE, MOST
 from engine.kernels.step_tensors import empty_inputs, empty_slots
-from engine.request import SamplingParams
 from engine.sampling.device import DeviceSampler, prompt_logprobs
 from engine.sampling.lines import RuleLines
 from engine.sampling.logprobs import prompt_logprobs as prompt_logprobs_here

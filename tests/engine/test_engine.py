@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig, FinishReason, MediaInput, Request, SamplingParams
-from engine.errors import (
+from engine.base.errors import (
     ConfigError,
     DeviceLostError,
     InvalidLogitsError,
@@ -19,8 +19,8 @@ from engine.errors import (
     RequestError,
     StepFailedError,
 )
-from engine.inbox import Stop
-from engine.loop import MAX_LATE_ITEMS
+from engine.base.inbox import Stop
+from engine.run.loop import MAX_LATE_ITEMS
 from tests import tiny
 from tests.engine.test_stall import block
 from tests.engine_kit import answer, answer_deltas, prompts, quiet, running, text_request

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.errors import (
+from engine.base.errors import (
     DeviceLostError,
     InvalidLogitsError,
     RequestError,
@@ -12,7 +12,7 @@ from engine.errors import (
     is_out_of_memory,
     scope_of,
 )
-from engine.failures import FailureCount
+from engine.base.failures import FailureCount
 from server.errors import from_engine
 
 OOM = (

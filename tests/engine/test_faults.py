@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig, FinishReason
-from engine.errors import DeviceLostError, DeviceOutOfMemoryError, EngineError, NotReadyError, StepFailedError
+from engine.base.errors import DeviceLostError, DeviceOutOfMemoryError, EngineError, NotReadyError, StepFailedError
 from tests import tiny
 from tests.engine_kit import SMALL, answer, quiet, running, text_request
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import engine.runtime
+import engine.run.runtime
 from engine import FinishReason, SamplingParams
 from engine.grammar.advance import GrammarRow, GrammarRows
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
-from engine.loop import DeviceThread
+from engine.run.loop import DeviceThread
 from server.render.load_tokenizer import load_tokenizer
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -44,7 +44,7 @@ JSON, WORD, OPEN = grammar(SCHEMA, "schema"), grammar('start: "yes" | "no"'), gr
 def path(where, monkeypatch):
     if where != "host":
         made = {"device": HostAccelerator, "steady": StandInAccelerator}[where]
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: made())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: made())
     return where
 
 

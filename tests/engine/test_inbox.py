@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.inbox import Inbox
+from engine.base.inbox import Inbox
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine import Engine, EngineConfig, FinishReason
-from engine.errors import EngineError
+from engine.base.errors import EngineError
 from tests import tiny
 from tests.engine.test_faults import OOM, plant
 from tests.engine.test_grammar_rows import FOLDER, PROMPTS, asked, everywhere, grammar, path, text, told

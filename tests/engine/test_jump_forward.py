@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine import FinishReason
-from engine.errors import StepFailedError
+from engine.base.errors import StepFailedError
+from engine.base.request import SamplingParams
 from engine.grammar.advance import GrammarRow, chooses_freely, settled
-from engine.request import SamplingParams
 from tests import tiny
 from tests.engine.test_faults import model_of
 from tests.engine.test_grammar_rows import END, FOLDER, PROMPTS, TOKENIZER, asked, everywhere, grammar, path, text, told

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.runtime
+import engine.run.runtime
 from engine.layers.mlp import GatedMLP
 from engine.step.startup import Startup
 from tests import tiny
@@ -30,7 +30,7 @@ def settings(request, monkeypatch):
     sizes = {"max_num_batched_tokens": 64, "max_num_seqs": ROWS, "encoder_cache_tokens": 64}
     if request.param == "host":
         return sizes
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
     return {**sizes, "enforce_eager": request.param == "eager"}
 
 

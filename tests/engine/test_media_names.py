@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import engine.admission
+import engine.run.admission
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine import MediaInput, Request, SamplingParams
-from engine.admission import Admission
+from engine.run.admission import Admission
 
 SPAN = (2, 9)
 
@@ -39,7 +39,7 @@ def cached(monkeypatch):
     )
     executor = SimpleNamespace(encoder=encoder, admit=lambda *_: None, reset=lambda *_: None)
     admission = Admission(scheduler, executor, prefix_caching=True, poison=False)
-    monkeypatch.setattr(engine.admission, "hashlib", SimpleNamespace(blake2b=Named))
+    monkeypatch.setattr(engine.run.admission, "hashlib", SimpleNamespace(blake2b=Named))
     prompt, plan, numbers = np.arange(13, dtype=np.int32), StepPlan(1, 32, 256), iter(range(9))
 
     def serve(name: bytes) -> int:

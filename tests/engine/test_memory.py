@@ -6,16 +6,16 @@ import re
 import pytest
 import torch
 
-import engine.runtime
+import engine.run.runtime
 import engine.step.device_executor
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
 from engine.cache.sizing import check_weights, device_blocks, fit_context
 from engine.cache.spec import FullSpec
-from engine.config import EngineConfig
-from engine.device import choose_device
-from engine.errors import ConfigError
+from engine.device.host import choose_device
+from engine.device.memory import GIB, REMEDIES, DeviceMemory, enough_for
 from engine.kernels import target
-from engine.memory import GIB, REMEDIES, DeviceMemory, enough_for
 from engine.step.device_executor import DeviceExecutor
 from engine.step.startup import Startup
 from tests import tiny
@@ -136,7 +136,7 @@ def test_out_of_memory_at_start_is_one_line(phase, flag):
 
 
 NO_ROOM = {
-    "weights": (engine.runtime, "load_weights"),
+    "weights": (engine.run.runtime, "load_weights"),
     "buffers": (engine.step.device_executor, "StepBuffers"),
     "profiling": (Startup, "profile"),
     "cache": (Startup, "allocate"),
@@ -151,7 +151,7 @@ async def test_each_phase_of_the_start_says_what_did_not_fit(phase, monkeypatch)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity")
 
     assert REMEDIES.keys() == NO_ROOM.keys()
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(*NO_ROOM[phase], full)
     with pytest.raises(ConfigError, match=f"during {phase}: 2.50 GiB more were asked for, 1024.00 GiB of") as error:
         async with running(tiny.checkpoint("qwen3")):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.request import PoolingParams
+from engine.base.request import PoolingParams
 from tests import nomic_kit
 from tests import pooling_kit as kit
 from tests.engine.test_pooling_steps import INPUTS, answered, arrays, request

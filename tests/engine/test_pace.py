@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from engine.kernels import tune
 from engine.kernels.target import Target
-from engine.pace import (
+from engine.run.pace import (
     HORIZON,
     LEAST_PROMPT,
     PREFILL_ONLY_TOKENS,

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import engine.kernels.gemm.pack
-import engine.runtime
+import engine.run.runtime
 from engine import Engine, FinishReason, Request, SamplingParams, layers
-from engine.errors import InvalidLogitsError, RequestError
+from engine.base.errors import InvalidLogitsError, RequestError
+from engine.base.request import PoolingParams
 from engine.kernels.gemm.pack import Placement, pack_unchanged
-from engine.request import PoolingParams
 from tests import pooling_kit as kit
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -54,7 +54,7 @@ async def made(kind: str, per_token: bool = False, **settings) -> list[np.ndarra
 @pytest.fixture
 def on_the_device_path(monkeypatch):
     def switch() -> None:
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
 
     return switch
 
@@ -97,7 +97,7 @@ async def test_encoders_in_float16_make_vectors_of_cosine_0_9999(on_the_device_p
     async with running(folder, **POOLS) as served:
         wanted = await arrays(served, INPUTS)
     on_the_device_path()
-    monkeypatch.setattr(engine.runtime, "resolve_dtype", lambda *_: torch.float16)
+    monkeypatch.setattr(engine.run.runtime, "resolve_dtype", lambda *_: torch.float16)
 
     def as_on_a_card(weight, bias):  # torch's products: on a CPU weights are panels else, which float16 is not
         whole = torch.cat(weight) if isinstance(weight, tuple) else weight

@@ -5,10 +5,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import engine.runtime
+import engine.run.runtime
 from engine import SamplingParams
-from engine.errors import ConfigError, RequestError
-from engine.request import ROWS, MediaInput, Request
+from engine.base.errors import ConfigError, RequestError
+from engine.base.request import ROWS, MediaInput, Request
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running, text_request
@@ -36,7 +36,7 @@ def of_rows(table: np.ndarray, start: int, end: int, max_tokens: int = 8) -> Req
 @pytest.mark.parametrize("name", ["qwen3", "omni", "qwen3_vl", "gemma3"])
 async def test_rows_are_worth_their_tokens(monkeypatch, name, device):
     if device != "host":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
     scale = 1.0
     if name == "gemma3":
         width = embeddings(name).shape[1]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-import engine.runtime
+import engine.run.runtime
 from engine import Delta, Engine, FinishReason, Request
-from engine.errors import DeviceOutOfMemoryError
-from engine.failures import SMALLER_STEPS, TokenBudget
+from engine.base.errors import DeviceOutOfMemoryError
+from engine.base.failures import SMALLER_STEPS, TokenBudget
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_faults import OOM, plant
@@ -38,7 +38,7 @@ def freed(request, monkeypatch):
     """How often memory was given back; the CPU's executor keeps none."""
     device = HostAccelerator()
     if request.param == "device":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: device)
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: device)
     return (lambda: device.freed) if request.param == "device" else (lambda: None)
 
 

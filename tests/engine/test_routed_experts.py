@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import engine.runtime
+import engine.run.runtime
 from engine import Engine, FinishReason, Request, SamplingParams
+from engine.base.errors import ConfigError, RequestError
 from engine.cache.layout import CacheLayout
 from engine.cache.routed import routed_bytes
 from engine.cache.spec import FullSpec, SlidingSpec
-from engine.errors import ConfigError, RequestError
 from engine.models.registry import load_model_config
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -124,7 +124,7 @@ async def follow(engine: Engine, number: int, request: Request) -> list[tuple[li
 async def test_the_experts_are_those_of_transformers(name, on_device, count, blocks, monkeypatch):
     """With prefix hits, preemption, two choices, aborts and choices that the client's side ends."""
     if on_device:
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
     equal, numbers = [], weights_of_modules if name in tiny.THROUGH_TRANSFORMERS else oracle
     async with running(tiny.checkpoint(name), num_gpu_blocks_override=blocks, **TIGHT, **ON) as served:
         asked = requests(count)

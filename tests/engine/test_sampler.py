@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.base.request import SamplingParams
 from engine.kernels.sampling.draw import draw, uniform
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
-from engine.request import SamplingParams
 from engine.sampling.sampler import Sampler
 
 VOCAB = 50

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.runtime
+import engine.run.runtime
 from engine.kernels.moe.spread import count_spread
 from engine.models.registry import load_model_config
 from tests import tiny
@@ -29,7 +29,7 @@ def test_pairs_of_real_rows_are_counted_by_layer():
 async def test_a_look_tells_what_the_look_before_it_counted(name, accelerator, monkeypatch):
     """A prompt of a single step: all of its tokens in every layer, but in our last layer only the one that is read."""
     if accelerator is not None:
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: accelerator())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: accelerator())
     folder, prompt = tiny.checkpoint(name), np.arange(2, 40)
     text = load_model_config(folder).text
     layers = [number for number, layer in enumerate(text.layers) if layer.experts]

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import engine.runtime
+import engine.run.runtime
 from engine import Engine, EngineConfig, FinishReason
-from engine.errors import DeviceLostError, NotReadyError
-from engine.stall import StallWatch
+from engine.base.errors import DeviceLostError, NotReadyError
+from engine.base.stall import StallWatch
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator, HostLauncher
 from tests.engine_kit import SMALL, answer, running, text_request
@@ -73,7 +73,7 @@ async def test_a_step_that_comes_home_late_is_not_lost(caplog):
 
 
 async def test_tokens_that_an_accelerator_brought_home_late_are_taken(monkeypatch, caplog):
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
     async with running(QWEN3) as served:
         wanted = await answer(served, text_request(PROMPT, 10, ignore_eos=True))
         waits = []

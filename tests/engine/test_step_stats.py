@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import engine.runtime
+import engine.run.runtime
 from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from _fast.step_numbers import StepNumbers
-from engine.errors import StepFailedError
-from engine.loop import DeviceThread
-from engine.output import columns, from_ring
-from engine.request import FinishReason
-from engine.stats import EngineStats, StepStats
-from engine.steady import Handover
+from engine.base.errors import StepFailedError
+from engine.base.output import columns, from_ring
+from engine.base.request import FinishReason
+from engine.base.stats import EngineStats, StepStats
+from engine.run.loop import DeviceThread
+from engine.run.steady import Handover
 from engine.step.build import RowArrays
 from engine.step.result import StepResult
 from server.metrics import Metrics
@@ -36,7 +36,7 @@ FIELDS = ("schedule_s", "launch_s", "wait_s", "commit_s", "device_s", "gap_s", "
 @pytest.mark.parametrize("path", ["host", "device"])
 async def test_steps_carry_their_times_and_counts(path, monkeypatch):
     if path == "device":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
     async with running(QWEN3) as served:
         seen: list[StepStats] = []
         served.on_step = seen.append

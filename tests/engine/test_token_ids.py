@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import engine.engine
-import engine.runtime
+import engine.run.runtime
 from engine import Engine, FinishReason, Request
-from engine.errors import TokenIdError
+from engine.base.errors import TokenIdError
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, prompts, running, text_request
@@ -39,7 +39,7 @@ CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 def unchecked(request, monkeypatch):
     """Settings of an engine whose requests reach the executor as they are."""
     if request.param == "device":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(engine.engine, "check", lambda request, limits: None)
     return {"device": "cuda", "deterministic": True} if request.param == "cuda" else {}
 

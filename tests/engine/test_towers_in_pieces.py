@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-import engine.runtime
-from engine.request import ROWS, MediaInput
+import engine.run.runtime
+from engine.base.request import ROWS, MediaInput
 from engine.step.encode import EncoderCache
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -130,7 +130,9 @@ async def test_on_the_device_path_rows_decode_between_pieces(monkeypatch: pytest
     """Answers are the CPU's."""
     wanted = await asyncio.to_thread(alone, Device("cpu"))
     made: list[HostAccelerator] = []
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: made.append(HostAccelerator()) or made[-1])
+    monkeypatch.setattr(
+        engine.run.runtime, "open_accelerator", lambda _device: made.append(HostAccelerator()) or made[-1]
+    )
     steps: list[tuple[int, int]] = []
     few = {"max_num_seqs": 4, "max_num_queued_reqs": 4, "max_num_batched_tokens": 128, "encoder_cache_tokens": 256}
     mixes = ("video", "two images")

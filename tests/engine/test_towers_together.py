@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import EngineError
-from engine.request import ROWS, MediaInput
+from engine.base.errors import EngineError
+from engine.base.request import ROWS, MediaInput
 from engine.step.encode import EncoderCache
 from engine.step.result import StepResult
 

@@ -41,7 +41,7 @@ CONTEXT = 1024  # of the stand-in's cache
 
 
 class Engine:
-    """The order of engine/loop with two steps in flight. News are kept as (step, ids, tokens, finishes)."""
+    """The order of engine/run/loop with two steps in flight. News are kept as (step, ids, tokens, finishes)."""
 
     def __init__(self, script, vocab=40, width=1, **settings):
         defaults = {"max_slots": SLOTS, "max_rows": ROWS, "max_tokens": TOKENS, "max_model_len": 128, "block_size": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model_config import Routing
+from engine.base.model_config import Routing
 
 ROUTINGS = {
     "softmax": Routing(5, 2),

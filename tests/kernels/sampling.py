@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord
+from engine.base.limits import MAX_EDITS
 from engine.kernels.sampling.rules import ALLOWED, COUNTED, SEEN, RuleTables, rule_tables
 from engine.kernels.step_tensors import SlotTensors, empty_slots
-from engine.limits import MAX_EDITS
 
 # temperature, top_k, top_p, min_p
 KINDS = [

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.base.model_config import ExpertsConfig, Routing
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.combine import combine_reference
@@ -15,7 +16,6 @@ from engine.kernels.moe.route import choose_experts, route
 from engine.kernels.moe.sort import sort_pairs
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Normed
-from engine.model_config import ExpertsConfig, Routing
 from engine.models.registry import load_model_config
 from tests import tiny
 from tests.kernels.routings import ROUTINGS, scales_of

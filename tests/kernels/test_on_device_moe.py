@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.base.model_config import ExpertsConfig, Routing
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.kernels.gemm.groups import packed
@@ -28,7 +29,6 @@ from engine.kernels.norm import rms_norm_reference
 from engine.kernels.target import target
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Normed
-from engine.model_config import ExpertsConfig, Routing
 from engine.models.registry import load_model_config
 from tests import tiny
 from tests.kernels.routings import ROUTINGS, scales_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.base.model_config import Routing
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
@@ -21,7 +22,6 @@ from engine.kernels.moe.route_rows import launch_route_rows
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs
 from engine.kernels.moe.tiles import LINES
 from engine.kernels.target import target
-from engine.model_config import Routing
 
 CARD = torch.cuda.is_available() and target().multiplies_float8
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CARD, reason="no units for FP8")]

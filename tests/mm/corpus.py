@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine.request import Modality
+from engine.base.request import Modality
 from tests.mm import made
 
 INVALID, UNSUPPORTED, LARGE = "media_invalid", "media_unsupported", "media_too_large"

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.ahead import last_keys
 from engine.attention.meta import AttentionMeta
-from engine.batch import Batch
+from engine.base.ahead import last_keys
 from engine.checkpoint.config import resolve_dtype
+from engine.layers.batch import Batch
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
 from engine.weights.files import open_checkpoint

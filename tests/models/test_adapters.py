@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import engine.runtime
-from engine.config import EngineConfig
-from engine.estimate import estimate
+import engine.run.runtime
+from engine.base.config import EngineConfig
+from engine.base.request import Request, SamplingParams
 from engine.models.registry import build_model, load_model_config
-from engine.request import Request, SamplingParams
+from engine.run.estimate import estimate
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights, match, weight_bytes
 from tests.engine.host_accelerator import HostAccelerator
@@ -83,7 +83,7 @@ async def test_texts_beside_sounds_are_computed_without_the_adapter(family):
 
 @each_family
 async def test_rows_of_an_accelerators_graphs_have_their_own_adapters(family, monkeypatch):
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
     assert (await check(family)).prefix_hits > 0
 
 

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.config import GENERATION_KEYS, resolve_dtype
-from engine.errors import ConfigError
 from engine.layers.rope import frequencies
 from engine.models.registry import load_model_config
 from mm.processors.registry import processor_for

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
 from engine.weights import consolidated
 from engine.weights import load as loading

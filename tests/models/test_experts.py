@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
 from engine.checkpoint.experts import read_experts
 from engine.checkpoint.section import Section
-from engine.config import EngineConfig
-from engine.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
 from engine.step import device_executor
 from engine.weights.load import load_weights, weight_bytes

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from mm.item import MediaItem
 from mm.processors.internvl import CONTEXT, InternVLChat

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from engine import estimate as estimate_module
+from engine.base.config import EngineConfig
 from engine.checkpoint.files import CONFIG, PARAMS
-from engine.config import EngineConfig
-from engine.estimate import estimate
-from engine.memory import DeviceMemory
+from engine.device.memory import DeviceMemory
 from engine.models.registry import build_model, load_model_config
+from engine.run.estimate import estimate
 from engine.weights.files import INDEX, open_checkpoint
 from engine.weights.table import expand
 

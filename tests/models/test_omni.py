@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from engine.errors import RequestError
+from engine.base.errors import RequestError
 from tests import tiny
 from tests.models.harness import Harness, load
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights, weight_bytes
 from tests import tiny

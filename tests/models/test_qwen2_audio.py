@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-import engine.runtime
+import engine.run.runtime
+from engine.base.request import MediaInput, Request, SamplingParams
 from engine.models.registry import load_model_config
-from engine.request import MediaInput, Request, SamplingParams
 from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions
 from mm.processors.qwen2_audio import Qwen2Audio
@@ -77,7 +77,7 @@ async def test_tokens_equal_transformers(chunk):
 
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
     await check()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ConfigError, RequestError
+from engine.base.errors import ConfigError, RequestError
 from engine.models.registry import build_model, load_model_config
 from tests import tiny
 from tests.models import seeing

@@ -10,7 +10,7 @@ import torch
 
 import engine.weights.load
 from _fast import cpu
-from engine.device import Accelerator
+from engine.device.accelerator import Accelerator
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from tests.engine.test_on_device import logits_error

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.estimate import estimate
+from engine.base.config import EngineConfig
+from engine.run.estimate import estimate
 from engine.weights.files import open_checkpoint
 from server import cli
 from tests import tiny

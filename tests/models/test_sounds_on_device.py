@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.device import Accelerator
+from engine.device.accelerator import Accelerator
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from tests.models.harness import load

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoProcessor, MossTranscribeDiarizeProcessor
 
 from engine import Request, SamplingParams
+from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
-from engine.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
 from engine.models.transformers_backend import seeing, showing
 from engine.weights.load import load_weights
@@ -114,7 +114,7 @@ def wanted(prompt):
 async def test_tokens_of_a_busy_engine_equal_transformers(device, monkeypatch):
     """In company, in chunks, preempted, from the prefix cache; and in padded steps with recorded graphs."""
     if device == "accelerator":
-        monkeypatch.setattr("engine.runtime.open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr("engine.run.runtime.open_accelerator", lambda _device: HostAccelerator())
     want = {prompt: await asyncio.to_thread(wanted, prompt) for prompt in PROMPTS}
     longest = max(len(spliced(prompt).prompt_token_ids) for prompt in PROMPTS) + TOKENS
     one = CacheLayout(load().cache_specs(), 16).blocks_for(longest, CHUNK)  # of a row

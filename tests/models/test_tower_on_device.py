@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.device import Accelerator
+from engine.device.accelerator import Accelerator
 from engine.encoders.qwen_vl.graphs import BUDGETS
 from engine.encoders.qwen_vl.tables import exact_room, grid_parts, grid_tables
 from engine.models.registry import build_model, load_model_config

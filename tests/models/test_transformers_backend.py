@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
+from engine.base.model_config import Routing
 from engine.kernels.moe.grouped import grouped_reference
-from engine.model_config import Routing
 from engine.models.registry import MODALITIES, build_model, load_model_config
 from engine.models.transformers_backend import experts
 from engine.models.transformers_backend.calls import Calls, ExpertsCall
@@ -62,7 +62,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
-    monkeypatch.setattr("engine.runtime.open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr("engine.run.runtime.open_accelerator", lambda _device: HostAccelerator())
     want = [Answer(greedy("cwm", tokens, TOKENS)) for tokens in PROMPTS]
     await check_busy(tiny.checkpoint("cwm"), Device("cpu"), want)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError, RequestError
+from engine.base.errors import ConfigError, RequestError
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from tests import tiny

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-import engine.runtime
+import engine.run.runtime
 import engine.step.device_executor
-from engine.errors import ConfigError, RequestError
-from engine.limits import Limits
-from engine.limits import check as check_limits
+from engine.base.errors import ConfigError, RequestError
+from engine.base.limits import Limits
+from engine.base.limits import check as check_limits
+from engine.base.request import MediaInput, Request, SamplingParams
 from engine.models.registry import load_model_config
-from engine.request import MediaInput, Request, SamplingParams
 from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.registry import processor_for
@@ -114,7 +114,7 @@ async def test_tokens_in_chunks_with_few_blocks_equal_transformers():
 
 
 async def test_tokens_of_an_accelerators_steps_equal_transformers(monkeypatch):
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
     eager = mock.Mock(side_effect=AssertionError("steps that show sound have graphs"))
     monkeypatch.setattr(engine.step.device_executor.DeviceExecutor, "_run_eagerly", eager)
     assert (await check(max_num_batched_tokens=64)).prefix_hits > 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import FAMILIES, build_model, family_of, load_model_config
 from engine.weights import files, finite
 from engine.weights.dummy import draw

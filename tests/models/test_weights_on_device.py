@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm.weight import Weight
 from engine.layers.padded import PaddedGated, PaddedLinear
 from engine.models.registry import build_model, load_model_config

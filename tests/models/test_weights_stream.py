@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.models.registry import build_model, load_model_config
 from engine.weights import load as loading

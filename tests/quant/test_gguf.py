@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.pack import pack_pieces as pack
 from engine.models.registry import build_model, load_model_config

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.weights import consolidated
 from engine.weights.consolidated import NAMES
 from tests.models.harness import Harness, load

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.base.errors import ConfigError
 from engine.checkpoint.config import with_quantisation
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
 from engine.quant.dialects import DIALECTS
 from tests.models.harness import load

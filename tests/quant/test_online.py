@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
 from engine.checkpoint.section import Section
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.estimate import estimate
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.group_panels import GroupPanels
 from engine.kernels.gemm.pack import Placement
@@ -21,6 +20,7 @@ from engine.quant import forms, online
 from engine.quant.assign import assign
 from engine.quant.fp8 import Fp8
 from engine.quant.online import requested
+from engine.run.estimate import estimate
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
 from server.check import lines

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from engine import estimate as estimate_module
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
 from engine.checkpoint.files import CONFIG
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.estimate import estimate
-from engine.memory import DeviceMemory
+from engine.device.memory import DeviceMemory
+from engine.run.estimate import estimate
 from engine.weights.files import SINGLE, open_checkpoint
 
 LAYOUTS = {path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "layouts").glob("*"))}

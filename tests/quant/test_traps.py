@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm import codes, pack
 from engine.quant import awq, base, compressed, compressed_integers, floats8, gptq, online, stored
 from tests.models.harness import load

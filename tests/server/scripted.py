@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from engine.request import Delta, FinishReason, Request
-from engine.stream import TokenStream
+from engine.base.request import Delta, FinishReason, Request
+from engine.base.stream import TokenStream
 from server.output.parser_choice import choose_parsers
 from server.render.chat import Renderer
 from server.render.hf_tokenizer import HfTokenizer

@@ -8,7 +8,7 @@ import json
 import jsonschema
 import pytest
 
-from engine.request import FinishReason
+from engine.base.request import FinishReason
 from server import beam_lines
 from server.beam import Beam
 from server.schema.completion import CompletionBody

@@ -8,11 +8,11 @@ import shutil
 import pytest
 
 from engine import estimate as estimate_module
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.estimate import estimate
-from engine.memory import GIB, DeviceMemory
-from engine.runtime import load_runtime
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
+from engine.device.memory import GIB, DeviceMemory
+from engine.run.estimate import estimate
+from engine.run.runtime import load_runtime
 from engine.weights.files import open_checkpoint
 from server import cli
 from tests import tiny

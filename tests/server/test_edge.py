@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.http.edge import not_ready
 from server.process import Process
 from tests.server.conftest import until

@@ -11,7 +11,7 @@ import openai
 import pytest
 from starlette.applications import Starlette
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
 from tests import tiny

@@ -14,7 +14,7 @@ import orjson
 import pydantic
 import pytest
 
-from engine.errors import GrammarError
+from engine.base.errors import GrammarError
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary

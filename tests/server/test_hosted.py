@@ -15,7 +15,7 @@ import pytest_asyncio
 import uvicorn
 
 from engine import Engine
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server import load
 from server.flags import UsageError
 from server.hosted import Hosted, hosted

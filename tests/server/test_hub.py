@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from engine.weights.files import open_checkpoint
 from server import cli, load

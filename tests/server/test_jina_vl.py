@@ -17,7 +17,7 @@ import torch
 import transformers
 from PIL import Image
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
 from tests import tiny

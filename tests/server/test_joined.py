@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from server.check import lines
 from server.config import Config, ModelFlags

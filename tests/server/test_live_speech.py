@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from engine.request import FinishReason
+from engine.base.request import FinishReason
 from server.speech.growing import GrowingSound
 from server.speech.hearer import Said
 from server.speech.listening import Listening

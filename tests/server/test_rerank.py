@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from server.pooling.pairs import INSTRUCTION, QWEN3_AFTER, QWEN3_BEFORE
 from tests import pooling_kit as kit

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine import start_summary
+from engine.base.config import EngineConfig
 from engine.cache.spec import FullSpec
-from engine.config import EngineConfig
+from engine.run import summary as start_summary
 from engine.step.executor import Sizes
 from server.logs import log_startup
 from server.status import StatusLine, Totals, line

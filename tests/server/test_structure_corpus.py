@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
 
-from engine.errors import GrammarError
+from engine.base.errors import GrammarError
 from server.config import LimitsConfig
 from server.errors import ApiError
 from server.structure import relaxed, schema_text

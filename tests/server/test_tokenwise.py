@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
 from tests import tiny

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.device_profile import span_of
-from engine.errors import ConfigError
-from engine.output import StepOutput
-from engine.stats import StepStats
-from engine.trace import DEVICE_THREAD, IN_FLIGHT, LOOP, POOL, STREAMS, Trace
+from engine.base.errors import ConfigError
+from engine.base.output import StepOutput
+from engine.base.stats import StepStats
+from engine.base.trace import DEVICE_THREAD, IN_FLIGHT, LOOP, POOL, STREAMS, Trace
+from engine.device.profile import span_of
 from server import tracing
 from server.otel import Spans
 from tests.end_to_end.process import SMALL, ServerProcess
@@ -138,7 +138,7 @@ def test_parts_of_the_device_thread_do_not_overlap_and_a_full_trace_counts_what_
         )  # fmt: skip
         trace.step(StepOutput(stats, [number], [5], [0]))
     checked(trace.document())
-    monkeypatch.setattr("engine.trace.MAX_EVENTS", 4)
+    monkeypatch.setattr("engine.base.trace.MAX_EVENTS", 4)
     trace.add(LOOP, "deliver", 0.0, 1.0)
     assert trace.document()["otherData"] == {"left_out": 1}
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from server.app import make_app

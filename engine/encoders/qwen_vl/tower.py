@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.base.errors import RequestError
+from engine.base.request import Modality
 from engine.encoders.qwen_vl.blocks import Merger, VisionBlock
 from engine.encoders.qwen_vl.config import VisionConfig
 from engine.encoders.qwen_vl.graphs import BUDGETS, TowerGraphs
 from engine.encoders.qwen_vl.tables import Grid, GridParts, GridTables, exact_room, grid_parts, grid_tables, needs
 from engine.encoders.recent import Recent
 from engine.encoders.tower import Features, Pieces, Record, Shapes, through
-from engine.errors import RequestError
 from engine.kernels.image import PatchLayout, pixels_to_patches
 from engine.layers.embed import Positions
 from engine.layers.linear import Linear
-from engine.request import Modality
 
 MAX_TABLE_ROWS = 65_536  # patches for which tables are kept: about 100 bytes each per 16 dimensions of a head
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from engine.base.errors import ConfigError
+from engine.base.request import Modality
 from engine.checkpoint.section import MAX_LAYERS, Section
-from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME, Activation
-from engine.request import Modality
 
 
 @dataclass(frozen=True, slots=True)

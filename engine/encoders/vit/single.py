@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.base.request import Modality
 from engine.encoders.tower import Features, joined
 from engine.encoders.vit.config import VitConfig
 from engine.encoders.vit.parts import Run
@@ -23,7 +24,6 @@ from engine.kernels.gemm.pack import Placement
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.request import Modality
 from engine.weights.table import Wanted
 
 

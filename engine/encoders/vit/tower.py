@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from engine.base.errors import RequestError
+from engine.base.request import Modality
 from engine.encoders.recent import Recent
 from engine.encoders.tower import Features, PatchTower, Pieces, apart, bounds_of, joined, layer_by_layer
 from engine.encoders.vit.config import VitConfig
 from engine.encoders.vit.names import NAMES
 from engine.encoders.vit.parts import Ending, Projector, Rotations, Run, VitLayer, vit_norm
-from engine.errors import RequestError
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
-from engine.request import Modality
 
 MAX_TABLE_ROWS = 65_536  # patches for which rotations are kept
 Grid = tuple[int, int]

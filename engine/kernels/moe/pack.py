@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.gemm.codes import Codes, alike, joined
 from engine.kernels.gemm.float8_weight import takes
 from engine.kernels.gemm.groups import packed

@@ -19,12 +19,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.base.model_config import Routing
 from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.kept import Kept
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
-from engine.model_config import Routing
 
 BLOCK_M = 16  # tokens of a tile, whatever their number: the bits of a token's logits depend on the tile
 BLOCK_N = 16  # experts of a program

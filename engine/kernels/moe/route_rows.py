@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.base.model_config import Routing
 from engine.kernels.gemm.codes import Inputs
 from engine.kernels.gemm.dense import DenseWeight
 from engine.kernels.gemm.quantise_floats import CodedRows, code_row, empty_coded, quantise_floats
@@ -26,7 +27,6 @@ from engine.kernels.moe.route import route, route_reference
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
-from engine.model_config import Routing
 
 MAX_ROWS = 16
 MAX_DEPTH = 8192  # columns of a row, which lie in a program's registers

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord
+from engine.base.limits import MAX_EDITS
 from engine.kernels.sampling.penalties import penalties_reference
 from engine.kernels.step_tensors import SlotTensors, real, word
 from engine.kernels.target import tl, triton
-from engine.limits import MAX_EDITS
 
 RULE_LINE = tl.constexpr(int(SlotWord.RULE_LINE))
 RULE_KINDS = tl.constexpr(int(SlotWord.RULE_KINDS))

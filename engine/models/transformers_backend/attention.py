@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.kernels.attention.paged import paged_attention
 from engine.models.transformers_backend.calls import Call, running
 

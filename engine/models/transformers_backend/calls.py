@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from engine.batch import Batch
-from engine.model_config import Routing
+from engine.base.model_config import Routing
+from engine.layers.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

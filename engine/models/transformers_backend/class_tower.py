@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.base.errors import RequestError, is_out_of_memory, scope_of
+from engine.base.model_config import ModelConfig
+from engine.base.request import Modality
 from engine.encoders.tower import TOGETHER, Features, Pieces, Record, Shapes
-from engine.errors import RequestError, is_out_of_memory, scope_of
-from engine.model_config import ModelConfig
 from engine.models.transformers_backend.pausing import in_pieces, let_pause, stacks_of
 from engine.models.transformers_backend.showing import ITEMS, arguments, encoders
-from engine.request import Modality
 
 log = logging.getLogger("omniloop.engine")
 

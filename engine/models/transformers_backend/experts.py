@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from engine.base.model_config import Routing
 from engine.kernels.moe.dense import pairs_of
 from engine.kernels.moe.grouped import launch_grouped, tile_of
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.target import target
-from engine.model_config import Routing
 from engine.models.transformers_backend.calls import ExpertsCall, running
 
 NAME = "omniloop"  # of this function, in transformers' table

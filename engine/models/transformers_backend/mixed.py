@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.encoders.tower import by_modality
-from engine.errors import ConfigError
-from engine.model_config import ModelConfig, TextConfig
 from engine.models.decoder import Decoder
 from engine.models.decoders import DECODERS
 from engine.models.family import Family

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.batch import Batch
+from engine.base.errors import ConfigError
+from engine.base.model_config import LayerConfig, ModelConfig, RopeConfig, TextConfig
 from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import LayerConfig, ModelConfig, RopeConfig, TextConfig
+from engine.layers.batch import Batch
 from engine.models.base import Model
 from engine.models.family import Family
 from engine.models.transformers_backend import skeleton

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.base.errors import ConfigError
+from engine.base.model_config import Routing
 from engine.checkpoint.experts import EXPERTS, check_routing
 from engine.checkpoint.section import Section
-from engine.errors import ConfigError
-from engine.model_config import Routing
 
 Rule = dict[str, tuple[str, ...]]  # a key of config.json -> the values that a class computes with
 

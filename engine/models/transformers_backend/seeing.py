@@ -17,11 +17,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.batch import Batch
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
+from engine.base.request import Modality
 from engine.checkpoint.section import Section
 from engine.encoders.tower import by_modality
-from engine.errors import ConfigError
-from engine.model_config import ModelConfig, TextConfig
+from engine.layers.batch import Batch
 from engine.models.decoders import DECODERS
 from engine.models.family import Family
 from engine.models.transformers_backend import skeleton
@@ -29,7 +30,6 @@ from engine.models.transformers_backend.class_tower import class_towers
 from engine.models.transformers_backend.model import FAMILY as DECODER
 from engine.models.transformers_backend.model import TransformersModel, built, text_of
 from engine.models.transformers_backend.showing import ITEMS, refuse_arguments, served_kinds, unused_children
-from engine.request import Modality
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
+from engine.base.request import Modality
 from engine.models.transformers_backend import skeleton
-from engine.request import Modality
 
 log = logging.getLogger("omniloop.engine")
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from engine.models.transformers_backend import experts
 from engine.models.transformers_backend.attention import NAME, attention
 from engine.models.transformers_backend.calls import Calls, recording

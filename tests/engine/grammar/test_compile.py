@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from engine.errors import GrammarError
+from engine.base.errors import GrammarError
+from engine.base.request import SamplingParams
 from engine.grammar import compile as compiling
 from engine.grammar.advance import GrammarRows
 from engine.grammar.compile import CROWDED, MOST_LANES, NICE, GrammarCompiler
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
-from engine.request import SamplingParams
 from tests.engine.grammar.kit import SPECIAL, TOKENS, allowed, compiled, drawn, vocabulary
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
+from engine.base.model_config import Routing
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.epilogue import empty_unscaled
 from engine.kernels.gemm.split_k import arrivals
@@ -24,7 +25,6 @@ from engine.kernels.moe.route_rows import is_plain, launch_route_rows, route_row
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
 from engine.kernels.moe.spread import launch_spread, spread_reference
 from engine.kernels.target import HAS_TRITON, Target
-from engine.model_config import Routing
 from engine.models.transformers_backend import experts as backend
 from tests.kernels.routings import ROUTINGS, scales_of
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
+from engine.base.model_config import Routing
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.groups import Packed
@@ -14,7 +15,6 @@ from engine.kernels.moe.pairs_float8 import launch_pairs_float8
 from engine.kernels.moe.route_rows import launch_route_rows
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.norm import rms_norm_reference
-from engine.model_config import Routing
 from tests.kernels.accelerator.cases_interpreter_moe import drawn, error
 
 GROUPS, POWERS = Inputs(kind=Kind.E4M3, group=128), Inputs(kind=Kind.E4M3, group=128, powers=True)

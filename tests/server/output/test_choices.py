@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 import pytest
 
-from engine.request import Delta, FinishReason, TokenLogprob
+from engine.base.request import Delta, FinishReason, TokenLogprob
 from server.output import choices, logprobs
 from server.output.choices import ChoiceStream, Piece
 from server.output.text import StopStrings

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from tokenizers import AddedToken
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.output.events import Said
 from server.output.harmony import Harmony
 from server.output.markers import Markers

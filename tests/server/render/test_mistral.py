@@ -17,7 +17,7 @@ from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as Library
 from mistral_common.tokens.tokenizers.mistral import ValidationMode
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.output.text import TextStream
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError

@@ -11,7 +11,7 @@ import mistral_common
 import pytest
 import sentencepiece
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.render import pieces
 from server.render.load_tokenizer import load_tokenizer
 from server.render.pieces import fields

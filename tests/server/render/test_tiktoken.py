@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
 from server.render.load_tokenizer import load_tokenizer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tokenizers import processors
 
-from engine.errors import ConfigError
+from engine.base.errors import ConfigError
 from server.output.text import TextStream
 from server.render.hf_tokenizer import HfTokenizer
 from server.render.load_tokenizer import load_tokenizer

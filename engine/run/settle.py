@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.errors import DeviceLostError, for_rows, is_out_of_memory
-from engine.failures import FailureCount, TokenBudget
-from engine.output import First, StepOutput, columns
-from engine.request import FinishReason
-from engine.stats import EncoderCounts, StepStats
+from engine.base.errors import DeviceLostError, for_rows, is_out_of_memory
+from engine.base.failures import FailureCount, TokenBudget
+from engine.base.output import First, StepOutput, columns
+from engine.base.request import FinishReason
+from engine.base.stats import EncoderCounts, StepStats
 from engine.step.result import StepResult
 
 if TYPE_CHECKING:
-    from engine.admission import LiveRow
-    from engine.pace import Pace
-    from engine.runtime import Runtime
+    from engine.run.admission import LiveRow
+    from engine.run.pace import Pace
+    from engine.run.runtime import Runtime
 
 log = logging.getLogger("omniloop.engine")
 

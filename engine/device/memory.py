@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.errors import ConfigError, is_out_of_memory
+from engine.base.errors import ConfigError, is_out_of_memory
 
 GIB = 1 << 30
 # What to change when a phase of the start does not fit.

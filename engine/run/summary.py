@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from _fast import cpu
+from engine.base.config import EngineConfig
 from engine.cache.layout import CacheLayout
-from engine.config import EngineConfig
+from engine.device.memory import gib
 from engine.kernels.target import target
-from engine.memory import gib
 from engine.models.base import Model
 from engine.quant.kv import FLAG, numbers_line
 from engine.step.executor import Sizes

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
-    from engine.errors import EngineError
+    from engine.base.errors import EngineError
     from engine.grammar.compile import Grammar
 
 Modality = Literal["image", "audio", "video"]

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from engine.request import Request
+from engine.base.request import Request
 
 # Tokens of a prompt that see later ones: none; those of a picture or frame each other; all of the prompt each other,
 # whatever a layer's window.

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from _fast.plan import StepPlan
-from engine.errors import EngineError
-from engine.request import TokenLogprob
-from engine.stats import StepStats
+from engine.base.errors import EngineError
+from engine.base.request import TokenLogprob
+from engine.base.stats import StepStats
 
 First = tuple[int, float, "list[TokenLogprob | None] | None", float]
 

@@ -17,7 +17,7 @@ from _fast.ring import OutputRing, told_logprobs
 from _fast.scheduler import Scheduler
 from _fast.steady import REASON_FREED, REASON_INVALID, REASON_PREEMPTED, REASON_RING, REASON_WOKEN
 from _fast.step_numbers import StepNumbers
-from engine.output import columns
+from engine.base.output import columns
 from engine.step.device_executor import DeviceExecutor, DeviceStep
 from engine.step.result import StepResult
 

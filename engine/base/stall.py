@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from engine.config import EngineConfig
+from engine.base.config import EngineConfig
 
 LOOK_S = 1.0
 

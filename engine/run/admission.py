@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from _fast.scheduler import Scheduler
-from engine.ahead import Ahead, joints_of
-from engine.errors import AdmissionError, EngineError, scope_of
+from engine.base.ahead import Ahead, joints_of
+from engine.base.errors import AdmissionError, EngineError, scope_of
+from engine.base.request import ADAPTER, Request, TokenLogprob
 from engine.kernels.sampling.draw import mix64
-from engine.request import ADAPTER, Request, TokenLogprob
 from engine.step.executor import Executor
 
 log = logging.getLogger("omniloop.engine")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine.trace import STREAMS, Span
+from engine.base.trace import STREAMS, Span
 
 
 class DeviceProfile:

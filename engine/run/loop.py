@@ -24,21 +24,21 @@ import numpy as np
 import torch
 
 from _fast.plan import StepPlan
-from engine.config import EngineConfig
-from engine.errors import scope_of
-from engine.failures import TokenBudget
-from engine.inbox import Abort, Call, Conclude, Inbox, Message, Pause, Stop, Submit
-from engine.output import StepOutput, columns, from_ring
-from engine.pace import Pace
-from engine.request import FinishReason, Request
-from engine.runtime import Runtime, load_runtime
-from engine.settle import Settler
-from engine.stats import StepStats
+from engine.base.config import EngineConfig
+from engine.base.errors import scope_of
+from engine.base.failures import TokenBudget
+from engine.base.inbox import Abort, Call, Conclude, Inbox, Message, Pause, Stop, Submit
+from engine.base.output import StepOutput, columns, from_ring
+from engine.base.request import FinishReason, Request
+from engine.base.stats import StepStats
+from engine.run.pace import Pace
+from engine.run.runtime import Runtime, load_runtime
+from engine.run.settle import Settler
 from engine.step.result import StepResult
 
 if TYPE_CHECKING:
     from _fast.ring import OutputRing
-    from engine.steady import SteadySteps
+    from engine.run.steady import SteadySteps
 
 log = logging.getLogger("omniloop.engine")
 

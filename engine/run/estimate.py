@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig
 from engine.cache.layout import CacheLayout
 from engine.cache.sizing import check_weights, device_blocks, fit_context, host_blocks
 from engine.checkpoint.config import resolve_dtype
-from engine.config import EngineConfig
-from engine.device import choose_device
-from engine.errors import ConfigError
+from engine.device.host import choose_device
+from engine.device.memory import DeviceMemory, device_memory
 from engine.kernels.target import target
-from engine.memory import DeviceMemory, device_memory
-from engine.model_config import ModelConfig
 from engine.models.base import Model, check_prompt_rows
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.kv import numbers_line
 from engine.quant.online import requested
-from engine.runtime import layout_of, sizes_of
+from engine.run.runtime import layout_of, sizes_of
 from engine.step.executor import Sizes
 from engine.weights.files import Shard, TensorInfo
 from engine.weights.load import match, weight_bytes

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from engine.request import Delta, FinishReason, Request
+from engine.base.request import Delta, FinishReason, Request
 
 if TYPE_CHECKING:
     from _fast.lane import Lane

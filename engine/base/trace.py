@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.output import StepOutput
-    from engine.stats import StepStats
+    from engine.base.output import StepOutput
+    from engine.base.stats import StepStats
 
 LOOP, DEVICE_THREAD, IN_FLIGHT = 1, 2, (3, 4)  # tracks
 POOL, STREAMS = 10, 1000  # the first track of the pool's threads, and of the device's streams

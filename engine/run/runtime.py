@@ -20,39 +20,40 @@ import torch
 from _fast import cpu
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
-from engine.admission import Admission
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
+from engine.base.inbox import Inbox
+from engine.base.limits import Limits
+from engine.base.model_config import ModelConfig
+from engine.base.request import Request, SamplingParams
+from engine.base.trace import Span
 from engine.cache.layout import CacheLayout
 from engine.cache.routed import routed_bytes
 from engine.cache.sizing import check_weights, fit_context, host_blocks
 from engine.checkpoint.config import resolve_dtype
-from engine.config import EngineConfig
-from engine.device import Accelerator, choose_device, usable_cores
+from engine.device.accelerator import Accelerator
+from engine.device.host import choose_device, usable_cores
+from engine.device.memory import enough_for
 from engine.encoders.tower import each
-from engine.errors import ConfigError
-from engine.inbox import Inbox
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.target import target
-from engine.limits import Limits
-from engine.memory import enough_for
-from engine.model_config import ModelConfig
 from engine.models.base import Model, check_prompt_rows
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.kv import stored_specs
 from engine.quant.online import requested
-from engine.request import Request, SamplingParams
-from engine.start_summary import summary
+from engine.run.admission import Admission
+from engine.run.summary import summary
 from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes
 from engine.step.pooling_cpu import CpuPoolingExecutor
-from engine.trace import Span
 from engine.weights.files import Shard, open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from engine.device_profile import DeviceProfile
-    from engine.steady import SteadySteps
+    from engine.device.profile import DeviceProfile
+    from engine.run.steady import SteadySteps
 
 log = logging.getLogger("omniloop.engine")
 
@@ -134,7 +135,7 @@ class Runtime:
         """The loop of steps that need no Python; it watches the inbox. None: the executor launches in Python only."""
         if not self.executor.has_steady_loop:
             return None
-        from engine.steady import SteadySteps
+        from engine.run.steady import SteadySteps
         from engine.step.device_executor import DeviceExecutor
 
         assert isinstance(self.executor, DeviceExecutor)
@@ -168,7 +169,7 @@ class Runtime:
         """Notes kernels and copies from now on; False: nothing runs on an accelerator."""
         if str(self.model.device) == "cpu":
             return False
-        from engine.device_profile import DeviceProfile
+        from engine.device.profile import DeviceProfile
 
         self._profile = DeviceProfile()
         self._profile.start()

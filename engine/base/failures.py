@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from engine.errors import is_out_of_memory, scope_of
+from engine.base.errors import is_out_of_memory, scope_of
 
 WINDOW_S = 60.0
 SMALLER_STEPS = 100  # after one that did not fit into the device's memory

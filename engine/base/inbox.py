@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import asyncio
 
-    from engine.request import Request
+    from engine.base.request import Request
 
 
 @dataclass(frozen=True, slots=True)

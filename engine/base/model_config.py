@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from engine.ahead import Ahead
-from engine.request import Modality
+from engine.base.ahead import Ahead
+from engine.base.request import Modality
 
 if TYPE_CHECKING:
     import torch

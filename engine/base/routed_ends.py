@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.request import Delta, FinishReason
-from engine.stream import TokenStream
+from engine.base.request import Delta, FinishReason
+from engine.base.stream import TokenStream
 
 
 class RoutedEnds:

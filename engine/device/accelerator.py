@@ -1,80 +1,19 @@
-"""The device as the engine sees it: a stream that runs launched work in order, and events that tell how far it is.
+"""A CUDA or HIP device as the engine uses it: a compute stream, side streams, pinned memory, graphs, launchers.
 
-Owner: the device thread launches and waits; the stream's own thread runs. On an accelerator (`Accelerator`) streams
-belong to the driver; on a CPU it is `HostStream`, a thread that stands where the accelerator would, so that the step
-loop is the same for both: launch step N+1, then wait for the event of step N.
-
-    device thread   launch fwd N+1 | wait event N ........ | commit N, launch sample N+1 | wait ...
-    stream          ... fwd N, sample N (event N) | fwd N+1 ..................... sample N+1 (event N+1)
+Owner: the device thread launches and waits. The CPU's counterpart of the stream is engine/device/host.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
-
-from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
     from _fast.launcher import Launcher
-    from engine.memory import DeviceMemory
-
-
-class HostEvent:
-    """Fires when everything launched before it has run; `fired_at` is time.perf_counter() seconds."""
-
-    __slots__ = ("_lock", "fired_at")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self.fired_at = 0.0
-
-    def fire(self) -> None:
-        """Called once, on the stream's thread."""
-        self.fired_at = time.perf_counter()
-        self._lock.release()
-
-    def wait(self, timeout: float) -> bool:
-        """Blocks without the GIL until the event has fired; False after `timeout` seconds."""
-        if not self._lock.acquire(timeout=timeout):
-            return False
-        self._lock.release()
-        return True
-
-
-class HostStream:
-    """Runs launched calls one after the other on its own thread; the CPU's counterpart of a CUDA stream."""
-
-    def __init__(self, name: str = "omniloop-stream") -> None:
-        self._work: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def launch(self, call: Callable[..., None], *args: Any) -> None:
-        """Queues `call(*args)`; it must not raise (steps keep their own errors)."""
-        self._work.put((call, args))
-
-    def close(self, timeout: float = 10.0) -> None:
-        """Runs what was launched, then ends the thread."""
-        self._work.put(None)
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        import torch
-
-        with torch.inference_mode():
-            while (item := self._work.get()) is not None:
-                call, args = item
-                call(*args)
-                # Names would keep the last step's tensors alive while this thread waits.
-                del item, call, args
+    from engine.device.memory import DeviceMemory
 
 
 class SideStream:
@@ -215,13 +154,13 @@ class Accelerator:
 
     def memory(self) -> DeviceMemory:
         """The device's memory now."""
-        from engine.memory import device_memory
+        from engine.device.memory import device_memory
 
         return device_memory()
 
     def ledger(self) -> dict[str, int]:
         """Bytes of the device and of pinned memory (any thread)."""
-        from engine.memory import held_bytes
+        from engine.device.memory import held_bytes
 
         return held_bytes(self.device)
 
@@ -249,46 +188,3 @@ class Accelerator:
 
         self.compute.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
-
-
-def choose_device(requested: str) -> str:
-    """ "cpu", or "cuda:0" for the first accelerator (torch calls ROCm's devices cuda too); "auto" prefers that one."""
-    import torch
-
-    from engine.kernels.target import HAS_TRITON
-
-    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
-        return "cpu"
-    if requested not in ("auto", "cuda"):
-        raise ConfigError(f"--device {requested}: must be auto, cpu or cuda")
-    if not torch.cuda.is_available():
-        built = torch.version.cuda or torch.version.hip
-        cause = "it is a build for CPUs" if built is None else "is the driver there, and may this process open it?"
-        raise ConfigError(f"--device cuda: torch {torch.__version__} sees no accelerator ({cause}); use --device cpu")
-    if not HAS_TRITON:
-        raise ConfigError(f"--device {requested}: the kernels need Triton, which is not installed; use --device cpu")
-    return "cuda:0"
-
-
-def usable_cores() -> int:
-    """Cores this process may run on (its affinity mask, which container limits usually set)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def available_memory() -> int:
-    """Bytes of host memory that can be taken without swapping: MemAvailable, within the cgroup's limit."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    free = int(line.split()[1]) * 1024
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            text = limit.read().strip()
-            if text != "max":
-                free = min(free, int(text) - int(used.read()))
-    except OSError:
-        pass
-    return max(free, 0)

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.ahead import Ahead, joints_of
-from engine.errors import RequestError
-from engine.request import ROWS, Modality, Request, SamplingParams
+from engine.base.ahead import Ahead, joints_of
+from engine.base.errors import RequestError
+from engine.base.request import ROWS, Modality, Request, SamplingParams
 
 PLAIN = SamplingParams()
 CHANGING = (  # parameters that name tokens, or ask for numbers of them; most requests leave them out
