@@ -20,7 +20,7 @@ from _fast.scheduler import Scheduler
 from engine.kernels import tune
 from engine.kernels.target import Target
 from engine.run.pace import Pace
-from engine.step.graphs import mixed_sizes
+from engine.step.sizes import mixed_sizes
 
 ROWS, TOKENS, TILE = 256, 2048, 128
 HIDDEN, INNER = 4096, 12288

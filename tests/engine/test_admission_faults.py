@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import engine.run.runtime
+import engine.run.start
 from engine import Delta, Engine, FinishReason, MediaInput, Request, SamplingParams
 from engine.base.errors import AdmissionError, DeviceLostError
 from engine.base.inbox import Abort, Submit
@@ -30,7 +30,7 @@ POINTS = [
 def executor(request, monkeypatch):
     """The CPU's executor, and the accelerator's on the CPU."""
     if request.param == "device":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
 
 
 class Faulty:
@@ -142,8 +142,8 @@ async def test_a_message_that_fails_harms_nobody_else(caplog):
         await anext(stream)
         plant(engine, "_executor", "reset", ValueError("planted"))
         stream.abort()
-        engine._device._inbox.put(Abort(None))
-        engine._device._inbox.put(Submit(None, 7))
+        engine.inspect().inbox.put(Abort(None))
+        engine.inspect().inbox.put(Submit(None, 7))
         assert len((await neighbour)[0]) == 30
         await quiet(engine)
         assert engine.state == "ready"

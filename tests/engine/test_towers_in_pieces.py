@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.request import ROWS, MediaInput
-from engine.step.encode import EncoderCache
+from engine.step.parts.encoder_cache import EncoderCache
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_towers_together import WIDTH, Tower, cache_of, stage, step_of
@@ -131,7 +131,7 @@ async def test_on_the_device_path_rows_decode_between_pieces(monkeypatch: pytest
     wanted = await asyncio.to_thread(alone, Device("cpu"))
     made: list[HostAccelerator] = []
     monkeypatch.setattr(
-        engine.run.runtime, "open_accelerator", lambda _device: made.append(HostAccelerator()) or made[-1]
+        engine.run.start, "open_accelerator", lambda _device: made.append(HostAccelerator()) or made[-1]
     )
     steps: list[tuple[int, int]] = []
     few = {"max_num_seqs": 4, "max_num_queued_reqs": 4, "max_num_batched_tokens": 128, "encoder_cache_tokens": 256}
