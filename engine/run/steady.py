@@ -29,7 +29,7 @@ RESUMABLE = (REASON_FREED, REASON_RING, REASON_INVALID, REASON_PREEMPTED, REASON
 class Handover:
     """What the GIL-free loop hands over to Python, in the order in which Python handles it."""
 
-    uncommitted: Step | None  # its tokens are on the host; a row that sampled has none, or wakes its grammar
+    uncommitted: Step | None  # its tokens are on the host; a row that sampled has none, or a part watches for it
     unpublished: StepPlan | None  # committed, but the ring was full
     numbers: StepNumbers  # of either of these, and when the one `planned` was scheduled
     freed: bool  # slots or media entries came back
