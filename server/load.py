@@ -28,7 +28,8 @@ from server.metrics import exposition
 from server.output.parser import Parsers
 from server.output.parser_choice import check_names, choose_parsers
 from server.render.frames import Frames
-from server.sampling import Vocabulary, check_defaults, defaults_from
+from server.render.vocabulary import Vocabulary
+from server.sampling import check_defaults, defaults_from
 from server.state import AppState
 
 if TYPE_CHECKING:
@@ -350,10 +351,11 @@ def whisper_tokens(state: AppState) -> WhisperTokens | None:
     model = state.engine.model
     if not model.lead or state.config.model.skip_tokenizer_init:
         return None
+    from server.speech.languages import LANGUAGES
     from server.speech.whisper_tokens import WhisperTokens
 
     try:
-        return WhisperTokens.of(state.tokenizer, model.folder, model.raw)
+        return WhisperTokens.of(state.tokenizer, model.folder, model.raw, LANGUAGES)
     except ValueError as error:
         raise ConfigError(f"--model {model.folder}: {error}") from None
 

@@ -11,6 +11,7 @@ import re
 from functools import lru_cache
 
 from server.config import LimitsConfig
+from server.render.anchors import unanchored
 
 _PIECES = re.compile(
     r"\\(?P<back>[1-9]|k<)|\\(?P<edge>[bB])|\\(?P<control>[pP]\{\^?C)|\\.|\[(?P<negated>\^?)(?P<inside>\]?(?:[^\]\\]|\\.)*)\]"
@@ -59,13 +60,6 @@ def _reading(pattern: str) -> str:
     if "parse error" in told:
         return "is not a well-formed regular expression; check its brackets, counts and escapes"
     return "^ and $ can stand at the two ends only" if "lookaround" in told else ""
-
-
-def unanchored(pattern: str) -> str:
-    """An expression of a whole text without the anchors at its ends."""
-    pattern = pattern.removeprefix("^")
-    backslashes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
-    return pattern[:-1] if pattern.endswith("$") and backslashes % 2 == 0 else pattern
 
 
 def expression(pattern: str) -> str:

@@ -8,7 +8,7 @@ generation_config.json, the table of API.md section 4. Every number is finite an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from engine.base.request import SamplingParams
 from server.config import FILE_DEFAULTS, Config, LimitsConfig
 from server.errors import ApiError, invalid, not_here, shown
 from server.output.repetition import Repetition
+from server.render.vocabulary import Vocabulary
 from server.schema.common import RepetitionFields, SamplingFields
 from server.schema.pooling import InputFields
 from server.structure import STRUCTURES, Structure, structure_of
@@ -37,16 +38,6 @@ SPECIAL = (
 )  # fmt: skip
 PLAIN = SamplingParams()
 INT32, INT64 = 2**31 - 1, 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What the ranges need to know about the model."""
-
-    width: int  # of the logits
-    eos: tuple[int, ...]
-    encode: Callable[[str], list[int]]  # plain text, no special tokens added
-    require_texts: Callable[[str], None]  # raises RenderError where the server has no tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
 from server.metrics import Metrics
 from server.output.parser import Parsers
 from server.pool import Pool
-from server.sampling import Vocabulary
+from server.render.vocabulary import Vocabulary
 from server.store import ResponseStore
 
 if TYPE_CHECKING:

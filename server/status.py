@@ -12,14 +12,26 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from server import expert_watch
-from server.state import AppState
+from server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
 
 log = logging.getLogger("omniloop.status")
 
 INTERVAL_S = 10.0
 OF_A_STEP = ("schedule", "launch", "wait", "commit")  # what a turn of the device thread consists of
+
+
+class Counted(Protocol):
+    """The parts of AppState that the line reads."""
+
+    engine: Engine
+    metrics: Metrics
+    experts: expert_watch.ExpertWatch | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +48,7 @@ class Totals:
     step_s: float
 
     @classmethod
-    def of(cls, state: AppState) -> Totals:
+    def of(cls, state: Counted) -> Totals:
         stats, histograms = state.engine.stats, state.metrics.histograms
         return cls(
             at=time.monotonic(),
@@ -53,7 +65,7 @@ class Totals:
 class StatusLine:
     """Owner: loop; begins when the server is ready, ends with it."""
 
-    def __init__(self, state: AppState) -> None:
+    def __init__(self, state: Counted) -> None:
         self._state = state
         self._before = Totals.of(state)
         self._timer: asyncio.TimerHandle | None = None
@@ -79,7 +91,7 @@ class StatusLine:
             log.info("%s", line(self._state, before, now))
 
 
-def line(state: AppState, before: Totals, now: Totals) -> str:
+def line(state: Counted, before: Totals, now: Totals) -> str:
     """What happened between two moments."""
     stats = state.engine.stats
     seconds = max(now.at - before.at, 1e-9)

@@ -10,24 +10,36 @@ import asyncio
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
 from engine.base.errors import ConfigError
 from engine.base.trace import Trace
-from server.state import AppState
+from server.pool import Pool
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
 
 log = logging.getLogger("omniloop")
 
 
-def begin(state: AppState) -> Trace:
+class Traced(Protocol):
+    """The parts of AppState that a timeline is attached to."""
+
+    engine: Engine
+    pool: Pool
+    trace: Trace | None
+
+
+def begin(state: Traced) -> Trace:
     """From now on everything is noted."""
     trace = Trace()
     state.engine.trace = state.pool.trace = state.trace = trace
     return trace
 
 
-def stopped(state: AppState) -> Trace:
+def stopped(state: Traced) -> Trace:
     """Nothing more is noted; what was."""
     trace = state.trace
     assert trace is not None
@@ -35,7 +47,7 @@ def stopped(state: AppState) -> Trace:
     return trace
 
 
-async def end(state: AppState) -> bytes:
+async def end(state: Traced) -> bytes:
     """The file of the trace, which ends here."""
     trace = stopped(state)
     return await asyncio.get_running_loop().run_in_executor(state.pool, lambda: orjson.dumps(trace.document()))
@@ -48,7 +60,7 @@ def check_place(path: str) -> None:
         raise ConfigError(f"--trace {path}: cannot be written; name a file in a folder that this user may write")
 
 
-async def write(state: AppState, path: str) -> None:
+async def write(state: Traced, path: str) -> None:
     """Ends the trace of --trace and writes its file; a fault is logged, since the server is going."""
     trace = stopped(state)
 

@@ -6,13 +6,14 @@ Owner: none, a frozen value, made once at start (pool). In: the tokenizer and ge
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from server.render.tokenizer import Tokenizer
-from server.speech.languages import LANGUAGES
-from server.speech.words import SMOOTH
+
+SMOOTH = 7  # rows under the median, where config.json says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class WhisperTokens:
         return self.no_timestamps + 1
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, folder: str, raw: dict[str, Any]) -> WhisperTokens:
-        """From the tokenizer and generation_config.json. ValueError where a marker is missing."""
+    def of(cls, tokenizer: Tokenizer, folder: str, raw: dict[str, Any], known: Iterable[str]) -> WhisperTokens:
+        """From the tokenizer, generation_config.json and the `known` languages. ValueError: a marker is missing."""
 
         def marker(*names: str) -> int:
             found = maybe(*names)
@@ -53,7 +54,7 @@ class WhisperTokens:
 
         path = Path(folder) / "generation_config.json"
         generation = {**raw, **(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})}
-        languages = {code: found for code in LANGUAGES if (found := maybe(f"<|{code}|>")) is not None}
+        languages = {code: found for code in known if (found := maybe(f"<|{code}|>")) is not None}
         multilingual = bool(generation.get("is_multilingual", len(languages) > 1))
         return cls(
             first_marker=marker("<|endoftext|>"),
