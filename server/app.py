@@ -13,8 +13,8 @@ import difflib
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.config import Config
 from server.errors import ApiError, not_found
+from server.flags.config import Config
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.routes import (

@@ -18,7 +18,7 @@ from engine.device.memory import gib
 from engine.models.registry import family_of
 from engine.run.estimate import Estimate, described
 from engine.weights.files import Shard, open_checkpoint
-from server.config import Config
+from server.flags.config import Config
 from server.gguf import as_folder, is_gguf
 from server.joined import is_split, join
 from server.load import check_chat, check_folder, hub_of, is_hub_name, tokenizer_folder

@@ -16,10 +16,10 @@ from typing import Any
 from engine.base.errors import ConfigError, EngineError
 from mm.item import MediaOptions
 from server import __version__, signals
-from server.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
-from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
+from server.flags.command_line import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
+from server.flags.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
+from server.flags.media_flags import check_media
 from server.http.proxies import TrustedProxies
-from server.media_flags import check_media
 
 COMMANDS = {
     "serve": "start the server (the default)",

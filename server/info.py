@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from server import __version__
-from server.config import Config
+from server.flags.config import Config
 
 LIBRARIES = (
     *("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface-hub", "llguidance"),

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.base.errors import ConfigError
-from server.config import ChatConfig, Config
 from server.expert_watch import ExpertWatch
+from server.flags.config import ChatConfig, Config
 from server.gguf import as_folder, is_gguf
 from server.http.websocket import import_sockets
 from server.joined import is_split, join

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engine.base.request import Request, SamplingParams
-from server.config import ServerConfig
+from server.flags.config import ServerConfig
 
 words = logging.getLogger("omniloop.words")  # what clients and the model say; only where the operator asks for it
 

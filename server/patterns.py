@@ -10,7 +10,7 @@ import json
 import re
 from functools import lru_cache
 
-from server.config import LimitsConfig
+from server.flags.config import LimitsConfig
 from server.render.anchors import unanchored
 
 _PIECES = re.compile(

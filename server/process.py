@@ -26,7 +26,7 @@ import uvloop
 from engine.base.errors import ConfigError
 from server import logs, signals
 from server.app import make_app
-from server.config import Config
+from server.flags.config import Config
 from server.http.listen import BindError, Listener, address, bind, make_listener
 from server.lifespan import JOIN_S, Lifespan
 from server.state import AppState

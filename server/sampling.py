@@ -15,8 +15,8 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 from engine.base.request import SamplingParams
-from server.config import FILE_DEFAULTS, Config, LimitsConfig
 from server.errors import ApiError, invalid, not_here, shown
+from server.flags.config import FILE_DEFAULTS, Config, LimitsConfig
 from server.output.repetition import Repetition
 from server.render.vocabulary import Vocabulary
 from server.schema.common import RepetitionFields, SamplingFields

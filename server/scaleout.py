@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import logs
 from server.cli import build as config_of
-from server.config import Config
-from server.flags import UsageError, all_flags, from_mapping
+from server.flags.command_line import UsageError, all_flags, from_mapping
+from server.flags.config import Config
 from server.hosted import Hosted, refuse_flags_of_the_host
 from server.process import own_interpreter
 from server.routes.health import decoders_stuck, stalled

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
-from server.config import LimitsConfig
 from server.errors import ApiError, shown
 from server.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, inside, num_remainders
+from server.flags.config import LimitsConfig
 from server.patterns import check_pattern, json_pattern
 from server.schema_formats import ENFORCED, FORMATS, format_rules
 

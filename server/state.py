@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.engine import Engine
-from server.config import Config
 from server.errors import ApiError
 from server.expert_watch import ExpertWatch
+from server.flags.config import Config
 from server.http.proxies import TrustedProxies
 from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
 from server.metrics import Metrics

@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from engine.grammar.spec import GrammarSpec
-from server.config import LimitsConfig
 from server.errors import shown
+from server.flags.config import LimitsConfig
 from server.output.tools.values import literal, plain
 from server.patterns import check_pattern, expression
 from server.schema_rules import measure, too_complex, wrong

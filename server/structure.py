@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 
 from engine.grammar.spec import GrammarSpec
-from server.config import LimitsConfig
 from server.errors import ApiError, invalid, shown
+from server.flags.config import LimitsConfig
 from server.output.tools.values import literal
 from server.patterns import check_pattern, expression, space_pattern
 from server.schema.common import SamplingFields

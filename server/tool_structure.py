@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from engine.grammar.spec import GrammarSpec
-from server.config import LimitsConfig
 from server.errors import not_here
+from server.flags.config import LimitsConfig
 from server.output.parser import Parsers
 from server.output.tools.harmony_calls import harmony_calls
 from server.output.tools.shapes import grammar_of, wake_of

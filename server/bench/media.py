@@ -20,7 +20,7 @@ from server import load
 from server.bench.options import MediaBenchOptions, ServeOptions
 from server.bench.output import finish, on_loop
 from server.bench.random_media import Part, film, picture, size_of, sound
-from server.config import Config
+from server.flags.config import Config
 from server.state import AppState
 
 KINDS: dict[str, Callable[[np.random.Generator, ServeOptions], Part]] = {

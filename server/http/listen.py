@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from server.config import Config
+from server.flags.config import Config
 from server.http.protocol import with_limits
 from server.http.websocket import MAX_MESSAGE, sockets
 

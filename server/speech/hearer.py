@@ -15,7 +15,7 @@ from mm.item import Processed
 from mm.recording import Window
 from mm.splice import splice
 from mm.transform.quiet import Cutting
-from server.config import SpeechConfig
+from server.flags.config import SpeechConfig
 from server.http.exchange import Exchange
 from server.job import Job, job_of
 from server.render.prompt import Prompt

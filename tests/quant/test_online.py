@@ -24,7 +24,7 @@ from engine.run.estimate import estimate
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
 from server.check import lines
-from server.config import Config, ModelFlags
+from server.flags.config import Config, ModelFlags
 from tests import tiny
 from tests.engine_kit import answer, running
 from tests.invariance.test_text import PROMPTS, request

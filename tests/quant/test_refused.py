@@ -16,7 +16,7 @@ from engine.models.registry import build_model, load_model_config
 from engine.weights.files import DTYPE_BYTES, DTYPES, open_checkpoint
 from engine.weights.load import match
 from server.check import lines
-from server.config import Config, ModelFlags
+from server.flags.config import Config, ModelFlags
 from tests.models.harness import load
 from tests.quant.written import VARIANTS, write
 

@@ -24,7 +24,7 @@ from server.bench.load import Share, arrivals
 from server.bench.options import ServeOptions
 from server.bench.plot import draw_run
 from server.cli import build
-from server.flags import UsageError, all_flags, flags_of
+from server.flags.command_line import UsageError, all_flags, flags_of
 from tests.pace import slowness
 from tests.server.known_server import known_server
 from tests.server.live import listening

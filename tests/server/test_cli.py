@@ -13,9 +13,9 @@ import pytest
 from server import cli
 from server.bench.options import ServeOptions
 from server.cli import parse
-from server.config import Config
-from server.flags import UsageError, all_flags, convert, flags_of
-from server.foreign_flags import FOREIGN, SHORT, VALUES
+from server.flags.command_line import UsageError, all_flags, convert, flags_of
+from server.flags.config import Config
+from server.flags.foreign_flags import FOREIGN, SHORT, VALUES
 
 
 def config_of(*words: str) -> Config:

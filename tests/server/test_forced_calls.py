@@ -19,7 +19,7 @@ from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from server import load
-from server.config import LimitsConfig
+from server.flags.config import LimitsConfig
 from server.output.parser_choice import choose_parsers, made
 from server.output.reasoning import ReasoningFormat
 from server.output.tools.formats import TOOLS as FORMATS

@@ -19,7 +19,7 @@ from engine.models.registry import load_model_config
 from engine.weights.files import open_checkpoint
 from server import cli, load
 from server import hub as hub_module
-from server.config import Config, ModelFlags
+from server.flags.config import Config, ModelFlags
 from server.hub import Hub, fetch
 from server.load import hub_of, is_hub_name, located
 from tests import tiny

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from server.check import lines
-from server.config import Config, ModelFlags
+from server.flags.config import Config, ModelFlags
 from server.joined import is_split
 from server.load import fetched
 from tests.models.harness import load

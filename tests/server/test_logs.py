@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from server.config import ServerConfig
+from server.flags.config import ServerConfig
 from server.logs import JsonLines, Rate, TextLines, configure
 from tests.server.live import without_end
 

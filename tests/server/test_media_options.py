@@ -6,7 +6,7 @@ import pytest
 
 from server import load
 from server.cli import parse
-from server.flags import UsageError
+from server.flags.command_line import UsageError
 from server.media_options import merged
 from server.state import AppState
 from tests.mm import made

@@ -18,7 +18,7 @@ from safetensors.torch import save as save_torch
 
 from mm.errors import MediaError
 from mm.rows import MAX_HEADER, read_rows
-from server.config import EMBEDDED
+from server.flags.config import EMBEDDED
 from tests.server.conftest import config_of, maker, quiet, ready
 from tests.server.live import picture
 

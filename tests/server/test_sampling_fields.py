@@ -15,8 +15,8 @@ import engine.run.runtime
 from engine.base.errors import ConfigError
 from engine.base.request import SamplingParams
 from server import load
-from server.config import Config
 from server.errors import ApiError
+from server.flags.config import Config
 from server.render.vocabulary import Vocabulary
 from server.sampling import check_defaults, defaults_from, in_range, resolve
 from server.schema.common import RepetitionFields, SamplingFields

@@ -13,8 +13,8 @@ import pytest
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
-from server.config import LimitsConfig
 from server.errors import ApiError
+from server.flags.config import LimitsConfig
 from server.output.parser_choice import choose_parsers
 from server.output.tools.formats import TOOLS
 from server.output.tools.harmony_calls import harmony_calls

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from engine.base.config import CacheWord, EngineConfig, LogprobsMode
 from engine.base.request import Modality
 from mm.limits import MediaLimits
-from server.pooling.flags import PoolingFlags
-from server.rows_flags import RowsFlags
+from server.flags.pooling_flags import PoolingFlags
+from server.flags.rows_flags import RowsFlags
 
 EMBEDDED = Path(__file__).parent / "embedded"
 MIB = 1 << 20

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mm.limits import MediaLimits
-from server.config import Config
-from server.foreign_flags import FOREIGN, Foreign, foreign, long_name, meant
-from server.media_flags import LEAST, MEDIA_HELP, SPANS
+from server.flags.config import Config
+from server.flags.foreign_flags import FOREIGN, Foreign, foreign, long_name, meant
+from server.flags.media_flags import LEAST, MEDIA_HELP, SPANS
 
 Others = Mapping[str, Foreign]  # flags of other servers, by name
 
