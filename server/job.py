@@ -28,8 +28,8 @@ from server.render.leads import with_leads
 from server.render.prompt import Prompt
 from server.sampling import Asked
 from server.state import AppState
-from server.structure import Structure
-from server.thinking import FREE, behind_thinking, in_harmony, with_budget
+from server.structure.structure import Structure
+from server.structure.thinking import FREE, behind_thinking, in_harmony, with_budget
 
 MAX_HEADER = 2048  # bytes of a header that lists frames; the body of a chat completion lists all
 

@@ -21,7 +21,7 @@ from server.output.repetition import Repetition
 from server.render.vocabulary import Vocabulary
 from server.schema.common import RepetitionFields, SamplingFields
 from server.schema.pooling import InputFields
-from server.structure import STRUCTURES, Structure, structure_of
+from server.structure.structure import STRUCTURES, Structure, structure_of
 
 COLDEST = 0.01  # lower temperatures than this are treated as this
 PRIORITY = re.compile(r"-?[0-9]{1,9}\Z")  # X-Vllm-Priority

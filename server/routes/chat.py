@@ -37,7 +37,7 @@ from server.routes.tools import allowed_tools, check_calls, check_name, held_to_
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState
-from server.tool_structure import Calls
+from server.structure.tool_structure import Calls
 
 # Fields that most requests leave out; `check_special` reads them.
 SPECIAL = (

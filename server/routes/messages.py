@@ -41,8 +41,8 @@ from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
 from server.state import AppState
-from server.structure import Structure, format_structure
-from server.tool_structure import Calls
+from server.structure.structure import Structure, format_structure
+from server.structure.tool_structure import Calls
 
 log = logging.getLogger("omniloop")
 

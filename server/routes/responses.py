@@ -54,7 +54,7 @@ from server.schema.common import SamplingFields
 from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
 from server.store import Stored, Turn
-from server.structure import format_structure
+from server.structure.structure import format_structure
 from server.watch_response import WatchedResponse
 
 log = logging.getLogger("omniloop")

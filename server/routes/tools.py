@@ -16,7 +16,7 @@ from server.render.tools import ToolPlace
 from server.routes.endpoint import one_of
 from server.sampling import Asked
 from server.state import AppState
-from server.tool_structure import Calls, tool_structure
+from server.structure.tool_structure import Calls, tool_structure
 
 Tool = dict[str, Any]
 

@@ -20,7 +20,7 @@ from server.flags.config import Config
 from server.render.vocabulary import Vocabulary
 from server.sampling import check_defaults, defaults_from, in_range, resolve
 from server.schema.common import RepetitionFields, SamplingFields
-from server.structure import tell_removed
+from server.structure.structure import tell_removed
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.server.conftest import config_of, maker, ready

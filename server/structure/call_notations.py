@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from server.output.tools.base import converted, quoted
-from server.output.tools.values import (
+from server.structure.call_values import (
     NUMBERS,
     Tool,
     Union,

@@ -16,12 +16,12 @@ from engine.grammar.spec import GrammarSpec
 from server.errors import not_here
 from server.flags.config import LimitsConfig
 from server.output.parser import Parsers
-from server.output.tools.harmony_calls import harmony_calls
-from server.output.tools.shapes import grammar_of, wake_of
-from server.output.tools.values import Tool
 from server.render.tools import ToolPlace
-from server.schema_rules import too_complex, wrong
-from server.structure import Structure, content_key, relaxed, schema_text
+from server.structure.call_shapes import grammar_of, wake_of
+from server.structure.call_values import Tool
+from server.structure.harmony_calls import harmony_calls
+from server.structure.schema_rules import too_complex, wrong
+from server.structure.structure import Structure, content_key, relaxed, schema_text
 
 ANY_OBJECT = {"type": "object", "properties": {}}
 

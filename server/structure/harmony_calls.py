@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.grammar.spec import GrammarSpec
-from server.output.tools.values import Tool, literal
+from server.structure.call_values import Tool, literal
 
 THOUGHTS = """\
 start: thought* @answer

@@ -15,8 +15,8 @@ from engine.grammar.compile import Grammar
 from engine.grammar.spec import GrammarSpec
 from server.errors import not_here
 from server.output.reasoning import ReasoningFormat, State
-from server.output.tools.values import spelled
-from server.structure import Structure
+from server.structure.call_values import spelled
+from server.structure.structure import Structure
 
 HARMONY = """\
 start: thought* <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @answer

@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from server.errors import ApiError, shown
-from server.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, inside, num_remainders
 from server.flags.config import LimitsConfig
-from server.patterns import check_pattern, json_pattern
-from server.schema_formats import ENFORCED, FORMATS, format_rules
+from server.structure.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, inside, num_remainders
+from server.structure.patterns import check_pattern, json_pattern
+from server.structure.schema_formats import ENFORCED, FORMATS, format_rules
 
 SCHEMA_OF = ("items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties")
 SCHEMAS_OF = ("anyOf", "oneOf", "allOf", "prefixItems")

@@ -18,9 +18,9 @@ import orjson
 from engine.grammar.spec import GrammarSpec
 from server.errors import shown
 from server.flags.config import LimitsConfig
-from server.output.tools.values import literal, plain
-from server.patterns import check_pattern, expression
-from server.schema_rules import measure, too_complex, wrong
+from server.structure.call_values import literal, plain
+from server.structure.patterns import check_pattern, expression
+from server.structure.schema_rules import measure, too_complex, wrong
 
 SchemaText = Callable[[Any, str], str]
 ANY = "/(?s:.*)/"

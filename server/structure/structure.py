@@ -20,11 +20,11 @@ import orjson
 from engine.grammar.spec import GrammarSpec
 from server.errors import ApiError, invalid, shown
 from server.flags.config import LimitsConfig
-from server.output.tools.values import literal
-from server.patterns import check_pattern, expression, space_pattern
 from server.schema.common import SamplingFields
-from server.schema_rules import Cleaner, measure, too_complex, wrong
-from server.structural_tags import structural_tag_spec
+from server.structure.call_values import literal
+from server.structure.patterns import check_pattern, expression, space_pattern
+from server.structure.schema_rules import Cleaner, measure, too_complex, wrong
+from server.structure.structural_tags import structural_tag_spec
 
 logger = logging.getLogger(__name__)
 # At most one space behind `:` and `,`, none elsewhere: an answer to a bounded schema ends.

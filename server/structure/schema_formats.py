@@ -2,7 +2,7 @@
 
 Owner: none, pure values and one function; called in the pool. The library knows how many days a month has, but no leap
 years. The formats of numbers are those of OpenAPI, which generators of schemas write beside `"type": "integer"`; the
-range of 64 bits is more than the library holds (server/exact_numbers.py).
+range of 64 bits is more than the library holds (server/structure/exact_numbers.py).
 """
 
 from __future__ import annotations
