@@ -20,12 +20,12 @@ from _fast.lane import Lane
 from engine.base.errors import EngineError
 from engine.base.request import Delta, FinishReason, TokenLogprob
 from engine.base.stream import TokenStream
-from server import logs
 from server.answer_metrics import AnswerMetrics
 from server.choice import Choice
 from server.errors import ApiError, from_engine, internal
 from server.http.exchange import Exchange
 from server.job import Job
+from server.ops import logs
 from server.output.choices import ChoiceStream, usage
 from server.output.parser import Parsing
 from server.output.text import StopStrings

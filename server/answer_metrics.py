@@ -1,7 +1,7 @@
 """AnswerMetrics: the times and counts of one answer, for the metrics and for the log line of its exchange.
 
-Owner: loop, one per Answer. In: what happens to the choices. Out: observations in server/metrics.py, `first_token` and
-`details` of the Exchange. Tokens that pass by a lane are timed there (_fast/lane), with the same histogram of gaps.
+Owner: loop, one per Answer. In: what happens to the choices. Out: observations in server/ops/metrics.py, `first_token`
+and `details` of the Exchange. Tokens that pass by a lane are timed there (_fast/lane), with the same histogram of gaps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from server.choice import Choice
 from server.http.exchange import Exchange
 from server.job import Job
-from server.request_times import Generation
+from server.ops.request_times import Generation
 from server.sampling import Asked
 
 

@@ -19,7 +19,7 @@ from server import __version__, signals
 from server.flags.command_line import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
 from server.flags.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
 from server.flags.media_flags import check_media
-from server.http.proxies import TrustedProxies
+from server.ops.proxies import TrustedProxies
 
 COMMANDS = {
     "serve": "start the server (the default)",

@@ -19,10 +19,11 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 from engine.engine import Engine
-from server import load, logs, tracing
-from server.otel import Spans
+from server import load
+from server.ops import logs, tracing
+from server.ops.otel import Spans
+from server.ops.status import StatusLine
 from server.state import AppState
-from server.status import StatusLine
 
 log = logging.getLogger("omniloop")
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.base.errors import ConfigError
-from server.expert_watch import ExpertWatch
 from server.flags.config import ChatConfig, Config
 from server.gguf import as_folder, is_gguf
 from server.http.websocket import import_sockets
 from server.joined import is_split, join
-from server.metrics import exposition
+from server.ops.expert_watch import ExpertWatch
+from server.ops.metrics import exposition
 from server.output.parser import Parsers
 from server.output.parser_choice import check_names, choose_parsers
 from server.render.frames import Frames

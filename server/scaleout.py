@@ -23,11 +23,11 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server import logs
 from server.cli import build as config_of
 from server.flags.command_line import UsageError, all_flags, from_mapping
 from server.flags.config import Config
 from server.hosted import Hosted, refuse_flags_of_the_host
+from server.ops import logs
 from server.process import own_interpreter
 from server.routes.health import decoders_stuck, stalled
 

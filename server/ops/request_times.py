@@ -1,4 +1,4 @@
-"""RequestTimes: one request's moments and counts, for the timeline (engine/base/trace) and for spans (server/otel).
+"""RequestTimes: one request's moments and counts, for the timeline (engine/base/trace) and for spans (server/ops/otel).
 
 Owner: loop. Made when an exchange ends and somebody follows requests; else nothing of this is made. Times are seconds
 of time.monotonic, which is time.perf_counter's clock on Linux.

@@ -16,7 +16,7 @@ import orjson
 
 from engine.base.errors import ConfigError
 from engine.base.trace import Trace
-from server.pool import Pool
+from server.ops.pool import Pool
 
 if TYPE_CHECKING:
     from engine.engine import Engine

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from engine.base.errors import ConfigError
-from server.request_times import Generation, RequestTimes
+from server.ops.request_times import Generation, RequestTimes
 
 # Route -> gen_ai.operation.name; other routes have no spans.
 OPERATIONS = {

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from server import expert_watch
-from server.metrics import Metrics
+from server.ops import expert_watch
+from server.ops.metrics import Metrics
 
 if TYPE_CHECKING:
     from engine.engine import Engine
