@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from server.hub import Hub
     from server.render.chat import Renderer
     from server.render.tokenizer import Tokenizer
-    from server.speech.whisper_tokens import WhisperTokens
+    from server.render.whisper_tokens import WhisperTokens
 
 T = TypeVar("T")
 MORE_IDS = 128  # that a tokenizer may have beyond the model's logits, for structured output
@@ -351,8 +351,8 @@ def whisper_tokens(state: AppState) -> WhisperTokens | None:
     model = state.engine.model
     if not model.lead or state.config.model.skip_tokenizer_init:
         return None
+    from server.render.whisper_tokens import WhisperTokens
     from server.speech.languages import LANGUAGES
-    from server.speech.whisper_tokens import WhisperTokens
 
     try:
         return WhisperTokens.of(state.tokenizer, model.folder, model.raw, LANGUAGES)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from server.render.chat import Renderer
     from server.render.frames import Frames
     from server.render.tokenizer import Tokenizer
-    from server.speech.whisper_tokens import WhisperTokens
+    from server.render.whisper_tokens import WhisperTokens
 
 Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
 
