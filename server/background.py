@@ -24,7 +24,7 @@ from server.errors import ApiError, internal
 from server.http.exchange import Exchange, exchange_of
 from server.output.response_items import Output, ResponseObject
 from server.output.response_record import ResponseRecord
-from server.store import Stored
+from server.output.response_store import Stored
 
 log = logging.getLogger("omniloop.background")
 fault = logging.getLogger("omniloop.fault")

@@ -23,8 +23,8 @@ from server.ops.metrics import Metrics
 from server.ops.pool import Pool
 from server.ops.proxies import TrustedProxies
 from server.output.parser import Parsers
+from server.output.response_store import ResponseStore
 from server.render.vocabulary import Vocabulary
-from server.store import ResponseStore
 
 if TYPE_CHECKING:
     from engine.base.trace import Trace

@@ -33,6 +33,7 @@ from server.output.logprobs import TokenNames
 from server.output.parser import Parsing
 from server.output.response_events import ResponseEvents
 from server.output.response_items import ResponseObject
+from server.output.response_store import Stored, Turn
 from server.render.chat import Renderer
 from server.render.conversation import Conversation
 from server.render.errors import RenderError
@@ -53,7 +54,6 @@ from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
-from server.store import Stored, Turn
 from server.structure.structure import format_structure
 from server.watch_response import WatchedResponse
 

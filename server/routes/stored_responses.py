@@ -15,9 +15,9 @@ from starlette.responses import Response
 from server.errors import invalid, not_found, shown
 from server.http.exchange import exchange_of
 from server.http.watch import client_present
+from server.output.response_store import Stored
 from server.render.items import listed
 from server.routes.endpoint import json_response, one_of, route
-from server.store import Stored
 from server.watch_response import WatchedResponse
 
 MOST_LISTED = 100
