@@ -1,8 +1,8 @@
 """Answer: one HTTP request's way through the engine; Jobs in, growing choices out.
 
-Owner: loop. In: Jobs (server/job.py) and the checked parameters. Out: Choice objects that grow by each step's Delta,
-and `changed` calls for a stream, or `finished` for a complete body. All prompts and choices of the request share one
-Answer; closing the Answer aborts what still runs. Times and counts go to server/answer_metrics.py.
+Owner: loop. In: Jobs (server/jobs/job.py) and the checked parameters. Out: Choice objects that grow by each step's
+Delta, and `changed` calls for a stream, or `finished` for a complete body. All prompts and choices of the request share
+one Answer; closing the Answer aborts what still runs. Times and counts go to server/answer_metrics.py.
 
     Jobs -> Answer.submit -> Delta ... Delta -> Choice -> changed() / finished
 """
@@ -24,12 +24,12 @@ from server.answer_metrics import AnswerMetrics
 from server.choice import Choice
 from server.errors import ApiError, from_engine, internal
 from server.http.exchange import Exchange
-from server.job import Job
+from server.jobs.job import Job
+from server.jobs.sampling import Asked
 from server.ops import logs
 from server.output.choices import ChoiceStream, usage
 from server.output.parser import Parsing
 from server.output.text import StopStrings
-from server.sampling import Asked
 from server.state import AppState
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from server.choice import Choice
 from server.http.exchange import Exchange
-from server.job import Job
+from server.jobs.job import Job
+from server.jobs.sampling import Asked
 from server.ops.request_times import Generation
-from server.sampling import Asked
 
 
 class AnswerMetrics:

@@ -22,9 +22,9 @@ from server import beam
 from server.answer import Answer
 from server.http.exchange import exchange_of
 from server.http.watch import client_present
-from server.job import Job, with_grammar
+from server.jobs.job import Job, with_grammar
+from server.jobs.sampling import Asked
 from server.output.parser import Parsing
-from server.sampling import Asked
 from server.stream import Frames, PushedStream
 
 Jobs = Callable[[], Awaitable[list[Job]]]

@@ -27,7 +27,7 @@ from engine.grammar.advance import GrammarRow
 from server.answer import Answer
 from server.beam_lines import Line, grown_rows, lines_of
 from server.errors import from_engine
-from server.job import Job
+from server.jobs.job import Job
 
 Found = TypeVar("Found")
 

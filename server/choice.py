@@ -11,7 +11,7 @@ import numpy as np
 
 from _fast.lane import Lane
 from engine.base.request import Delta, TokenLogprob
-from server.job import Job
+from server.jobs.job import Job
 from server.output.choices import ChoiceStream
 from server.output.events import CallEnd, CallStart, Content, Event, merged
 

@@ -98,7 +98,7 @@ def check(config: Config) -> None:
 
 def check_reading(chat: ChatConfig) -> None:
     """What is said of reading media is known."""
-    from server.media_options import colour, merged
+    from server.jobs.media_options import colour, merged
 
     flag = "--media-io-kwargs"
     try:

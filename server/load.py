@@ -22,6 +22,7 @@ from engine.base.errors import ConfigError
 from server.flags.config import ChatConfig, Config
 from server.gguf import as_folder, is_gguf
 from server.http.websocket import import_sockets
+from server.jobs.sampling import check_defaults, defaults_from
 from server.joined import is_split, join
 from server.ops.expert_watch import ExpertWatch
 from server.ops.metrics import exposition
@@ -29,7 +30,6 @@ from server.output.parser import Parsers
 from server.output.parser_choice import check_names, choose_parsers
 from server.render.frames import Frames
 from server.render.vocabulary import Vocabulary
-from server.sampling import check_defaults, defaults_from
 from server.state import AppState
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ def make_loader(state: AppState) -> MediaLoader | None:
     from mm.load import MediaLoader
     from mm.processors.base import no_texts
     from mm.processors.registry import processor_for
-    from server.media_options import colour, merged
+    from server.jobs.media_options import colour, merged
 
     model = state.engine.model
     tokenizer = state.tokenizer

@@ -14,7 +14,6 @@ from typing import Any, TypeGuard
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import media_options, prompt_rows
 from server.answer import Answer
 from server.answering import answer_with, json_body
 from server.choice import Choice
@@ -22,8 +21,10 @@ from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
-from server.job import Job, media_preload, prepare
-from server.media_preload import MediaPreload
+from server.jobs import media_options, prompt_rows
+from server.jobs.job import Job, media_preload, prepare
+from server.jobs.media_preload import MediaPreload
+from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.output import routed
 from server.output.choices import chat_call, chat_choice, chat_message
 from server.output.events import Said
@@ -34,7 +35,6 @@ from server.render.tools import tool_name, tool_place
 from server.routes.chunks import ChatChunks, ChatShown, chat_finish
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
 from server.routes.tools import allowed_tools, check_calls, check_name, held_to_calls, offered, parsing_of
-from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState
 from server.structure.tool_structure import Calls

@@ -23,7 +23,8 @@ from server.errors import ApiError, invalid, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
-from server.job import Job, media_preload, prepare
+from server.jobs.job import Job, media_preload, prepare
+from server.jobs.sampling import Asked, priority_of, resolve, salt_of
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, tool_places
 from server.render.chat import Renderer
@@ -37,7 +38,6 @@ from server.routes.endpoint import (
     refuse_experts,
 )
 from server.routes.tools import check_calls, check_name, held_to_calls, offered, parsing_of
-from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
 from server.state import AppState

@@ -28,7 +28,8 @@ from server.errors import ApiError, invalid, not_found, not_here, queue_full, sh
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
-from server.job import Job, media_preload, prepare, with_grammar
+from server.jobs.job import Job, media_preload, prepare, with_grammar
+from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.output.logprobs import TokenNames
 from server.output.parser import Parsing
 from server.output.response_events import ResponseEvents
@@ -50,7 +51,6 @@ from server.routes.endpoint import (
 from server.routes.response_tools import Tools, check_tools, parsing_for, tell_unheld
 from server.routes.stored_responses import missing
 from server.routes.tools import held_to_calls
-from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState

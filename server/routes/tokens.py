@@ -23,13 +23,13 @@ from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.sse import DONE
 from server.http.watch import preparing
-from server.job import Job, job_of, scope_of
+from server.jobs.job import Job, job_of, scope_of
+from server.jobs.sampling import Asked, priority_of, resolve, salt_of
 from server.output import routed
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.render.widened import mismatch, narrowed
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id
-from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.generate import GenerateBody, TokenSampling
 from server.state import AppState
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from server.errors import invalid, not_here, shown
+from server.jobs.sampling import Asked
 from server.output.parser import Parsing
 from server.render.tools import ToolPlace
 from server.routes.endpoint import one_of
-from server.sampling import Asked
 from server.state import AppState
 from server.structure.tool_structure import Calls, tool_structure
 

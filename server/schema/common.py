@@ -1,7 +1,7 @@
 """Fields that chat and completions share.
 
 Owner: none, values made by http/body.py. Every field is optional and None when absent or null; ranges and
-contradictions are the business of server/sampling.py, which also knows the defaults.
+contradictions are the business of server/jobs/sampling.py, which also knows the defaults.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from engine.base.request import TokenLogprob
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, internal
 from server.http.exchange import Exchange, fault
-from server.job import scope_of
+from server.jobs.job import scope_of
 from server.schema.audio import TranscriptionForm
 from server.speech.choose import hearer_of
 from server.speech.growing import GrowingSound

@@ -7,7 +7,7 @@ import pytest
 from server import load
 from server.cli import parse
 from server.flags.command_line import UsageError
-from server.media_options import merged
+from server.jobs.media_options import merged
 from server.state import AppState
 from tests.mm import made
 from tests.server.conftest import config_of

@@ -8,7 +8,7 @@ import pytest
 from mm.errors import MediaError, invalid
 from mm.item import MediaRef
 from mm.job import Job
-from server.media_preload import MediaPreload
+from server.jobs.media_preload import MediaPreload
 from server.render.chat import Renderer
 from server.render.messages import LOOKED_AT
 from tests.server.live import picture

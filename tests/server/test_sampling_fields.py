@@ -17,8 +17,8 @@ from engine.base.request import SamplingParams
 from server import load
 from server.errors import ApiError
 from server.flags.config import Config
+from server.jobs.sampling import check_defaults, defaults_from, in_range, resolve
 from server.render.vocabulary import Vocabulary
-from server.sampling import check_defaults, defaults_from, in_range, resolve
 from server.schema.common import RepetitionFields, SamplingFields
 from server.structure.structure import tell_removed
 from tests import tiny

@@ -22,11 +22,11 @@ from mm.report import MediaReport
 from mm.splice import Spliced, splice
 from server.errors import ApiError, context_length, not_here
 from server.http.exchange import Exchange
-from server.media_preload import MediaPreload
+from server.jobs.media_preload import MediaPreload
+from server.jobs.sampling import Asked
 from server.output.parser import Parsing
 from server.render.leads import with_leads
 from server.render.prompt import Prompt
-from server.sampling import Asked
 from server.state import AppState
 from server.structure.structure import Structure
 from server.structure.thinking import FREE, behind_thinking, in_harmony, with_budget
