@@ -14,9 +14,10 @@ from typing import Any, TypeGuard
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.answer import Answer
-from server.answering import answer_with, json_body
-from server.choice import Choice
+from server.answers import routed
+from server.answers.answer import Answer
+from server.answers.choice import Choice
+from server.answers.respond import answer_with, json_body
 from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
@@ -25,7 +26,6 @@ from server.jobs import media_options, prompt_rows
 from server.jobs.job import Job, media_preload, prepare
 from server.jobs.media_preload import MediaPreload
 from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
-from server.output import routed
 from server.output.choices import chat_call, chat_choice, chat_message
 from server.output.events import Said
 from server.output.logprobs import TokenNames

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server import answering
+from server.answers import respond as answering
 from server.routes import responses
 from tests.server.live import use_template
 

@@ -18,11 +18,11 @@ import orjson
 from starlette.requests import Request
 from starlette.types import Message
 
-from server.answer import Answer
-from server.choice import Choice
+from server.answers.answer import Answer
+from server.answers.choice import Choice
+from server.answers.response_items import Output, ResponseObject
 from server.errors import ApiError, internal
 from server.http.exchange import Exchange, exchange_of
-from server.output.response_items import Output, ResponseObject
 from server.output.response_record import ResponseRecord
 from server.output.response_store import Stored
 

@@ -14,8 +14,8 @@ from uuid import uuid4
 import orjson
 
 from engine.base.request import TokenLogprob
-from server.answer import Answer
-from server.choice import Choice
+from server.answers.answer import Answer
+from server.answers.choice import Choice
 from server.errors import ApiError
 from server.output.completed import completed
 from server.output.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning

@@ -2,7 +2,7 @@
 
 Owner: loop. In: Jobs (server/jobs/job.py) and the checked parameters. Out: Choice objects that grow by each step's
 Delta, and `changed` calls for a stream, or `finished` for a complete body. All prompts and choices of the request share
-one Answer; closing the Answer aborts what still runs. Times and counts go to server/answer_metrics.py.
+one Answer; closing the Answer aborts what still runs. Times and counts go to server/answers/answer_metrics.py.
 
     Jobs -> Answer.submit -> Delta ... Delta -> Choice -> changed() / finished
 """
@@ -20,8 +20,8 @@ from _fast.lane import Lane
 from engine.base.errors import EngineError
 from engine.base.request import Delta, FinishReason, TokenLogprob
 from engine.base.stream import TokenStream
-from server.answer_metrics import AnswerMetrics
-from server.choice import Choice
+from server.answers.answer_metrics import AnswerMetrics
+from server.answers.choice import Choice
 from server.errors import ApiError, from_engine, internal
 from server.http.exchange import Exchange
 from server.jobs.job import Job

@@ -14,8 +14,8 @@ import asyncio
 from typing import Protocol
 
 from _fast.lane import Lane
-from server.answer import Answer
-from server.choice import Choice
+from server.answers.answer import Answer
+from server.answers.choice import Choice
 from server.errors import ApiError
 from server.http.exchange import ClientGone
 from server.http.sse import EventStream

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from server.choice import Choice
+from server.answers.choice import Choice
 from server.http.exchange import Exchange
 from server.jobs.job import Job
 from server.jobs.sampling import Asked

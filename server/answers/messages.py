@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from server.answer import Answer
-from server.choice import Choice
+from server.answers.answer import Answer
+from server.answers.choice import Choice
 from server.errors import ApiError
 from server.output.completed import completed
 from server.output.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning, merged

@@ -24,8 +24,8 @@ import numpy as np
 from engine.base.errors import EngineError
 from engine.base.request import Delta, FinishReason, Request, SamplingParams, TokenLogprob
 from engine.grammar.advance import GrammarRow
-from server.answer import Answer
-from server.beam_lines import Line, grown_rows, lines_of
+from server.answers.answer import Answer
+from server.answers.beam_lines import Line, grown_rows, lines_of
 from server.errors import from_engine
 from server.jobs.job import Job
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from server.answer import Answer
-from server.choice import Choice
+from server.answers.answer import Answer
+from server.answers.choice import Choice
+from server.answers.response_items import Change, Output, ResponseObject
 from server.errors import ApiError
-from server.output.response_items import Change, Output, ResponseObject
 from server.output.response_record import LAST, Event, closing, delta_frame, delta_head, frame, opening
 
 OnEnd = Callable[[dict[str, Any], bytes], None]  # the last state, and where the deltas were cut

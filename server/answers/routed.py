@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from server.choice import Choice
+from server.answers.choice import Choice
 
 
 def encoded(experts: np.ndarray) -> dict[str, Any]:

@@ -18,14 +18,14 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import beam
-from server.answer import Answer
+from server.answers import beam
+from server.answers.answer import Answer
+from server.answers.pushed_stream import Frames, PushedStream
 from server.http.exchange import exchange_of
 from server.http.watch import client_present
 from server.jobs.job import Job, with_grammar
 from server.jobs.sampling import Asked
 from server.output.parser import Parsing
-from server.stream import Frames, PushedStream
 
 Jobs = Callable[[], Awaitable[list[Job]]]
 MakeFrames = Callable[[Answer], Frames]
