@@ -3,7 +3,7 @@
 import os
 import sys
 
-from server import signals
+from server.start import signals
 
 signals.hold()  # before the imports below, which take a while
 

@@ -1,7 +1,8 @@
 """The app: the route table, and the layers between a connection and a handler.
 
-Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. What loads and drains behind the app is server/lifespan.py;
-`python -m server` puts the app on a socket (server/process.py), server/hosted.py gives the app to another server.
+Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. What loads and drains behind the app is
+server/start/lifespan.py; `python -m server` puts the app on a socket (server/start/process.py), server/hosted.py gives
+the app to another server.
 
     Exchanges -> Edge -> Gate -> root -> handler
 """

@@ -22,7 +22,7 @@ from server.flags.command_line import UsageError
 from server.flags.config import Config, LimitsConfig, ServerConfig
 from server.http.leaving import Leaving
 from server.http.protocol import LEAVING
-from server.lifespan import Lifespan
+from server.start.lifespan import Lifespan
 from server.state import AppState
 
 log = logging.getLogger("omniloop")

@@ -28,8 +28,8 @@ from server.flags.command_line import UsageError, all_flags, from_mapping
 from server.flags.config import Config
 from server.hosted import Hosted, refuse_flags_of_the_host
 from server.ops import logs
-from server.process import own_interpreter
 from server.routes.health import decoders_stuck, stalled
+from server.start.process import own_interpreter
 
 OPEN_TOKENS = "open_tokens"  # prompt tokens that run or wait, of one replica
 ROWS = 256  # that a replica runs at most, where --max-num-seqs does not say; what it refuses fits in beside them

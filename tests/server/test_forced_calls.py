@@ -18,11 +18,11 @@ from engine.base.errors import GrammarError
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
-from server import load
 from server.flags.config import LimitsConfig
 from server.output.parser_choice import choose_parsers, made
 from server.output.reasoning import ReasoningFormat
 from server.output.tools.formats import TOOLS as FORMATS
+from server.start import load
 from server.structure.call_shapes import grammar_of
 from server.structure.call_values import Tool
 from server.structure.structure import relaxed

@@ -2,7 +2,8 @@
 
 Owner: loop. In: an AppState in phase starting. Out: the same, ready, later drained and closed. Start: text and engine
 load side by side in threads and warm up. Stop: probes say 503, then work is refused, what runs may finish, the rest is
-told, engine and threads end. Sockets, signals and exit codes belong to the host (server/process.py, server/hosted.py).
+told, engine and threads end. Sockets, signals and exit codes belong to the host (server/start/process.py,
+server/hosted.py).
 
     [engine: device thread | text, media: pool] -- ready -- stop() -- drain -- close
 """
@@ -19,10 +20,10 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 from engine.engine import Engine
-from server import load
 from server.ops import logs, tracing
 from server.ops.otel import Spans
 from server.ops.status import StatusLine
+from server.start import load
 from server.state import AppState
 
 log = logging.getLogger("omniloop")

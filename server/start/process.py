@@ -24,12 +24,12 @@ from typing import NoReturn
 import uvloop
 
 from engine.base.errors import ConfigError
-from server import signals
 from server.app import make_app
 from server.flags.config import Config
 from server.http.listen import BindError, Listener, address, bind, make_listener
-from server.lifespan import JOIN_S, Lifespan
 from server.ops import logs
+from server.start import signals
+from server.start.lifespan import JOIN_S, Lifespan
 from server.state import AppState
 
 log = logging.getLogger("omniloop")

@@ -19,10 +19,10 @@ from engine.models.registry import family_of
 from engine.run.estimate import Estimate, described
 from engine.weights.files import Shard, open_checkpoint
 from server.flags.config import Config
-from server.gguf import as_folder, is_gguf
-from server.joined import is_split, join
-from server.load import check_chat, check_folder, hub_of, is_hub_name, tokenizer_folder
 from server.render.load_tokenizer import load_tokenizer
+from server.start.gguf import as_folder, is_gguf
+from server.start.joined import is_split, join
+from server.start.load import check_chat, check_folder, hub_of, is_hub_name, tokenizer_folder
 
 
 def lines(config: Config) -> Iterator[str]:
@@ -60,7 +60,7 @@ def headers(config: Config) -> tuple[Path, list[Shard] | None]:
 
     def located(name: str, wanted: bool) -> tuple[Path, list[Shard]]:
         if is_hub_name(name):
-            from server.hub import fetch, fetch_headers
+            from server.start.hub import fetch, fetch_headers
 
             hub = hub_of(config)
             hub = hub if name == config.folder else replace(hub, revision="")

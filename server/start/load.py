@@ -20,26 +20,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.base.errors import ConfigError
 from server.flags.config import ChatConfig, Config
-from server.gguf import as_folder, is_gguf
 from server.http.websocket import import_sockets
 from server.jobs.sampling import check_defaults, defaults_from
-from server.joined import is_split, join
 from server.ops.expert_watch import ExpertWatch
 from server.ops.metrics import exposition
 from server.output.parser import Parsers
 from server.output.parser_choice import check_names, choose_parsers
 from server.render.frames import Frames
 from server.render.vocabulary import Vocabulary
+from server.start.gguf import as_folder, is_gguf
+from server.start.joined import is_split, join
 from server.state import AppState
 
 if TYPE_CHECKING:
     from engine.grammar.compile import GrammarCompiler
     from engine.weights.files import Shard
     from mm.load import MediaLoader
-    from server.hub import Hub
     from server.render.chat import Renderer
     from server.render.tokenizer import Tokenizer
     from server.render.whisper_tokens import WhisperTokens
+    from server.start.hub import Hub
 
 T = TypeVar("T")
 MORE_IDS = 128  # that a tokenizer may have beyond the model's logits, for structured output
@@ -99,7 +99,7 @@ def whole(config: Config, hub: Hub) -> str:
         return folder
 
     from engine.weights.files import open_checkpoint
-    from server.hub import fetch
+    from server.start.hub import fetch
 
     def part(name: str, wanted: bool) -> tuple[Path, list[Shard]]:
         if is_hub_name(name):
@@ -119,7 +119,7 @@ def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
         refuse_revision(hub.revision, name)
         return as_folder(name, tokenizer=not config.model.tokenizer) if is_gguf(name) else name
     from engine.models.registry import load_model_config
-    from server.hub import fetch
+    from server.start.hub import fetch
 
     def check(folder: Path) -> None:
         if is_split(folder):  # looked at when it has been joined
@@ -134,7 +134,7 @@ def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
 
 def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:
     """How the operator wants the hub to be asked."""
-    from server.hub import Hub
+    from server.start.hub import Hub
 
     model = config.model
     return Hub(model.revision, model.download_dir, model.hf_token, stopped=stopped or threading.Event())
