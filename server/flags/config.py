@@ -17,7 +17,7 @@ from mm.limits import MediaLimits
 from server.flags.pooling_flags import PoolingFlags
 from server.flags.rows_flags import RowsFlags
 
-EMBEDDED = Path(__file__).parent / "embedded"
+EMBEDDED = Path(__file__).parents[1] / "embedded"
 MIB = 1 << 20
 FILE_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 SAMPLING_DEFAULTS = (*FILE_DEFAULTS, "presence_penalty", "frequency_penalty")  # --override-generation-config

@@ -1,4 +1,4 @@
-"""Notations: how forms of calls that are not JSON write the values of arguments (output/tools/values.py).
+"""Notations: how forms of calls that are not JSON write the values of arguments (structure/call_values.py).
 
 Owner: as there. In: a schema of one type. Out: the Lark of its spelling, as the form's parser reads it back.
 

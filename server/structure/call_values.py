@@ -4,7 +4,7 @@ Owner: none, an object per tool while its grammar is written, in the pool. In: a
 grammar enforces has gone. Out: rules, and for each value the Lark of its spelling. What a notation cannot hold is
 refused in strict tools and left out of others. A union is held to those of its values that the parser tells apart.
 
-The notations stand in output/tools/notations.py.
+The notations stand in structure/call_notations.py.
 """
 
 from __future__ import annotations

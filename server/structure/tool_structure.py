@@ -1,7 +1,7 @@
 """Tools and tool_choice as a Structure: calls that must come, and calls of strict tools, held to their schemas.
 
 Owner: loop for `tool_structure`, the pool for what it makes. In: the tools as every dialect reads them, the choice, and
-the model's format. Out: a Structure whose grammar is the format's own shape (output/tools/shapes.py), so the parser
+the model's format. Out: a Structure whose grammar is the format's own shape (structure/call_shapes.py), so the parser
 that reads free calls reads these too. In tools without `strict` what cannot be enforced is left out and told.
 """
 

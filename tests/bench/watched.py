@@ -22,7 +22,7 @@ from server.start import signals
 
 signals.hold()  # as server/__main__ does, before the imports below
 
-from server import cli
+from server import cli  # noqa: E402
 from server.start import process  # noqa: E402
 from server.start.lifespan import Lifespan  # noqa: E402
 

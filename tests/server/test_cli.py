@@ -293,7 +293,7 @@ def test_no_flag_is_dead():
     sources = "".join(
         path.read_text() for path in Path(cli.__file__).parent.rglob("*.py") if path.name not in ("cli.py", "config.py")
     )
-    config = Path(cli.__file__).with_name("config.py").read_text().partition("class Config:")[2]
+    config = (Path(cli.__file__).parent / "flags" / "config.py").read_text().partition("class Config:")[2]
     for flag in cli.all_flags().values():
         if flag.group != "media":  # mm reads its own
             assert f".{flag.field}" in sources + config, f"nothing reads --{flag.name}"
