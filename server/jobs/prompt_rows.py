@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from mm.rows import ClientRows, read_rows
+from mm.client_rows import ClientRows, read_rows
 from server.errors import ApiError, invalid
 from server.render.prompt import Prompt, PromptRows
-from server.render.rows import PLACEHOLDER, RowMarks, row_parts
+from server.render.row_marks import PLACEHOLDER, RowMarks, row_parts
 from server.schema.common import SamplingFields
 from server.state import AppState
 

@@ -2,7 +2,7 @@
 
 Owner: loop, pure functions. Order of defaults: the request, --override-generation-config, the checkpoint's
 generation_config.json, the table of API.md section 4. Every number is finite and in range when it leaves here
-(SECURITY S25, S27, S28); the engine checks again. Prompt-dependent limits (context) are settled in job.py.
+(SECURITY S25, S27, S28); the engine checks again. Prompt-dependent limits (context) are settled in jobs/job.py.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from server.speech.heard import FORMATS, MEDIA_TYPES, Transcript, Word, body, jo
 from server.speech.hearer import Hearer, Said, Task
 from server.speech.languages import code_of, separator
 from server.speech.listening import Listening, all_logprobs
-from server.speech.stream import SpeechStream
+from server.speech.speech_stream import SpeechStream
 
 Kind = TypeVar("Kind", bound=SpeechForm)
 LISTS = ("timestamp_granularities", "include")

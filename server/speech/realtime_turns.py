@@ -30,7 +30,7 @@ from server.speech.languages import separator
 from server.speech.listening import Listening, Tell, all_logprobs, logprobs_of
 from server.speech.live import LiveListening
 from server.speech.realtime_events import described, wave
-from server.speech.stream import InOrder
+from server.speech.speech_stream import InOrder
 from server.speech.voxtral_realtime import VoxtralRealtimeHearer
 
 TaskOf = Callable[[TranscriptionForm], Task]

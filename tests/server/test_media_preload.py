@@ -7,7 +7,7 @@ import pytest
 
 from mm.errors import MediaError, invalid
 from mm.item import MediaRef
-from mm.job import Job
+from mm.item_job import Job
 from server.jobs.media_preload import MediaPreload
 from server.render.chat import Renderer
 from server.render.messages import LOOKED_AT

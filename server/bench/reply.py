@@ -1,4 +1,4 @@
-"""Answer: one request of a benchmark and what came of it; EventReader: finds tokens, usage and faults in its events.
+"""Reply: one request of a benchmark and what came of it; EventReader: finds tokens, usage and faults in its events.
 
 Owner: the process that sent the request. Times are seconds of time.perf_counter, which is the same clock in all
 processes of a machine. Tokens are counted by the server's `usage`; where it sends none, by events.
@@ -15,7 +15,7 @@ MAX_ERROR = 600  # characters of a failure's text
 
 
 @dataclass(slots=True)
-class Answer:
+class Reply:
     """`number` is the conversation's, below 0 in the warm-up; `first` and `last` are 0 while no token has come. `place`
     is which of the requests that may be open at a time it was; `cut`: the load ended before it did.
 
@@ -51,7 +51,7 @@ class EventReader:
 
     __slots__ = ("answer", "done", "keeps_text", "pieces", "tail")
 
-    def __init__(self, answer: Answer, keeps_text: bool) -> None:
+    def __init__(self, answer: Reply, keeps_text: bool) -> None:
         self.answer = answer
         self.keeps_text = keeps_text
         self.pieces: list[str] = []

@@ -1,4 +1,4 @@
-"""Job: a media item of a request on its way through the stages check, fetch, unpack, open, reserve, decode, process.
+"""ItemJob: a media item of a request on its way: check, fetch, unpack, open, reserve, decode, process.
 
 Owner: loop; unpacking, decoding and processing run in the pool. In: a MediaRef. Out: its Processed item, or a
 MediaError that names the item. MediaLoader makes the jobs of a request and runs them together.
@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from engine.base.request import Modality
 from mm.cache import ProcessorCache
+from mm.client_rows import read_grid, read_rows
 from mm.decode.alarm import Alarm, too_complex
 from mm.decode.magic import agrees, as_audio, sniff
 from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
@@ -36,7 +37,6 @@ from mm.limits import MediaLimits
 from mm.open import OPENERS, Encoded, Opened, Opener
 from mm.permits import DecodePermit, DecodePermits, MediaRequest
 from mm.processors.base import Processor
-from mm.rows import read_grid, read_rows
 from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Unpacked:
     opened: Opened | None = None
 
 
-class Job:
+class ItemJob:
     """One item on its way through the stages."""
 
     def __init__(self, shared: Shared, request: MediaRequest, ref: MediaRef) -> None:

@@ -1,6 +1,6 @@
 """Load: sends one process's share of the conversations, at their times, so many at once, and keeps what came.
 
-Owner: one event loop of one process. In: ServeOptions and the share's number. Out: Answers. Bodies of first turns, with
+Owner: one event loop of one process. In: ServeOptions and the share's number. Out: Replies. Bodies of first turns, with
 their media, are made before the clock runs.
 
     draw bodies -- connect -- wait for the common start -- send each when it is due and a place is free -- answers
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from server.bench.answer import Answer
 from server.bench.client import Client, Target
 from server.bench.dataset import Conversation, Turn, conversations, warm_up
 from server.bench.options import ServeOptions
+from server.bench.reply import Reply
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
@@ -68,7 +68,7 @@ class Share:
             fields["ignore_eos"] = True
         return orjson.dumps(fields | options.extra_body)
 
-    async def run(self, start: float, record: Callable[[Answer], None], stop: asyncio.Event) -> None:
+    async def run(self, start: float, record: Callable[[Reply], None], stop: asyncio.Event) -> None:
         """All conversations, from `start` (time.perf_counter) on; `stop` cuts off what is open then."""
         client = Client(self.client_target(), self.options.request_timeout, record)
         load, stopped = asyncio.ensure_future(self.all(client, start)), asyncio.ensure_future(stop.wait())
@@ -113,20 +113,20 @@ class Share:
             more = number + 1 < len(one.turns)
             if number:
                 body = self.body(self.asked(one, history, turn))
-            asked = Answer(one.number, number, due if not number else 0.0, place)
+            asked = Reply(one.number, number, due if not number else 0.0, place)
             answer = await client.ask(self.path, body, asked, more)
             if answer.error or not more:
                 return
             history.append({"role": "user", "content": turn.content})
             history.append({"role": "assistant", "content": answer.text})
 
-    async def warm_up(self) -> list[Answer]:
+    async def warm_up(self) -> list[Reply]:
         """Requests that no number tells of."""
-        found: list[Answer] = []
+        found: list[Reply] = []
         client = Client(self.client_target(), self.options.request_timeout, found.append)
         for number in range(self.options.num_warmups):
             one = warm_up(self.options, number)
             body = self.body(self.asked(one, [], one.turns[0]))
-            await client.ask(self.path, body, Answer(one.number, 0))
+            await client.ask(self.path, body, Reply(one.number, 0))
         client.close()
         return found

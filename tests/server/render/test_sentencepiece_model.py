@@ -12,9 +12,9 @@ import pytest
 import sentencepiece
 
 from engine.base.errors import ConfigError
-from server.render import pieces
+from server.render import sentencepiece_model
 from server.render.load_tokenizer import load_tokenizer
-from server.render.pieces import fields
+from server.render.sentencepiece_model import fields
 from tests.models import chatglm as glm
 from tests.models import internlm2
 from tests.server.conftest import config_of, maker, ready
@@ -126,11 +126,11 @@ def chatglm(folder: Path) -> Path:
 @pytest.mark.parametrize("listed", [(), (301, 303, 306, 307)])
 def test_chatglms_added_tokens_are_those_of_its_makers_code(tmp_path, listed):
     """Files list none of them (ChatGLM2), or some (ChatGLM3)."""
-    folder, names = chatglm(tmp_path), dict(enumerate(pieces.CHATGLM, 300))
+    folder, names = chatglm(tmp_path), dict(enumerate(sentencepiece_model.CHATGLM, 300))
     entries = {str(number): {"content": names[number], "special": False, "normalized": False} for number in listed}
     write(folder, tokenizer_class="ChatGLMTokenizer", **({"added_tokens_decoder": entries} if listed else {}))
     tokenizer, theirs = load_tokenizer(folder), library(folder)
-    assert [tokenizer.id_of(name) for name in pieces.CHATGLM] == list(range(300, 309))
+    assert [tokenizer.id_of(name) for name in sentencepiece_model.CHATGLM] == list(range(300, 309))
     assert tokenizer.encode("the cat", True) == [301, 303, *theirs.encode("the cat")]
     asked = "[gMASK]sop<|user|>\n the cat<|assistant|>"
     assert tokenizer.encode(asked) == [301, 303, 306, *theirs.encode("\n the cat"), 307]

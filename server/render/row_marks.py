@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mm.rows import ClientRows
+from mm.client_rows import ClientRows
 from server.render.errors import RenderError, invalid, kind_of
 from server.render.prompt import PromptRows, id_array
 from server.render.tokenizer import Tokenizer
