@@ -51,9 +51,7 @@ class HostLauncher:
     def wait_until_read(self, record: int) -> None:
         pass  # everything launched has run
 
-    def launch(
-        self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int, variant: int = 0
-    ) -> None:
+    def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int, variant: int = 0) -> None:
         if kind == GraphKind.DECODE and plan.num_sampled == plan.num_rows:
             self.counts["step"] += 1
             self._take(plan, record)
