@@ -14,7 +14,7 @@ import numpy as np
 
 from _fast.plan import StepPlan
 from engine.base.errors import EngineError
-from engine.base.request import TokenLogprob
+from engine.base.request import FinishReason, TokenLogprob
 from engine.base.stats import StepStats
 
 First = tuple[
@@ -36,6 +36,10 @@ class StepOutput:
     error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
     extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # by name, by place: what parts of the step add
     start: int = 0  # how far the loop has delivered
+
+    def has_news(self, place: int) -> bool:
+        """There is a token, or an end."""
+        return self.tokens[place] >= 0 or self.finishes[place] != FinishReason.NONE
 
     def next_extra(self) -> int:
         """The next place, from `start` on, with an extra; behind all places where there is none."""

@@ -93,7 +93,7 @@ class Settler:
         places = self._runtime.executor.commit(step, self._runtime.scheduler, output)
         output.stats.num_sampled = len(output.tokens) - output.tokens.count(-1)
         admission.free_slots()  # before anything is added: a freed slot is taken again at once
-        begun = [row for row in fresh if output.tokens[places[row]] >= 0 or output.finishes[places[row]]]
+        begun = [row for row in fresh if output.has_news(places[row])]
         for row in begun:
             slot, output.firsts[places[row]] = fresh[row]
             admission.fresh.discard(slot)

@@ -12,6 +12,7 @@ A backend that records graphs launches the choice of a step with its forward whe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -48,6 +49,11 @@ class Executor:
         self._slots: list[set[int]] = [set() for _ in self.parts]  # by part: its slots
         self._active: list[StepPart] = []  # parts that have a slot
         self._newest: Step | None = None
+        # By hook: the parts that have one of their own.
+        self._own = {
+            hook: [part for part in self.parts if getattr(type(part), hook) is not getattr(StepPart, hook)]
+            for hook in ("gate", "place", "free", "gauges")
+        }
 
     def start(self) -> None:
         """The backend has its buffers: parts make what is theirs on the device."""
@@ -58,12 +64,10 @@ class Executor:
 
     def allocate(self, blocks: int) -> None:
         """The KV cache has so many blocks: parts get the caches of the layers that they claimed, behind the model's."""
-        caches = self.ranks[0].caches
-        at = len(caches) - sum(len(part.claim().specs) for part in self.parts)
-        for part in self.parts:
-            count = len(part.claim().specs)
-            part.allocate(blocks, caches[at : at + count])
-            at += count
+        counts = [len(part.claim().specs) for part in self.parts]
+        caches = iter(self.ranks[0].caches[len(self.ranks[0].caches) - sum(counts) :])
+        for part, count in zip(self.parts, counts):
+            part.allocate(blocks, list(islice(caches, count)))
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -98,12 +102,11 @@ class Executor:
         """
         if step.chosen:
             return
-        if step.error is None:
-            try:
-                for part in step.parts:
-                    part.between(step)
-            except Exception as error:
-                step.error = error
+        try:
+            for part in step.parts if step.error is None else ():
+                part.between(step)
+        except Exception as error:
+            step.error = error
         self.backend.run(self._choose, step, done)
 
     def _choose(self, step: Step, done: Callable[[Step], None]) -> None:
@@ -175,11 +178,11 @@ class Executor:
 
     def may_enter(self, request: Request) -> bool:
         """Whether every part lets a request into the scheduler now."""
-        return all(part.gate(request) for part in self.parts)
+        return all(part.gate(request) for part in self._own["gate"])
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
         """Completes how the scheduler knows a request; what raises refuses it."""
-        for part in self.parts:
+        for part in self._own["place"]:
             part.place(request, place, scheduler)
 
     def displace(self, place: Place, scheduler: Scheduler) -> None:
@@ -192,8 +195,9 @@ class Executor:
         words = np.zeros(SLOT_WORDS, np.int32)
         self.backend.admit(slot, row, words)
         for part, slots in zip(self.parts, self._slots):
-            if part.admit(slot, row, words):
-                slots.add(slot)
+            slots.add(slot)  # first: what an admission that raises has staged is reset, too
+            if not part.admit(slot, row, words):
+                slots.discard(slot)
         self._note_active()
         self.backend.send(slot, words)
         self.mark(slot)
@@ -213,15 +217,16 @@ class Executor:
 
     def free(self, scheduler: Scheduler) -> None:
         """Slots or entries came back from the scheduler."""
-        for part in self.parts:
+        for part in self._own["free"]:
             part.free(scheduler)
 
     def reset(self, slot: int, poison: bool) -> None:
         """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
         self.backend.reset(slot, poison)
         for part, slots in zip(self.parts, self._slots):
-            part.reset(slot, poison)
-            slots.discard(slot)
+            if slot in slots:
+                part.reset(slot, poison)
+                slots.discard(slot)
         self.watched[slot] = -1
         self._note_active()
 
@@ -234,7 +239,7 @@ class Executor:
 
     def gauges(self, stats: StepStats) -> None:
         """Completes the numbers of a settled step."""
-        for part in self.parts:
+        for part in self._own["gauges"]:
             part.gauges(stats)
 
     def ledger(self) -> dict[str, int]:

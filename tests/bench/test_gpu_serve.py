@@ -277,9 +277,13 @@ class Told:
     """What Deliveries stands around: an engine whose news are delivered in two slices."""
 
     def __init__(self) -> None:
-        self._device = SimpleNamespace(settler=SimpleNamespace(settle=None), _on_output=None)
-        self.inspect().runtime = SimpleNamespace(executor=SimpleNamespace(launcher=SimpleNamespace()))
+        backend = SimpleNamespace(launcher=SimpleNamespace())
+        runtime = SimpleNamespace(executor=SimpleNamespace(backend=backend))
+        self._device = SimpleNamespace(settler=SimpleNamespace(settle=None), _on_output=None, runtime=runtime)
         self._outputs: deque[StepOutput] = deque()
+
+    def inspect(self) -> SimpleNamespace:
+        return self._device
 
     def _on_output(self, output: StepOutput) -> None:
         self._outputs.append(output)

@@ -21,7 +21,7 @@ QWEN3, OMNI = tiny.checkpoint("qwen3"), tiny.checkpoint("omni")
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LOST = RuntimeError("CUDA error: an illegal memory access was encountered")
 POINTS = [
-    ("_encoder", "find"), ("_scheduler", "add_entry"), ("_encoder", "stage"), ("_scheduler", "add"),
+    ("encoder", "find"), ("_scheduler", "add_entry"), ("encoder", "stage"), ("_scheduler", "add"),
     ("_executor", "admit"),
 ]  # fmt: skip
 
@@ -39,6 +39,9 @@ class Faulty:
     def __init__(self, real: Any, name: str, error: BaseException, after: bool) -> None:
         self._real, self._name, self._error, self._after = real, name, error, after
 
+    def __len__(self) -> int:
+        return len(self._real)
+
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._real, name)
         if name != self._name or self._error is None:
@@ -54,8 +57,8 @@ class Faulty:
 
 
 def plant(engine: Engine, part: str, name: str, error: BaseException, after: bool = False) -> None:
-    admission = runtime_of(engine).admission
-    setattr(admission, part, Faulty(getattr(admission, part), name, error, after))
+    owner = runtime_of(engine).media if part == "encoder" else runtime_of(engine).admission
+    setattr(owner, part, Faulty(getattr(owner, part), name, error, after))
 
 
 def picture(tag: bytes) -> Request:

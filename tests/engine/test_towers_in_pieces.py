@@ -94,7 +94,7 @@ def test_a_tower_that_fails_in_a_piece_ends_the_requests_that_show_it() -> None:
     assert cache._begun == {}
     step = step_of(cache, 1, 2)
     assert [float(rows[0, 0]) for _, _, rows in cache.take(step)] == [1]
-    assert list(step.invalid) == [0]
+    assert list(step.home.invalid) == [0]
 
 
 @pytest.mark.parametrize("how", ["evicted", "forgotten", "another begins"])

@@ -104,8 +104,8 @@ def test_a_broken_item_fails_alone(broken: int) -> None:
     step = step_of(cache, 1, 2, 3)
     found = cache.take(step)
     assert [float(rows[0, 0]) for _, _, rows in found] == [entry for entry in (1, 2, 3) if entry != broken]
-    assert list(step.invalid) == [broken - 1]
-    assert isinstance(step.invalid[broken - 1], EngineError)
+    assert list(step.home.invalid) == [broken - 1]
+    assert isinstance(step.home.invalid[broken - 1], EngineError)
 
 
 def test_rows_of_clients_and_towers_of_one_item_stay_out_of_it() -> None:

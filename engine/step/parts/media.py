@@ -7,12 +7,14 @@ with media takes an unknown time on an accelerator, so the step behind it is pla
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from _fast.scheduler import Scheduler
 from engine.base.config import EngineConfig
+from engine.base.output import StepOutput
 from engine.base.request import ADAPTER, MediaInput, Request
 from engine.base.stats import EncoderCounts, StepStats
 from engine.encoders.tower import each
@@ -81,7 +83,7 @@ class Media(StepPart):
         self._new.pop(slot, None)
 
     def role(self, step: Step) -> int:
-        return JOINS if step.plan.num_encodes or step.plan.num_media else ABSENT
+        return JOINS if step.plan.num_encodes or step.plan.num_media or self._new else ABSENT
 
     def before(self, step: Step) -> None:
         plan = step.plan
@@ -91,12 +93,12 @@ class Media(StepPart):
         if (begun or plan.num_media) and self._backend.can.graphs:
             step.times.is_a_guess()
 
-    def collect(self, step: Step) -> None:
-        """The first step that samples for a request reports what its new media took."""
+    def after(self, step: Step, output: StepOutput, places: Sequence[int], scheduler: Scheduler) -> None:
+        """What the new media of a request took goes with its first news."""
         for row in step.rows.sampled.tolist() if self._new else ():
-            made = self._new.pop(int(step.rows.slots[row]), None)
-            if made is not None:
-                step.home.extra("encode_s", row, self.encoder.seconds_of(made))
+            slot = int(step.rows.slots[row])
+            if slot in self._new and output.has_news(places[row]):
+                step.home.extra("encode_s", row, self.encoder.seconds_of(self._new.pop(slot)))
 
     def gauges(self, stats: StepStats) -> None:
         clock = self.encoder.clock

@@ -129,7 +129,7 @@ class StepPart:
         an extra that reaches the loop by itself; None: nothing."""
 
     def reset(self, slot: int, poison: bool) -> None:
-        """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
+        """Forgets a freed slot that was admitted with True; with `poison` its numbers become ones that show at once."""
 
     def free(self, scheduler: Scheduler) -> None:
         """Slots or entries of media came back from the scheduler; their rows have left."""

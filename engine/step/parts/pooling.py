@@ -58,7 +58,7 @@ class Pooling(StepPart):
             self._room -= 1
         pooling = row.request.pooling
         self._per_token[slot] = pooling is not None and pooling.per_token
-        return bool(self._per_token[slot])
+        return True
 
     def reset(self, slot: int, poison: bool) -> None:
         if slot in self._live:

@@ -7,7 +7,7 @@ The first step that samples for the row brings the list to the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -16,6 +16,7 @@ import torch
 
 from _fast.scheduler import Scheduler
 from engine.base.config import EngineConfig
+from engine.base.output import StepOutput
 from engine.base.request import Request, TokenLogprob
 from engine.models.base import Model
 from engine.sampling.logprobs import CHUNK
@@ -108,9 +109,13 @@ class PromptLogprobs(StepPart):
         if due is not None:
             entries = due.pending.collect()
             due.hand_out(entries[number] for number in range(len(entries)))
+
+    def after(self, step: Step, output: StepOutput, places: Sequence[int], scheduler: Scheduler) -> None:
+        """The list goes with the row's first news; a row that starts over has none in this step."""
         for row, slot in self._to_send(step):
-            step.home.extra(self.name, row, self._rows[slot][1])
-            self._sent.add(slot)
+            if output.has_news(places[row]):
+                step.home.extra(self.name, row, self._rows[slot][1])
+                self._sent.add(slot)
 
     def ledger(self) -> dict[str, int]:
         return {self.name: len(self._rows)}

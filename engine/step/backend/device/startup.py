@@ -148,7 +148,7 @@ class Startup:
     @contextlib.contextmanager
     def _one_block(self) -> Iterator[None]:
         """A cache of one block, for steps at start."""
-        self.allocate(1, poison=False)
+        self._allocate(1, poison=False)
         yield
         self._rank.caches = []
 
@@ -202,6 +202,9 @@ class Startup:
 
     def allocate(self, blocks: int, poison: bool) -> None:
         """The KV cache and what is sized by it; `blocks` includes the dummy block."""
+        self._allocate(blocks, poison)
+
+    def _allocate(self, blocks: int, poison: bool) -> None:
         self._rank.allocate(blocks, poison)
         self._buffers.set_blocks(blocks)
         self._executor.allocate(blocks)
