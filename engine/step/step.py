@@ -105,21 +105,17 @@ class Step:
     hidden: torch.Tensor | None = None  # [num_tokens, hidden_size] of eager steps; by the backend
     notes: dict[str, Any] = field(default_factory=dict)  # by the name of a part: what its hooks hand on
     home: Home = field(init=False)
+    sampled_slots: np.ndarray = field(init=False)  # the slots of the rows that sample, by ascending row
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.home = Home(self.plan.num_rows, self.plan.width)
+        self.sampled_slots = self.rows.slots[self.rows.sampled]
 
     @property
     def number(self) -> int:
         """Of its record, and of the lines in which its tokens come home."""
         return int(self.plan.number)
-
-    @property
-    def sampled_slots(self) -> np.ndarray:
-        """The slots of the rows that sample, by ascending row."""
-        slots: np.ndarray = self.rows.slots[self.rows.sampled]
-        return slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-vl": ()}
+CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-vl": ()}  # rows; none: pictures
 SCHEMA = {"type": "array", "minItems": 1000, "items": {"type": "string", "maxLength": 40}}
 PICTURES, PICTURE_ROWS = 32, 1024
 WINDOW, REPEATS = 192, 3  # steps of a measurement; measurements of a process
@@ -65,15 +65,17 @@ def grammar_of(vocab: int) -> Any:
     return compile_now(GrammarSpec("schema", json.dumps(SCHEMA)), vocabulary)
 
 
-def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
+async def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
     """A request for each picture, all different."""
     from engine import MediaInput, Request, SamplingParams
 
-    thread = engine.inspect() if hasattr(engine, "inspect") else engine._device
-    runtime = getattr(thread, "runtime", None) or thread._runtime
-    features = runtime.model.towers["image"].example("image", PICTURE_ROWS)
-    arrays = {name: tensor.cpu().numpy() for name, tensor in features.items()}
-    count = len(runtime.model.towers["image"].encode(features))
+    def example(runtime: Any) -> tuple[dict[str, np.ndarray], int]:
+        features = runtime.model.towers["image"].example("image", PICTURE_ROWS)
+        return {name: tensor.cpu().numpy() for name, tensor in features.items()}, len(
+            runtime.model.towers["image"].encode(features)
+        )
+
+    arrays, count = await engine._on_device(example)
     requests = []
     for _ in range(PICTURES):
         pixels = draw.integers(0, 255, arrays["pixels"].shape, dtype=np.uint8)
@@ -84,7 +86,7 @@ def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
     return requests
 
 
-async def measured(shape: str, folder: str, device: str) -> dict[str, float]:
+async def measured(shape: str, folder: str, device: str, only_schema: bool) -> dict[str, float]:
     """Milliseconds of this checkout, by case."""
     from engine import Engine, EngineConfig, Request, SamplingParams
 
@@ -98,7 +100,7 @@ async def measured(shape: str, folder: str, device: str) -> dict[str, float]:
         sampling = SamplingParams(max_tokens=WINDOW + 2 * rows // 8, temperature=0.0, ignore_eos=True)
         return [Request(prompt, sampling, grammar=grammar) for prompt in prompts]
 
-    for _ in range(REPEATS):
+    for _ in range(0 if only_schema else REPEATS):
         for rows in CASES[shape]:
             step_s, _ = await steps_of(engine, requests(rows))
             seen.setdefault(f"{shape}, {rows} rows", []).append(1e3 * step_s)
@@ -109,15 +111,25 @@ async def measured(shape: str, folder: str, device: str) -> dict[str, float]:
             seen.setdefault(f"{shape}, {rows} rows under a schema", []).append(1e3 * step_s)
     if not CASES[shape]:
         for _ in range(REPEATS + 1):
-            _, first_s = await steps_of(engine, pictures_of(engine, draw))
+            _, first_s = await steps_of(engine, await pictures_of(engine, draw))
             seen.setdefault(f"{shape}, {PICTURES} pictures to the last first token", []).append(1e3 * first_s)
     await engine.stop()
     return {name: min(values[1:]) if len(values) > 1 else values[0] for name, values in seen.items()}
 
 
-def run_in(checkout: Path, shape: str, folder: str, device: str) -> dict[str, float]:
+def run_in(checkout: Path, shape: str, folder: str, args: argparse.Namespace) -> dict[str, float]:
     """A process of its own over the modules of a checkout."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--inside", shape, "--folder", folder, "--device", device]
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        "--inside",
+        shape,
+        "--folder",
+        folder,
+        "--device",
+        args.device,
+    ]
+    command += ["--schema"] * args.schema
     environment = {**os.environ, "PYTHONPATH": f"{checkout}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=400)
     if done.returncode:
@@ -135,11 +147,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--schema", action="store_true", help="of 0.6b the rows under a schema alone")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
-        print(json.dumps(asyncio.run(measured(args.inside, args.folder, args.device))))
+        print(json.dumps(asyncio.run(measured(args.inside, args.folder, args.device, args.schema))))
         return
     from tests.bench.shapes import SHAPES, write_folder  # of this checkout; a process inside has another's modules
 
@@ -152,7 +165,7 @@ def main() -> None:
             write_folder(folder, SHAPES[shape])
             for _ in range(args.rounds):
                 for label, checkout in checkouts.items():
-                    for case, value in run_in(checkout, shape, str(folder), args.device).items():
+                    for case, value in run_in(checkout, shape, str(folder), args).items():
                         seen.setdefault(case, {}).setdefault(label, []).append(value)
             for case, found in seen.items():
                 if case.startswith(shape + ","):
