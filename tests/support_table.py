@@ -10,7 +10,7 @@ import importlib
 from pathlib import Path
 
 from engine.checkpoint.section import Section
-from engine.models.family import Family
+from engine.models.base.family import Family
 from engine.models.registry import FAMILIES, family_of
 from engine.quant.dialects import DIALECTS
 from engine.weights.table import FLOATS

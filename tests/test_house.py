@@ -176,6 +176,24 @@ def test_the_engine_is_built_in_floors(path):
             assert FLOOR_OF[below] <= floor, f"{parts[0]} (floor {floor}) imports {below} (floor {FLOOR_OF[below]})"
 
 
+MODEL_ROOMS = ("base", "text", "media", "pooling")  # of engine/models, from the lowest to the highest
+
+
+@each([p for p in SOURCES if p.relative_to(ROOT).parts[:2] == ("engine", "models") and p.parent.name in MODEL_ROOMS])
+def test_the_rooms_of_models_lie_on_each_other(path):
+    """Decoders know no tower, and models that generate know none that pool."""
+    below = MODEL_ROOMS[: MODEL_ROOMS.index(path.parent.name) + 1]
+    for module in imported(path, modules()):
+        parts = module.split(".")
+        if parts[:2] == ["engine", "models"] and parts[2] in MODEL_ROOMS:
+            assert parts[2] in below, f"{path.parent.name} imports {module}"
+
+
+def test_no_room_of_models_holds_too_many_files():
+    for folder in (ROOT / "engine" / "models").iterdir():
+        assert len(list(folder.glob("*.py"))) <= 60, folder.name
+
+
 @each([p for p in SOURCES if p.relative_to(ROOT).parts[0] == "server"])
 def test_the_server_is_built_in_floors(path):
     """For types too, and never on one's own floor: no two folders of server/ import each other."""
@@ -212,7 +230,7 @@ def test_layers_and_kernels_know_no_family(path):
 @each([*SOURCES, *CYTHON])
 def test_files_stay_small(path):
     lines = len(path.read_text().splitlines())
-    limit = 300 if path.parent.name == "models" else 400
+    limit = 300 if path.relative_to(ROOT).parts[:2] == ("engine", "models") else 400
     assert lines <= limit, f"{lines} lines; split it by noun"
 
 

@@ -27,16 +27,18 @@ CLASSES = {  # how a family's classes begin -> its module, how they end
     "Gte": ("gte", VECTORS_AND_SCORES),
 }
 ENCODERS = {
-    f"{name}{ending}": f"engine.models.{module}" for name, (module, endings) in CLASSES.items() for ending in endings
+    f"{name}{ending}": f"engine.models.pooling.{module}"
+    for name, (module, endings) in CLASSES.items()
+    for ending in endings
 } | {
-    "XLMRobertaLoRA": "engine.models.xlm_roberta",
-    "HF_ColBERT": "engine.models.colbert",
-    "T5EncoderModel": "engine.models.t5",
-    "MT5EncoderModel": "engine.models.t5",
-    "CLIPModel": "engine.models.clip_model",
-    "SiglipModel": "engine.models.siglip",
-    "Siglip2Model": "engine.models.siglip2",
-    "JinaVLForRanking": "engine.models.jina_vl",
-    "ColPaliForRetrieval": "engine.models.colpali",
-    "ColQwen2ForRetrieval": "engine.models.colqwen2",
+    "XLMRobertaLoRA": "engine.models.pooling.xlm_roberta",
+    "HF_ColBERT": "engine.models.pooling.colbert",
+    "T5EncoderModel": "engine.models.pooling.t5",
+    "MT5EncoderModel": "engine.models.pooling.t5",
+    "CLIPModel": "engine.models.pooling.clip_model",
+    "SiglipModel": "engine.models.pooling.siglip",
+    "Siglip2Model": "engine.models.pooling.siglip2",
+    "JinaVLForRanking": "engine.models.pooling.jina_vl",
+    "ColPaliForRetrieval": "engine.models.pooling.colpali",
+    "ColQwen2ForRetrieval": "engine.models.pooling.colqwen2",
 }

@@ -29,12 +29,12 @@ from engine.checkpoint.pooling_modules import is_lexical
 from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
-from engine.models.base import Model
-from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
+from engine.models.base.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
+from engine.models.base.family import Family
+from engine.models.base.model import Model
+from engine.models.base.spelling import nearest_families
 from engine.models.decoders import DECODERS, TEXT_DECODERS
 from engine.models.encoders import ENCODERS
-from engine.models.family import Family
-from engine.models.spelling import nearest_families
 from engine.quant.assign import assign
 from engine.quant.online import ONLINE
 from engine.weights.files import Shard
@@ -44,48 +44,48 @@ MODALITIES = get_args(Modality)
 
 FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     **TEXT_DECODERS,
-    "LlavaForConditionalGeneration": "engine.models.llava",
-    "LlavaNextForConditionalGeneration": "engine.models.llava_next",
-    "LlavaOnevisionForConditionalGeneration": "engine.models.llava_onevision",
-    "Lfm2VlForConditionalGeneration": "engine.models.lfm2_vl",
-    "Mistral3ForConditionalGeneration": "engine.models.mistral3",
-    "InternVLForConditionalGeneration": "engine.models.internvl",
-    "InternVLChatModel": "engine.models.internvl_chat",
-    "WhisperForConditionalGeneration": "engine.models.whisper",
-    "Gemma3ForConditionalGeneration": "engine.models.gemma3_vision",
-    "Gemma4ForConditionalGeneration": "engine.models.gemma4_vision",
-    "Llama4ForConditionalGeneration": "engine.models.llama4_vision",
-    "Glm4vForConditionalGeneration": "engine.models.glm4v",
-    "Glm4vMoeForConditionalGeneration": "engine.models.glm4v_moe",
-    "Glm46VForConditionalGeneration": "engine.models.glm46v",
-    "HunYuanVLForConditionalGeneration": "engine.models.hunyuan_vl",
-    "ChatGLMModel": "engine.models.chatglm",  # the name in the released folders, of text and of pictures
-    "ChatGLMForConditionalGeneration": "engine.models.chatglm",
-    "GLM4VForCausalLM": "engine.models.chatglm",
-    "PaliGemmaForConditionalGeneration": "engine.models.paligemma",
-    "Idefics3ForConditionalGeneration": "engine.models.idefics3",
-    "SmolVLMForConditionalGeneration": "engine.models.idefics3",
-    "Qwen2VLForConditionalGeneration": "engine.models.qwen2_vl",
-    "Qwen2_5_VLForConditionalGeneration": "engine.models.qwen2_5_vl",
-    "Qwen3VLForConditionalGeneration": "engine.models.qwen3_vl",
-    "Qwen3VLMoeForConditionalGeneration": "engine.models.qwen3_vl_moe",
-    "Qwen2AudioForConditionalGeneration": "engine.models.qwen2_audio",
-    "VoxtralForConditionalGeneration": "engine.models.voxtral",
-    "VoxtralRealtimeForConditionalGeneration": "engine.models.voxtral_realtime",
-    "GlmAsrForConditionalGeneration": "engine.models.glm_asr",
-    "Qwen3ASRForConditionalGeneration": "engine.models.qwen3_asr",
-    "AudioFlamingo3ForConditionalGeneration": "engine.models.audio_flamingo",
-    "GraniteSpeechForConditionalGeneration": "engine.models.granite_speech",
-    "FunAudioChatForConditionalGeneration": "engine.models.fun_audio_chat",
-    "UltravoxModel": "engine.models.ultravox",
-    "MiDashengLMModel": "engine.models.midashenglm",
-    "Phi4MMForCausalLM": "engine.models.phi4mm",
-    "Phi4MultimodalForCausalLM": "engine.models.phi4_multimodal",
-    "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
-    "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
-    "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders
-    "Qwen3OmniMoeThinkerForConditionalGeneration": "engine.models.qwen3_omni",
-    "Qwen3OmniMoeForConditionalGeneration": "engine.models.qwen3_omni",
+    "LlavaForConditionalGeneration": "engine.models.media.llava",
+    "LlavaNextForConditionalGeneration": "engine.models.media.llava_next",
+    "LlavaOnevisionForConditionalGeneration": "engine.models.media.llava_onevision",
+    "Lfm2VlForConditionalGeneration": "engine.models.media.lfm2_vl",
+    "Mistral3ForConditionalGeneration": "engine.models.media.mistral3",
+    "InternVLForConditionalGeneration": "engine.models.media.internvl",
+    "InternVLChatModel": "engine.models.media.internvl_chat",
+    "WhisperForConditionalGeneration": "engine.models.media.whisper",
+    "Gemma3ForConditionalGeneration": "engine.models.media.gemma3",
+    "Gemma4ForConditionalGeneration": "engine.models.media.gemma4",
+    "Llama4ForConditionalGeneration": "engine.models.media.llama4",
+    "Glm4vForConditionalGeneration": "engine.models.media.glm4v",
+    "Glm4vMoeForConditionalGeneration": "engine.models.media.glm4v_moe",
+    "Glm46VForConditionalGeneration": "engine.models.media.glm46v",
+    "HunYuanVLForConditionalGeneration": "engine.models.media.hunyuan_vl",
+    "ChatGLMModel": "engine.models.media.chatglm",  # the name in the released folders, of text and of pictures
+    "ChatGLMForConditionalGeneration": "engine.models.media.chatglm",
+    "GLM4VForCausalLM": "engine.models.media.chatglm",
+    "PaliGemmaForConditionalGeneration": "engine.models.media.paligemma",
+    "Idefics3ForConditionalGeneration": "engine.models.media.idefics3",
+    "SmolVLMForConditionalGeneration": "engine.models.media.idefics3",
+    "Qwen2VLForConditionalGeneration": "engine.models.media.qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "engine.models.media.qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "engine.models.media.qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "engine.models.media.qwen3_vl_moe",
+    "Qwen2AudioForConditionalGeneration": "engine.models.media.qwen2_audio",
+    "VoxtralForConditionalGeneration": "engine.models.media.voxtral",
+    "VoxtralRealtimeForConditionalGeneration": "engine.models.media.voxtral_realtime",
+    "GlmAsrForConditionalGeneration": "engine.models.media.glm_asr",
+    "Qwen3ASRForConditionalGeneration": "engine.models.media.qwen3_asr",
+    "AudioFlamingo3ForConditionalGeneration": "engine.models.media.audio_flamingo3",
+    "GraniteSpeechForConditionalGeneration": "engine.models.media.granite_speech",
+    "FunAudioChatForConditionalGeneration": "engine.models.media.fun_audio_chat",
+    "UltravoxModel": "engine.models.media.ultravox",
+    "MiDashengLMModel": "engine.models.media.midashenglm",
+    "Phi4MMForCausalLM": "engine.models.media.phi4mm",
+    "Phi4MultimodalForCausalLM": "engine.models.media.phi4_multimodal",
+    "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.media.qwen2_5_omni",
+    "Qwen2_5OmniForConditionalGeneration": "engine.models.media.qwen2_5_omni",
+    "Qwen2_5OmniModel": "engine.models.media.qwen2_5_omni",  # the name in the released folders
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "engine.models.media.qwen3_omni_moe",
+    "Qwen3OmniMoeForConditionalGeneration": "engine.models.media.qwen3_omni_moe",
     **ENCODERS,
 }
 

@@ -37,7 +37,7 @@ from engine.device.memory import enough_for
 from engine.encoders.tower import each
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.target import target
-from engine.models.base import Model, check_prompt_rows
+from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.kv import stored_specs

@@ -38,7 +38,7 @@ from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.kernels.target import target
 from engine.layers.batch import Batch
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.step.build import RowArrays, axis_positions
 from engine.step.executor import Sizes
 from engine.step.slots import SlotState

@@ -23,7 +23,7 @@ from engine.cache.routed import routed_ids
 from engine.cache.spec import LayerCache
 from engine.device.host import HostEvent, HostStream
 from engine.grammar.advance import GrammarRows
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampler
 from engine.step.build import RowArrays, apply_updates, build

@@ -38,7 +38,7 @@ from engine.grammar.masks import LineUpload
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
 from engine.layers.batch import Batch
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays

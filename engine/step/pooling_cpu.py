@@ -17,7 +17,7 @@ from engine.base.request import Request, TokenLogprob
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import LayerCache
 from engine.device.host import HostEvent
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.step.build import apply_updates, build
 from engine.step.cpu_executor import CpuExecutor, CpuStep
 from engine.step.executor import Sizes

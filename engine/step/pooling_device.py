@@ -32,7 +32,7 @@ from engine.kernels.pool_home import pool_home
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
 from engine.layers.batch import Batch
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.sampling.pending import home
 from engine.step.buffers import RECORDS, StepBuffers
 from engine.step.build import RowArrays

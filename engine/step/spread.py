@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.device.accelerator import Accelerator
     from engine.device.host import HostStream
     from engine.kernels.step_tensors import StepInputs
-    from engine.models.base import Model
+    from engine.models.base.model import Model
 
 ALIGN = 4  # int32: each layer's place begins where a kernel may copy 16 bytes at a time
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from engine.base.model_config import TextConfig
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
-from engine.models.family import Family
-from engine.models.llama import DECODER_ROWS, Llama
+from engine.models.base.family import Family
+from engine.models.text.llama import DECODER_ROWS, Llama
 from engine.weights.table import Row, Table
 
 NORMS = (

@@ -19,10 +19,10 @@ from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.encoders.tower import by_modality
-from engine.models.decoder import Decoder
+from engine.models.base.decoder import Decoder
+from engine.models.base.family import Family
 from engine.models.decoders import DECODERS
-from engine.models.family import Family
-from engine.models.seeing import decoder_family
+from engine.models.media.seeing import decoder_family
 from engine.models.transformers_backend import seeing, skeleton
 from engine.models.transformers_backend.class_tower import class_towers
 from engine.models.transformers_backend.weights import await_all, parts_and_table

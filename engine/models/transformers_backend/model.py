@@ -19,8 +19,8 @@ from engine.base.model_config import LayerConfig, ModelConfig, RopeConfig, TextC
 from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
 from engine.checkpoint.section import Section
 from engine.layers.batch import Batch
-from engine.models.base import Model
-from engine.models.family import Family
+from engine.models.base.family import Family
+from engine.models.base.model import Model
 from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.calls import Call, step
 from engine.models.transformers_backend.routing import check_router

@@ -23,8 +23,8 @@ from engine.base.request import Modality
 from engine.checkpoint.section import Section
 from engine.encoders.tower import by_modality
 from engine.layers.batch import Batch
+from engine.models.base.family import Family
 from engine.models.decoders import DECODERS
-from engine.models.family import Family
 from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.class_tower import class_towers
 from engine.models.transformers_backend.model import FAMILY as DECODER

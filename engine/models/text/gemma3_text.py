@@ -1,0 +1,8 @@
+"""Gemma 3, text only: gemma.py with norms of heads, windows on five of six layers, and two thetas."""
+
+from __future__ import annotations
+
+from engine.models.base.family import Family
+from engine.models.text.gemma import KEYS, SandwichGemma, gemma3_text
+
+FAMILY = Family(name="Gemma 3", model=SandwichGemma, text=gemma3_text, keys=KEYS)
