@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from engine.models.registry import FAMILIES
+from engine.models.lookup import families, files
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("server", "mm", "engine", "_fast")
@@ -216,15 +216,15 @@ def test_the_root_of_the_server_holds_few_files():
 def test_layers_and_kernels_know_no_family(path):
     """What differs from model to model is a field of its configuration: no class of a checkpoint, no architecture."""
     docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree_of(path)) if isinstance(node, HAS_DOC)}
-    families = {module.rpartition(".")[2] for module in FAMILIES.values()}
+    named = {module.rpartition(".")[2] for module in files().values()}
     for node in ast.walk(tree_of(path)):
         names = {getattr(node, field, None) for field in ("id", "attr", "arg", "name")}
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in docs:
             names.add(node.value)
         for name in names - {None}:
             assert name not in ("architecture", "architectures", "model_type"), f"{name} at line {node.lineno}"
-            assert name not in FAMILIES, f"{name} at line {node.lineno}"
-            assert name not in families, f"{name} at line {node.lineno}"
+            assert name not in families(), f"{name} at line {node.lineno}"
+            assert name not in named, f"{name} at line {node.lineno}"
 
 
 @each([*SOURCES, *CYTHON])

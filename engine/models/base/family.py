@@ -1,7 +1,7 @@
 """Family: everything by which one family of checkpoints differs from the others.
 
-A model file ends with its `FAMILY`; registry.FAMILIES names the file once per architecture. Nothing else in
-the engine, in the server or in mm knows a family. Thread: any; frozen.
+A model file ends with its `FAMILY`, which lists the architectures that it serves (engine/models/lookup.py finds the
+file by its name). Nothing else in the engine, in the server or in mm knows a family. Thread: any; frozen.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Family:
     """How checkpoints of one family are read, built and given media."""
 
     name: str  # as its makers write it
+    architectures: tuple[str, ...]  # classes in config.json that it serves; of a decoder the first one generates
     model: Callable[[ModelConfig, torch.dtype, str], Model]
     text: Callable[[Section, Section], TextConfig]  # the decoder's section, and the section that holds it
     towers: Mapping[str, Callable[[Section], TowerConfig]] = field(default_factory=dict)  # "vision": of vision_config
@@ -50,6 +51,7 @@ class Family:
     adds_media: bool = False
     # Of config.json: the tokens that templates write where an item stands, and those around them.
     media_token_ids: Callable[[Section], dict[str, int]] = media_token_ids
+    inside: bool = False  # a decoder that models with towers have inside, where its model_type is the file's name
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models
     # Of a family that only makes vectors: the folder, text_config, config.json, --pooler-config -> what it pools.
     pooling: Callable[[Path, Section, Section, Mapping[str, Any]], PoolingConfig] | None = None

@@ -9,6 +9,7 @@ from engine.models.media.seeing import text
 
 FAMILY = Family(
     name="Audio Flamingo 3",
+    architectures=("AudioFlamingo3ForConditionalGeneration",),
     model=hearing(AveragedTower, VOXTRAL_ROWS),
     text=text,
     towers={"audio": read_flamingo},

@@ -109,6 +109,7 @@ def processor(outer: Section, taken: Collection[Modality]) -> str:
 
 FAMILY = Family(
     name="ChatGLM, GLM-4V",
+    architectures=("ChatGLMModel", "ChatGLMForConditionalGeneration", "GLM4VForCausalLM"),
     model=ChatGLM,
     text=text,
     towers={"vision": read_vision},

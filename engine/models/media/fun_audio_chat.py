@@ -9,6 +9,7 @@ from engine.models.media.seeing import text
 
 FAMILY = Family(
     name="FunAudioChat",
+    architectures=("FunAudioChatForConditionalGeneration",),
     model=hearing(FunAudioTower, rows(), ignore=UNREAD),
     text=text,
     towers={"audio": read_audio},

@@ -48,6 +48,7 @@ def media_token_ids(outer: Section) -> dict[str, int]:
 
 FAMILY = Family(
     name="Gemma 3 with pictures",
+    architectures=("Gemma3ForConditionalGeneration",),
     model=seeing,
     text=text,
     towers={"vision": vision},

@@ -60,6 +60,7 @@ def media_token_ids(outer: Section) -> dict[str, int]:
 
 FAMILY = Family(
     name="Gemma 4 with towers",
+    architectures=("Gemma4ForConditionalGeneration",),
     model=SeeingGemma4,
     text=text,
     towers={"vision": read_vision, "audio": read_audio},

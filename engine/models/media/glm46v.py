@@ -29,4 +29,11 @@ def text(body: Section, outer: Section) -> TextConfig:
     return alike(body.values).text(body, outer)
 
 
-FAMILY = Family(name="GLM-4.6V", model=model, text=text, towers={"vision": read_vision}, processor="glm4v:Glm4V")
+FAMILY = Family(
+    name="GLM-4.6V",
+    architectures=("Glm46VForConditionalGeneration",),
+    model=model,
+    text=text,
+    towers={"vision": read_vision},
+    processor="glm4v:Glm4V",
+)

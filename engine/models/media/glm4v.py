@@ -37,4 +37,11 @@ def text(body: Section, outer: Section) -> TextConfig:
     return every_layer(read, post_norms=True)
 
 
-FAMILY = Family(name="GLM-4.1V", model=Glm4V, text=text, towers={"vision": read_vision}, processor="glm4v:Glm4V")
+FAMILY = Family(
+    name="GLM-4.1V",
+    architectures=("Glm4vForConditionalGeneration",),
+    model=Glm4V,
+    text=text,
+    towers={"vision": read_vision},
+    processor="glm4v:Glm4V",
+)

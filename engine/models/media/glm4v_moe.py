@@ -38,4 +38,11 @@ def text(body: Section, outer: Section) -> TextConfig:
     return replace(read, tie_embeddings=read.tie_embeddings or body.boolean("tie_word_embeddings", False))
 
 
-FAMILY = Family(name="GLM-4.5V", model=Glm4VMoe, text=text, towers={"vision": read_vision}, processor="glm4v:Glm4V")
+FAMILY = Family(
+    name="GLM-4.5V",
+    architectures=("Glm4vMoeForConditionalGeneration",),
+    model=Glm4VMoe,
+    text=text,
+    towers={"vision": read_vision},
+    processor="glm4v:Glm4V",
+)

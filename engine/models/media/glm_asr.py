@@ -18,6 +18,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 FAMILY = Family(
     name="GLM-ASR",
+    architectures=("GlmAsrForConditionalGeneration",),
     model=hearing(WindowsTower, GLM_ASR_ROWS),
     text=text,
     towers={"audio": read_glm_asr},

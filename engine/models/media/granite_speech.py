@@ -39,6 +39,7 @@ def model(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
 
 FAMILY = Family(
     name="Granite Speech",
+    architectures=("GraniteSpeechForConditionalGeneration",),
     model=model,
     text=partial(seeing.text, tied=True),
     towers={"encoder": read_audio},

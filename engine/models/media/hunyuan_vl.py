@@ -59,6 +59,7 @@ def _renamed(given: Any) -> Any:
 
 FAMILY = Family(
     name="HunyuanOCR",
+    architectures=("HunYuanVLForConditionalGeneration",),
     model=HunYuanVL,
     text=text,
     towers={"vision": read_vision},

@@ -17,5 +17,10 @@ def vision(section: Section) -> VitConfig:
 
 
 FAMILY = Family(
-    name="Idefics3, SmolVLM", model=seeing, text=text, towers={"vision": vision}, processor="idefics3:Idefics3"
+    name="Idefics3, SmolVLM",
+    architectures=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    model=seeing,
+    text=text,
+    towers={"vision": vision},
+    processor="idefics3:Idefics3",
 )

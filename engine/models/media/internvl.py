@@ -33,6 +33,7 @@ def neighbours(outer: Section) -> int:
 
 FAMILY = Family(
     name="InternVL",
+    architectures=("InternVLForConditionalGeneration",),
     model=seeing,
     text=partial(text, tied=True),
     towers={"vision": vision},

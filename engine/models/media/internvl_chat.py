@@ -40,6 +40,7 @@ def vision(section: Section) -> VitConfig:
 
 FAMILY = Family(
     name="InternVL Chat",
+    architectures=("InternVLChatModel",),
     model=seeing,
     text=partial(text, tied=False),
     towers={"vision": vision},

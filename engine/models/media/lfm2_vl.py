@@ -30,5 +30,10 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 FAMILY = Family(
-    name="LFM2-VL", model=seeing.seeing, text=text, towers={"vision": vision}, processor="lfm2_vl:Lfm2Pictures"
+    name="LFM2-VL",
+    architectures=("Lfm2VlForConditionalGeneration",),
+    model=seeing.seeing,
+    text=text,
+    towers={"vision": vision},
+    processor="lfm2_vl:Lfm2Pictures",
 )

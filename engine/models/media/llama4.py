@@ -27,6 +27,7 @@ class SeeingLlama4(Llama4):
 
 FAMILY = Family(
     name="Llama 4 with pictures",
+    architectures=("Llama4ForConditionalGeneration",),
     model=SeeingLlama4,
     text=text,
     towers={"vision": read_vision},

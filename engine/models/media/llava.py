@@ -32,4 +32,11 @@ def processor(outer: Section, kinds: Collection[Modality]) -> str:
     return "pixtral:Pixtral" if sees.get("model_type") == "pixtral" else "llava:Llava"
 
 
-FAMILY = Family(name="LLaVA", model=seeing, text=text, towers={"vision": vision}, processor=processor)
+FAMILY = Family(
+    name="LLaVA",
+    architectures=("LlavaForConditionalGeneration",),
+    model=seeing,
+    text=text,
+    towers={"vision": vision},
+    processor=processor,
+)

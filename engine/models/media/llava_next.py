@@ -17,4 +17,11 @@ def vision(section: Section) -> VitConfig:
     return replace(config, projector=replace(config.projector, newline=True))
 
 
-FAMILY = Family(name="LLaVA-NeXT", model=seeing, text=text, towers={"vision": vision}, processor="anyres:AnyRes")
+FAMILY = Family(
+    name="LLaVA-NeXT",
+    architectures=("LlavaNextForConditionalGeneration",),
+    model=seeing,
+    text=text,
+    towers={"vision": vision},
+    processor="anyres:AnyRes",
+)

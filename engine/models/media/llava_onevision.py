@@ -18,5 +18,10 @@ def vision(section: Section) -> VitConfig:
 
 
 FAMILY = Family(
-    name="LLaVA-OneVision", model=seeing, text=text, towers={"vision": vision}, processor="onevision:OneVision"
+    name="LLaVA-OneVision",
+    architectures=("LlavaOnevisionForConditionalGeneration",),
+    model=seeing,
+    text=text,
+    towers={"vision": vision},
+    processor="onevision:OneVision",
 )

@@ -40,6 +40,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 FAMILY = Family(
     name="MiDashengLM",
+    architectures=("MiDashengLMModel",),
     model=MiDashengLM,
     text=text,
     towers={"audio_encoder": read_audio},

@@ -24,4 +24,11 @@ def vision(section: Section) -> VitConfig:
     )
 
 
-FAMILY = Family(name="Mistral 3", model=seeing, text=text, towers={"vision": vision}, processor="pixtral:Pixtral")
+FAMILY = Family(
+    name="Mistral 3",
+    architectures=("Mistral3ForConditionalGeneration",),
+    model=seeing,
+    text=text,
+    towers={"vision": vision},
+    processor="pixtral:Pixtral",
+)

@@ -28,5 +28,11 @@ def vision(section: Section) -> VitConfig:
 
 
 FAMILY = Family(
-    name="PaliGemma", model=seeing, text=text, towers={"vision": vision}, processor="gemma:PaliGemma", ahead="prompt"
+    name="PaliGemma",
+    architectures=("PaliGemmaForConditionalGeneration",),
+    model=seeing,
+    text=text,
+    towers={"vision": vision},
+    processor="gemma:PaliGemma",
+    ahead="prompt",
 )

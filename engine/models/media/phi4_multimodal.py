@@ -68,6 +68,7 @@ def media_token_ids(section: Section) -> dict[str, int]:
 
 FAMILY = Family(
     name="Phi-4-multimodal",
+    architectures=("Phi4MultimodalForCausalLM",),
     model=Phi4Multimodal,
     text=text,
     towers={"vision": phi4mm_vision.read_vision, "audio": phi4mm_audio.read_transformers},

@@ -99,6 +99,7 @@ def media_token_ids(section: Section) -> dict[str, int]:
 
 FAMILY = Family(
     name="Phi-4-multimodal",
+    architectures=("Phi4MMForCausalLM",),
     model=Phi4MM,
     text=text,
     towers={"embd_layer": phi4mm_vision.read_released, "audio_processor": phi4mm_audio.read_audio},

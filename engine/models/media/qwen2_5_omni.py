@@ -55,6 +55,11 @@ class Qwen25OmniThinker(Llama):
 
 FAMILY = Family(
     name="Qwen2.5-Omni",
+    architectures=(
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        "Qwen2_5OmniForConditionalGeneration",
+        "Qwen2_5OmniModel",
+    ),
     model=Qwen25OmniThinker,
     text=partial(read_text, sliding="switch", rope=RopeDefaults(1_000_000.0, sections=(16, 24, 24)), qkv_bias=True),
     towers={"vision": read_vision, "audio": read_audio},

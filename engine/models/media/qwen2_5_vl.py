@@ -18,6 +18,7 @@ class Qwen25VL(Qwen2VL):
 
 FAMILY = Family(
     name="Qwen2.5-VL",
+    architectures=("Qwen2_5_VLForConditionalGeneration",),
     model=Qwen25VL,
     text=text,
     towers={"vision": partial(read_vision, joined_qkv=True)},

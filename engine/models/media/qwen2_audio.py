@@ -46,6 +46,7 @@ class Qwen2Audio(Llama):
 
 FAMILY = Family(
     name="Qwen2-Audio",
+    architectures=("Qwen2AudioForConditionalGeneration",),
     model=Qwen2Audio,
     text=partial(read_text, sliding="switch", qkv_bias=True),
     towers={"audio": audio},

@@ -56,6 +56,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 FAMILY = Family(
     name="Qwen2-VL",
+    architectures=("Qwen2VLForConditionalGeneration",),
     model=Qwen2VL,
     text=text,
     towers={"vision": read_vision2},

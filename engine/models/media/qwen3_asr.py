@@ -58,6 +58,7 @@ class Qwen3Asr(Llama):
 
 FAMILY = Family(
     name="Qwen3-ASR",
+    architectures=("Qwen3ASRForConditionalGeneration",),
     model=Qwen3Asr,
     text=text,
     towers={"audio": partial(read_audio, whole_chunks=True)},

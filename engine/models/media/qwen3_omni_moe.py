@@ -63,6 +63,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 FAMILY = Family(
     name="Qwen3-Omni",
+    architectures=("Qwen3OmniMoeThinkerForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
     model=Qwen3OmniThinker,
     text=text,
     towers={"vision": read_vision3, "audio": read_audio},

@@ -54,6 +54,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 FAMILY = Family(
     name="Qwen3-VL",
+    architectures=("Qwen3VLForConditionalGeneration",),
     model=Qwen3VL,
     text=text,
     towers={"vision": read_vision3},

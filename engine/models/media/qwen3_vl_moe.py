@@ -39,6 +39,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 FAMILY = Family(
     name="Qwen3-VL MoE",
+    architectures=("Qwen3VLMoeForConditionalGeneration",),
     model=Qwen3VLMoe,
     text=text,
     towers={"vision": read_vision3},

@@ -22,8 +22,7 @@ from engine.encoders.vit.tower import VitTower
 from engine.kernels.activation import BY_NAME
 from engine.models.base.decoder import Decoder
 from engine.models.base.family import Family
-from engine.models.decoders import DECODERS
-from engine.models.registry import family_of
+from engine.models.lookup import inner_decoder, inner_decoders
 
 
 def seeing(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
@@ -51,9 +50,11 @@ def text(body: Section, outer: Section, tied: bool = False) -> TextConfig:
 def decoder_family(values: dict[str, Any], path: str) -> Family:
     """The family of a decoder's section."""
     kind = str(values.get("model_type") or "llama")
-    if kind not in DECODERS:
-        raise ConfigError(f"{path}: model_type={kind!r} is not supported here; supported are {', '.join(DECODERS)}")
-    return family_of(DECODERS[kind])
+    family = inner_decoder(kind)
+    if family is None:
+        known = ", ".join(inner_decoders())
+        raise ConfigError(f"{path}: model_type={kind!r} is not supported here; supported are {known}")
+    return family
 
 
 def read_vision(section: Section, feature_layer: int = -1, **projector: Any) -> VitConfig:

@@ -52,6 +52,7 @@ def media_token_ids(section: Section) -> dict[str, int]:
 
 FAMILY = Family(
     name="Ultravox",
+    architectures=("UltravoxModel",),
     model=model,
     text=text,
     towers={"audio": read_audio},

@@ -9,6 +9,7 @@ from engine.models.media.seeing import text
 
 FAMILY = Family(
     name="Voxtral",
+    architectures=("VoxtralForConditionalGeneration",),
     model=hearing(WindowsTower, VOXTRAL_ROWS),
     text=text,
     towers={"audio": read_voxtral},

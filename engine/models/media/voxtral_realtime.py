@@ -104,6 +104,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 FAMILY = Family(
     name="Voxtral Realtime",
+    architectures=("VoxtralRealtimeForConditionalGeneration",),
     model=VoxtralRealtime,
     text=text,
     towers={"audio": encoder.read_audio},

@@ -246,6 +246,7 @@ KEYS = {
 }
 FAMILY = Family(
     name="Whisper",
+    architectures=("WhisperForConditionalGeneration",),
     model=Whisper,
     text=text,
     towers={"audio": read_audio},

@@ -10,6 +10,7 @@ from engine.checkpoint.text import refuse
 from engine.models.base.encoder import EncoderLayer
 from engine.models.base.family import Family
 from engine.models.pooling import bert
+from engine.models.pooling.classes import ALL, classes
 from engine.weights.table import Row, Table
 
 LAYER = "encoder.albert_layer_groups.0.albert_layers.0."
@@ -56,4 +57,6 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return HeadLayer("pooler", hidden, hidden, bias=True, activation="tanh"), last
 
 
-FAMILY = Family(name="ALBERT", model=Albert, text=text, head=head)
+FAMILY = Family(
+    name="ALBERT", architectures=classes("Albert", *ALL, "ForPreTraining"), model=Albert, text=text, head=head
+)

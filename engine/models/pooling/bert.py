@@ -16,6 +16,7 @@ from engine.checkpoint.text import refuse
 from engine.kernels.activation import BY_NAME
 from engine.models.base.encoder import Encoder
 from engine.models.base.family import Family
+from engine.models.pooling.classes import ALL, classes
 from engine.weights.table import Row, Table
 
 LAYER = "encoder.layer.*."
@@ -97,4 +98,4 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return HeadLayer("pooler.dense", hidden, hidden, bias=True, activation="tanh"), last
 
 
-FAMILY = Family(name="BERT", model=Bert, text=text, head=head)
+FAMILY = Family(name="BERT", architectures=classes("Bert", *ALL), model=Bert, text=text, head=head)

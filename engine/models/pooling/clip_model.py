@@ -46,6 +46,7 @@ def pooling(folder: Path, body: Section, outer: Section, given: Mapping[str, Any
 
 FAMILY = Family(
     name="CLIP",
+    architectures=("CLIPModel",),
     model=Clip,
     text=text_of(causal=True, activation="quick_gelu", eps=1e-5),
     towers={"vision": vision},

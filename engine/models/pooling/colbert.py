@@ -58,4 +58,4 @@ def pooling(folder: Path, body: Section, outer: Section, given: Mapping[str, Any
     )
 
 
-FAMILY = Family(name="ColBERT", model=Bert, text=text, head=head, pooling=pooling)
+FAMILY = Family(name="ColBERT", architectures=("HF_ColBERT",), model=Bert, text=text, head=head, pooling=pooling)

@@ -22,4 +22,6 @@ def pooling(folder: Path, body: Section, root: Section, given: Mapping[str, Any]
     return vectors(folder, body, root, given, said(folder, "query_prefix", "Question: "), page, begin)
 
 
-FAMILY = replace(PALIGEMMA, name="ColPali", model=below_vlm(seeing), pooling=pooling)
+FAMILY = replace(
+    PALIGEMMA, name="ColPali", architectures=("ColPaliForRetrieval",), model=below_vlm(seeing), pooling=pooling
+)

@@ -60,6 +60,7 @@ def pooling(folder: Path, body: Section, root: Section, given: Mapping[str, Any]
 
 FAMILY = Family(
     name="ColQwen2, ColQwen2.5",
+    architectures=("ColQwen2ForRetrieval",),
     model=below_vlm(model),
     text=text,
     towers={"vision": vision},

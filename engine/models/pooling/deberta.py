@@ -19,6 +19,7 @@ from engine.layers.linear import Linear
 from engine.models.base.encoder import Encoder, EncoderLayer
 from engine.models.base.family import Family
 from engine.models.pooling.bert import ROWS
+from engine.models.pooling.classes import ALL, classes
 from engine.models.pooling.deberta_v2 import IGNORED, SELF, Away, DebertaLayer, Span, both_ways, head
 from engine.weights.rows import queries_keys_values
 from engine.weights.table import Row, Table, Wanted
@@ -99,4 +100,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return both_ways(body, qkv_layout="joined", qkv_bias=False)
 
 
-FAMILY = Family(name="DeBERTa", model=Deberta, text=text, head=head)
+FAMILY = Family(name="DeBERTa", architectures=classes("Deberta", *ALL), model=Deberta, text=text, head=head)

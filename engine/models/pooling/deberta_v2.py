@@ -29,6 +29,7 @@ from engine.layers.rope import Rope
 from engine.models.base.encoder import Encoder, EncoderLayer
 from engine.models.base.family import Family
 from engine.models.pooling.bert import ROWS, post_norm_text
+from engine.models.pooling.classes import ALL, classes
 from engine.pooling.heads import ACTIVATIONS
 from engine.weights.table import Row, Table
 
@@ -206,4 +207,4 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return HeadLayer("pooler.dense", hidden, hidden, bias=True, activation=activation), last
 
 
-FAMILY = Family(name="DeBERTa-v2, v3", model=DebertaV2, text=text, head=head)
+FAMILY = Family(name="DeBERTa-v2, v3", architectures=classes("DebertaV2", *ALL), model=DebertaV2, text=text, head=head)

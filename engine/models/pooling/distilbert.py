@@ -11,6 +11,7 @@ from engine.checkpoint.section import Section
 from engine.models.base.encoder import Encoder
 from engine.models.base.family import Family
 from engine.models.pooling.bert import text
+from engine.models.pooling.classes import ALL, classes
 from engine.weights.table import Row, Table
 
 LAYER = "transformer.layer.*."
@@ -54,4 +55,6 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return HeadLayer("pre_classifier", hidden, hidden, bias=True, activation="relu"), last
 
 
-FAMILY = Family(name="DistilBERT", model=DistilBert, text=text, head=head, keys=KEYS)
+FAMILY = Family(
+    name="DistilBERT", architectures=classes("DistilBert", *ALL), model=DistilBert, text=text, head=head, keys=KEYS
+)

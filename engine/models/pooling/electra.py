@@ -11,6 +11,7 @@ from engine.checkpoint.pooling_lexical import head_of_gaps
 from engine.checkpoint.section import Section
 from engine.models.base.family import Family
 from engine.models.pooling import bert
+from engine.models.pooling.classes import ALL, classes
 from engine.weights.table import Row, Table
 
 IGNORED = ("embeddings.position_ids", "discriminator_predictions.*", "generator_*")  # of both models of its training
@@ -35,4 +36,6 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return first, HeadLayer("classifier.out_proj", hidden, count, bias=True)
 
 
-FAMILY = Family(name="ELECTRA", model=Electra, text=bert.text, head=head)
+FAMILY = Family(
+    name="ELECTRA", architectures=classes("Electra", *ALL, "ForPreTraining"), model=Electra, text=bert.text, head=head
+)

@@ -17,6 +17,7 @@ from engine.checkpoint.text import refuse
 from engine.models.base.encoder import Encoder
 from engine.models.base.family import Family
 from engine.models.pooling.bert import head, post_norm_text
+from engine.models.pooling.classes import VECTORS_AND_SCORES, classes
 from engine.weights.table import Row, Table
 
 LAYER = "encoder.layer.*."
@@ -73,4 +74,10 @@ def _without_ntk(body: Section) -> Section:
     return Section({**body.values, **said}, body.path, body.outer)
 
 
-FAMILY = Family(name="GTE", model=Gte, text=text, head=head)
+FAMILY = Family(
+    name="GTE",
+    architectures=(*classes("New", *VECTORS_AND_SCORES), *classes("Gte", *VECTORS_AND_SCORES)),
+    model=Gte,
+    text=text,
+    head=head,
+)

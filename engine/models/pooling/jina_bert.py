@@ -20,6 +20,7 @@ from engine.layers.norm import LayerNorm
 from engine.models.base.encoder import Encoder, EncoderLayer
 from engine.models.base.family import Family
 from engine.models.pooling.bert import IGNORED, LAYER, SELF, head, post_norm_text
+from engine.models.pooling.classes import ALL, classes
 from engine.weights.table import Row, Table
 
 ROWS = (
@@ -94,4 +95,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return post_norm_text(gelu, None, gated_mlp=True, joined_mlp=True, qkv_bias=True, o_bias=True, mlp_bias=True)
 
 
-FAMILY = Family(name="JinaBERT", model=JinaBert, text=text, head=head)
+FAMILY = Family(name="JinaBERT", architectures=classes("JinaBert", *ALL), model=JinaBert, text=text, head=head)

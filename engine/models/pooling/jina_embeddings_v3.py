@@ -26,6 +26,7 @@ from engine.models.base.adapting import place, read_adapter
 from engine.models.base.encoder import Encoder, EncoderLayer
 from engine.models.base.family import Family
 from engine.models.pooling.bert import post_norm_text
+from engine.models.pooling.classes import ALL, classes
 from engine.models.pooling.roberta import head
 from engine.weights.table import Row, Table, Wanted
 
@@ -214,4 +215,10 @@ def text(body: Section, outer: Section) -> TextConfig:
     return post_norm_text(body, rope, gated_mlp=False, qkv_layout="apart" if named else "joined", **biases)
 
 
-FAMILY = Family(name="Jina embeddings v3", model=JinaEmbeddingsV3, text=text, head=head)
+FAMILY = Family(
+    name="Jina embeddings v3",
+    architectures=classes("JinaEmbeddingsV3", *ALL),
+    model=JinaEmbeddingsV3,
+    text=text,
+    head=head,
+)

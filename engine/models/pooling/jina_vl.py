@@ -39,4 +39,10 @@ def pooling(folder: Path, body: Section, root: Section, given: Mapping[str, Any]
     )
 
 
-FAMILY: Family = replace(QWEN2_VL, name="Jina reranker m0", processor="qwen_vl:JinaPages", pooling=pooling)
+FAMILY: Family = replace(
+    QWEN2_VL,
+    name="Jina reranker m0",
+    architectures=("JinaVLForRanking",),
+    processor="qwen_vl:JinaPages",
+    pooling=pooling,
+)

@@ -20,6 +20,7 @@ from engine.layers.batch import Batch
 from engine.layers.norm import stream_norm
 from engine.models.base.decoder import DecoderLayer
 from engine.models.base.family import Family
+from engine.models.pooling.classes import ALL, classes
 from engine.models.text.gemma import half
 from engine.models.text.llama import Llama, LlamaLayer
 from engine.pooling.heads import ACTIVATIONS
@@ -96,4 +97,6 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return first, HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
 
 
-FAMILY = Family(name="ModernBERT", model=ModernBert, text=text, head=head, keys=KEYS)
+FAMILY = Family(
+    name="ModernBERT", architectures=classes("ModernBert", *ALL), model=ModernBert, text=text, head=head, keys=KEYS
+)

@@ -14,6 +14,7 @@ from engine.layers.distance import BUCKETS, Buckets
 from engine.models.base.encoder import Encoder
 from engine.models.base.family import Family
 from engine.models.pooling import bert
+from engine.models.pooling.classes import ALL, classes
 from engine.models.pooling.roberta import IGNORED, first_position, head
 from engine.weights.table import Row, Table
 
@@ -50,4 +51,6 @@ def text(body: Section, outer: Section) -> TextConfig:
     return bert.text(body, outer)
 
 
-FAMILY = Family(name="MPNet", model=MPNet, text=text, head=head, first_position=first_position)
+FAMILY = Family(
+    name="MPNet", architectures=classes("MPNet", *ALL), model=MPNet, text=text, head=head, first_position=first_position
+)

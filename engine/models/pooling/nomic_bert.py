@@ -21,6 +21,7 @@ from engine.layers.plain_moe import PlainMoE
 from engine.models.base.encoder import Encoder, EncoderLayer
 from engine.models.base.family import Family
 from engine.models.pooling.bert import head, post_norm_text
+from engine.models.pooling.classes import VECTORS_AND_SCORES, classes
 from engine.weights.table import Row, Table
 
 LAYER = "encoder.layers.*."
@@ -131,4 +132,12 @@ def untrained(body: Section) -> int:
     return longest - body.integer("max_trained_positions", 2048, least=1, most=longest)
 
 
-FAMILY = Family(name="Nomic BERT", model=NomicBert, text=text, head=head, keys=KEYS, first_position=untrained)
+FAMILY = Family(
+    name="Nomic BERT",
+    architectures=classes("NomicBert", *VECTORS_AND_SCORES),
+    model=NomicBert,
+    text=text,
+    head=head,
+    keys=KEYS,
+    first_position=untrained,
+)

@@ -14,6 +14,7 @@ from engine.checkpoint.section import Section
 from engine.models.base.encoder import Encoder
 from engine.models.base.family import Family
 from engine.models.pooling.bert import ROWS, text
+from engine.models.pooling.classes import ALL, classes
 from engine.weights.table import Table
 
 IGNORED = ("pooler.dense.*", "embeddings.position_ids", "lm_head.*")
@@ -45,4 +46,11 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return HeadLayer("classifier.dense", hidden, hidden, bias=True, activation="tanh"), last
 
 
-FAMILY = Family(name="RoBERTa, CamemBERT", model=Roberta, text=text, head=head, first_position=first_position)
+FAMILY = Family(
+    name="RoBERTa, CamemBERT",
+    architectures=(*classes("Roberta", *ALL), *classes("Camembert", *ALL)),
+    model=Roberta,
+    text=text,
+    head=head,
+    first_position=first_position,
+)

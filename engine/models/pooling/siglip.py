@@ -53,6 +53,7 @@ def pooling(folder: Path, body: Section, outer: Section, given: Mapping[str, Any
 
 FAMILY = Family(
     name="SigLIP",
+    architectures=("SiglipModel",),
     model=Siglip,
     text=text_of(causal=False, activation="gelu_pytorch_tanh", eps=1e-6),
     towers={"vision": vision},

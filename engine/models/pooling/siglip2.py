@@ -6,4 +6,4 @@ from dataclasses import replace
 
 from engine.models.pooling.siglip import FAMILY as SIGLIP
 
-FAMILY = replace(SIGLIP, name="SigLIP 2", processor="naflex:NaflexPictures")
+FAMILY = replace(SIGLIP, name="SigLIP 2", architectures=("Siglip2Model",), processor="naflex:NaflexPictures")

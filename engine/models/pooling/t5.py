@@ -126,4 +126,6 @@ def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     return ()
 
 
-FAMILY = Family(name="T5 (encoder)", model=T5, text=text, head=head, keys=KEYS)
+FAMILY = Family(
+    name="T5 (encoder)", architectures=("T5EncoderModel", "MT5EncoderModel"), model=T5, text=text, head=head, keys=KEYS
+)

@@ -12,6 +12,7 @@ from engine.checkpoint.section import Section
 from engine.models.base.encoder import Encoder
 from engine.models.base.family import Family
 from engine.models.pooling import bert, jina_embeddings_v3, roberta
+from engine.models.pooling.classes import ALL, classes
 
 
 def of_jina(body: Section) -> bool:
@@ -37,5 +38,11 @@ def first_position(body: Section) -> int:
 
 
 FAMILY = Family(
-    name="XLM-R", model=model, text=text, head=roberta.head, keys=jina_embeddings_v3.KEYS, first_position=first_position
+    name="XLM-R",
+    architectures=(*classes("XLMRoberta", *ALL), "XLMRobertaLoRA"),
+    model=model,
+    text=text,
+    head=roberta.head,
+    keys=jina_embeddings_v3.KEYS,
+    first_position=first_position,
 )

@@ -85,4 +85,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return read
 
 
-FAMILY = Family(name="Apertus", model=Apertus, text=text)
+FAMILY = Family(name="Apertus", architectures=("ApertusForCausalLM",), model=Apertus, text=text)

@@ -21,4 +21,9 @@ class Arcee(Llama):
     WEIGHTS = Table(PLAIN_MLP_ROWS, ignore=DECODER_IGNORE)
 
 
-FAMILY = Family(name="Arcee", model=Arcee, text=partial(read_text, activation="relu2", eps=1e-5, gated_mlp=False))
+FAMILY = Family(
+    name="Arcee",
+    architectures=("ArceeForCausalLM",),
+    model=Arcee,
+    text=partial(read_text, activation="relu2", eps=1e-5, gated_mlp=False),
+)

@@ -47,4 +47,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return cohere_text(body, outer, "none", 500_000.0)
 
 
-FAMILY = Family(name="Command R", model=Cohere, text=text, keys=KEYS)
+FAMILY = Family(name="Command R", architectures=("CohereForCausalLM",), model=Cohere, text=text, keys=KEYS)

@@ -18,4 +18,11 @@ def text(body: Section, outer: Section) -> TextConfig:
     return replace(read, layers=tuple(each if each.window else replace(each, rope=none) for each in read.layers))
 
 
-FAMILY = Family(name="Command R7B, Command A", model=Cohere, text=text, keys=KEYS)
+FAMILY = Family(
+    name="Command R7B, Command A",
+    architectures=("Cohere2ForCausalLM",),
+    inside=True,
+    model=Cohere,
+    text=text,
+    keys=KEYS,
+)

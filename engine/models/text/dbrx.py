@@ -61,4 +61,4 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 KEYS = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
         "max_seq_len": "max_position_embeddings"}  # fmt: skip
-FAMILY = Family(name="DBRX", model=Dbrx, text=text, keys=KEYS)
+FAMILY = Family(name="DBRX", architectures=("DbrxForCausalLM",), model=Dbrx, text=text, keys=KEYS)

@@ -42,4 +42,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(read, experts, numbers)
 
 
-FAMILY = Family(name="ERNIE 4.5 MoE", model=Ernie45MoE, text=text)
+FAMILY = Family(name="ERNIE 4.5 MoE", architectures=("Ernie4_5_MoeForCausalLM",), model=Ernie45MoE, text=text)

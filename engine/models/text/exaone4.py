@@ -22,4 +22,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return replace(read, layers=tuple(each if each.window else replace(each, rope=none) for each in read.layers))
 
 
-FAMILY = Family(name="EXAONE 4", model=PostNormDecoder, text=text)
+FAMILY = Family(name="EXAONE 4", architectures=("Exaone4ForCausalLM",), model=PostNormDecoder, text=text)

@@ -38,4 +38,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(read, read_noaux_experts(body, "num_shared_experts", scale=2.5), sparse)
 
 
-FAMILY = Family(name="EXAONE MoE", model=ExaoneMoE, text=text)
+FAMILY = Family(name="EXAONE MoE", architectures=("ExaoneMoeForCausalLM",), model=ExaoneMoE, text=text)

@@ -101,4 +101,4 @@ def _cap(body: Section, key: str, default: float) -> float:
     return body.number(key, 0.0) if key in body.values else default
 
 
-FAMILY = Family(name="Gemma", model=Llama, text=gemma_text, keys=KEYS)
+FAMILY = Family(name="Gemma", architectures=("GemmaForCausalLM",), inside=True, model=Llama, text=gemma_text, keys=KEYS)

@@ -229,4 +229,4 @@ class Gemma4(Llama):
         return projected.add_(self.beside_embed(batch.token_ids).mul_(of_token).view(shape)).mul_(of_both)
 
 
-FAMILY = Family(name="Gemma 4", model=Gemma4, text=text, keys=KEYS)
+FAMILY = Family(name="Gemma 4", architectures=("Gemma4ForCausalLM",), inside=True, model=Gemma4, text=text, keys=KEYS)

@@ -31,4 +31,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     )
 
 
-FAMILY = Family(name="GLM", model=Glm, text=text)
+FAMILY = Family(name="GLM", architectures=("GlmForCausalLM",), model=Glm, text=text)

@@ -29,4 +29,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return every_layer(glm.text(body, outer), post_norms=True)
 
 
-FAMILY = Family(name="GLM-4", model=Glm4, text=text)
+FAMILY = Family(name="GLM-4", architectures=("Glm4ForCausalLM",), model=Glm4, text=text)

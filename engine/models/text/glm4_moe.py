@@ -45,4 +45,4 @@ def text(body: Section, outer: Section, rope: RopeDefaults = ROPE) -> TextConfig
     return with_experts(read, read_noaux_experts(body, "n_shared_experts"), range(dense, len(read.layers)))
 
 
-FAMILY = Family(name="GLM-4.5 MoE", model=Sparse, text=text)
+FAMILY = Family(name="GLM-4.5 MoE", architectures=("Glm4MoeForCausalLM",), model=Sparse, text=text)

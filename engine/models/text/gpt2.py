@@ -120,4 +120,4 @@ KEYS = {
     "activation_function": "hidden_act",
     "layer_norm_epsilon": "rms_norm_eps",
 }
-FAMILY = Family(name="GPT-2", model=GPT2, text=text, keys=KEYS)
+FAMILY = Family(name="GPT-2", architectures=("GPT2LMHeadModel",), model=GPT2, text=text, keys=KEYS)

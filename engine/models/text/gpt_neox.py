@@ -55,4 +55,4 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 KEYS = {"layer_norm_eps": "rms_norm_eps", "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
-FAMILY = Family(name="GPT-NeoX, Pythia", model=GPTNeoX, text=text, keys=KEYS)
+FAMILY = Family(name="GPT-NeoX, Pythia", architectures=("GPTNeoXForCausalLM",), model=GPTNeoX, text=text, keys=KEYS)

@@ -56,4 +56,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(every_layer(read, sinks=True), experts)
 
 
-FAMILY = Family(name="gpt-oss", model=GptOss, text=text)
+FAMILY = Family(name="gpt-oss", architectures=("GptOssForCausalLM",), inside=True, model=GptOss, text=text)

@@ -31,4 +31,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     )
 
 
-FAMILY = Family(name="Granite", model=Llama, text=text)
+FAMILY = Family(name="Granite", architectures=("GraniteForCausalLM",), inside=True, model=Llama, text=text)

@@ -36,4 +36,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(granite.text(body, outer), experts)
 
 
-FAMILY = Family(name="Granite MoE", model=GraniteMoE, text=text)
+FAMILY = Family(name="Granite MoE", architectures=("GraniteMoeForCausalLM",), model=GraniteMoE, text=text)

@@ -25,5 +25,8 @@ class HunYuanDense(Llama):
 
 
 FAMILY = Family(
-    name="HunYuan dense", model=HunYuanDense, text=partial(read_text, eps=1e-5, qk_norm="head after rotation")
+    name="HunYuan dense",
+    architectures=("HunYuanDenseV1ForCausalLM",),
+    model=HunYuanDense,
+    text=partial(read_text, eps=1e-5, qk_norm="head after rotation"),
 )

@@ -40,4 +40,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(read, read_experts(body, chosen="moe_topk", renormalise=True, shared_width=shared))
 
 
-FAMILY = Family(name="HunYuan MoE", model=HunYuanMoE, text=text)
+FAMILY = Family(name="HunYuan MoE", architectures=("HunYuanMoEV1ForCausalLM",), model=HunYuanMoE, text=text)

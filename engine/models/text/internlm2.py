@@ -38,4 +38,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return read_text(body, outer, qkv_bias=biased, o_bias=biased, mlp_bias=False, qkv_layout="by head")
 
 
-FAMILY = Family(name="InternLM2", model=InternLM2, text=text)
+FAMILY = Family(name="InternLM2", architectures=("InternLM2ForCausalLM",), inside=True, model=InternLM2, text=text)

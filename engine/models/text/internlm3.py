@@ -15,4 +15,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return read_text(body, outer, qkv_bias=biased, o_bias=others, mlp_bias=others)
 
 
-FAMILY = Family(name="InternLM3", model=Llama, text=text)
+FAMILY = Family(name="InternLM3", architectures=("InternLM3ForCausalLM",), model=Llama, text=text)

@@ -69,4 +69,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return read_layers(body, outer, width)
 
 
-FAMILY = Family(name="LFM2", model=Lfm2, text=text)
+FAMILY = Family(name="LFM2", architectures=("Lfm2ForCausalLM",), inside=True, model=Lfm2, text=text)

@@ -40,4 +40,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(read, experts, range(body.integer("num_dense_layers", 2), len(read.layers)))
 
 
-FAMILY = Family(name="LFM2 MoE", model=Lfm2MoE, text=text)
+FAMILY = Family(name="LFM2 MoE", architectures=("Lfm2MoeForCausalLM",), inside=True, model=Lfm2MoE, text=text)

@@ -113,4 +113,4 @@ class Llama(Decoder):
         return kind(text, text.layers[number])
 
 
-FAMILY = Family(name="Llama", model=Llama, text=read_text)
+FAMILY = Family(name="Llama", architectures=("LlamaForCausalLM",), inside=True, model=Llama, text=read_text)

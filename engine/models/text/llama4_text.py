@@ -129,4 +129,4 @@ def _sparse(body: Section, count: int) -> set[int]:
     return found
 
 
-FAMILY = Family(name="Llama 4", model=Llama4, text=text)
+FAMILY = Family(name="Llama 4", architectures=("Llama4ForCausalLM",), inside=True, model=Llama4, text=text)

@@ -36,4 +36,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(replace(read, num_further=body.integer("num_mtp_modules", 0)), experts)
 
 
-FAMILY = Family(name="MiniMax-M2", model=MiniMaxM2, text=text)
+FAMILY = Family(name="MiniMax-M2", architectures=("MiniMaxM2ForCausalLM",), model=MiniMaxM2, text=text)

@@ -36,4 +36,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return replace(read, layers=tuple(replace(layer, rope=turned) for layer in read.layers))
 
 
-FAMILY = Family(name="Ministral 3", model=Llama, text=text)
+FAMILY = Family(name="Ministral 3", architectures=("Ministral3ForCausalLM",), inside=True, model=Llama, text=text)

@@ -8,4 +8,10 @@ from engine.checkpoint.text import read_text
 from engine.models.base.family import Family
 from engine.models.text.llama import Llama
 
-FAMILY = Family(name="Mistral", model=Llama, text=partial(read_text, sliding="always"))
+FAMILY = Family(
+    name="Mistral",
+    architectures=("MistralForCausalLM",),
+    inside=True,
+    model=Llama,
+    text=partial(read_text, sliding="always"),
+)

@@ -28,4 +28,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(read, read_experts(body, width="intermediate_size", renormalise=True))
 
 
-FAMILY = Family(name="Mixtral", model=Mixtral, text=text)
+FAMILY = Family(name="Mixtral", architectures=("MixtralForCausalLM",), model=Mixtral, text=text)

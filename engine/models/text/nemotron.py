@@ -11,6 +11,7 @@ from engine.models.text.arcee import Arcee
 
 FAMILY = Family(
     name="Nemotron",
+    architectures=("NemotronForCausalLM",),
     model=Arcee,
     text=partial(
         read_text,

@@ -27,4 +27,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return every_layer(read_text(body, outer, eps=1e-5, qk_norm="projection"), pre_norms=False, post_norms=True)
 
 
-FAMILY = Family(name="OLMo 2", model=PostNormDecoder, text=text)
+FAMILY = Family(name="OLMo 2", architectures=("Olmo2ForCausalLM",), model=PostNormDecoder, text=text)

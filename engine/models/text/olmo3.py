@@ -18,4 +18,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return every_layer(read, pre_norms=False, post_norms=True)
 
 
-FAMILY = Family(name="OLMo 3", model=PostNormDecoder, text=text)
+FAMILY = Family(name="OLMo 3", architectures=("Olmo3ForCausalLM",), model=PostNormDecoder, text=text)

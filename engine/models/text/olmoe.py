@@ -17,4 +17,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(read, read_experts(body, width="intermediate_size", renormalise=renormalise))
 
 
-FAMILY = Family(name="OLMoE", model=Sparse, text=text)
+FAMILY = Family(name="OLMoE", architectures=("OlmoeForCausalLM",), model=Sparse, text=text)

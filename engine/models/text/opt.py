@@ -48,5 +48,9 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 FAMILY = Family(
-    name="OPT", model=OPT, text=text, keys={"ffn_dim": "intermediate_size", "activation_function": "hidden_act"}
+    name="OPT",
+    architectures=("OPTForCausalLM",),
+    model=OPT,
+    text=text,
+    keys={"ffn_dim": "intermediate_size", "activation_function": "hidden_act"},
 )

@@ -36,4 +36,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return read_text(body, outer, sliding="given", eps=1e-5, qkv_layout="joined", joined_mlp=True)
 
 
-FAMILY = Family(name="Phi-3, Phi-4", model=Phi3, text=text)
+FAMILY = Family(name="Phi-3, Phi-4", architectures=("Phi3ForCausalLM",), inside=True, model=Phi3, text=text)

@@ -33,4 +33,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(read, read_experts(body, width="intermediate_size", score="near", nearness=near))
 
 
-FAMILY = Family(name="PhiMoE", model=Mixtral, text=text)
+FAMILY = Family(name="PhiMoE", architectures=("PhiMoEForCausalLM", "PhimoeForCausalLM"), model=Mixtral, text=text)

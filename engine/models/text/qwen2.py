@@ -11,4 +11,10 @@ from engine.checkpoint.text import read_text
 from engine.models.base.family import Family
 from engine.models.text.llama import Llama
 
-FAMILY = Family(name="Qwen2", model=Llama, text=partial(read_text, sliding="switch", qkv_bias=True))
+FAMILY = Family(
+    name="Qwen2",
+    architectures=("Qwen2ForCausalLM",),
+    inside=True,
+    model=Llama,
+    text=partial(read_text, sliding="switch", qkv_bias=True),
+)

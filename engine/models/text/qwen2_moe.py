@@ -39,4 +39,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return with_experts(read, experts, sparse_layers(body, len(read.layers)))
 
 
-FAMILY = Family(name="Qwen2 MoE", model=Qwen2MoE, text=text)
+FAMILY = Family(name="Qwen2 MoE", architectures=("Qwen2MoeForCausalLM",), model=Qwen2MoE, text=text)

@@ -8,4 +8,10 @@ from engine.checkpoint.text import read_text
 from engine.models.base.family import Family
 from engine.models.text.llama import Llama
 
-FAMILY = Family(name="Qwen3", model=Llama, text=partial(read_text, sliding="switch", head_dim=128, qk_norm="head"))
+FAMILY = Family(
+    name="Qwen3",
+    architectures=("Qwen3ForCausalLM",),
+    inside=True,
+    model=Llama,
+    text=partial(read_text, sliding="switch", head_dim=128, qk_norm="head"),
+)

@@ -24,4 +24,4 @@ def sparse_layers(body: Section, count: int) -> set[int]:
     return {number for number in range(count) if (number + 1) % step == 0 and number not in dense}
 
 
-FAMILY = Family(name="Qwen3 MoE", model=Sparse, text=text)
+FAMILY = Family(name="Qwen3 MoE", architectures=("Qwen3MoeForCausalLM",), inside=True, model=Sparse, text=text)

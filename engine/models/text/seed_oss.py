@@ -15,4 +15,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return read_text(body, outer, head_dim=128, qkv_bias=biased, o_bias=out_biased)
 
 
-FAMILY = Family(name="Seed-OSS", model=Llama, text=text)
+FAMILY = Family(name="Seed-OSS", architectures=("SeedOssForCausalLM",), model=Llama, text=text)

@@ -29,4 +29,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     return replace(read, layers=tuple(layer if turns else replace(layer, rope=none) for layer, turns in layers))
 
 
-FAMILY = Family(name="SmolLM3", model=Llama, text=text)
+FAMILY = Family(name="SmolLM3", architectures=("SmolLM3ForCausalLM",), model=Llama, text=text)

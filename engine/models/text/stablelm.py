@@ -51,4 +51,10 @@ def text(body: Section, outer: Section) -> TextConfig:
     )
 
 
-FAMILY = Family(name="StableLM", model=StableLm, text=text, keys={"layer_norm_eps": "rms_norm_eps"})
+FAMILY = Family(
+    name="StableLM",
+    architectures=("StableLmForCausalLM",),
+    model=StableLm,
+    text=text,
+    keys={"layer_norm_eps": "rms_norm_eps"},
+)

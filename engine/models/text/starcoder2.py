@@ -44,4 +44,10 @@ def text(body: Section, outer: Section) -> TextConfig:
     )
 
 
-FAMILY = Family(name="StarCoder2", model=Starcoder2, text=text, keys={"norm_epsilon": "rms_norm_eps"})
+FAMILY = Family(
+    name="StarCoder2",
+    architectures=("Starcoder2ForCausalLM",),
+    model=Starcoder2,
+    text=text,
+    keys={"norm_epsilon": "rms_norm_eps"},
+)

@@ -21,7 +21,7 @@ from engine.checkpoint.section import Section
 from engine.encoders.tower import by_modality
 from engine.models.base.decoder import Decoder
 from engine.models.base.family import Family
-from engine.models.decoders import DECODERS
+from engine.models.lookup import inner_decoder
 from engine.models.media.seeing import decoder_family
 from engine.models.transformers_backend import seeing, skeleton
 from engine.models.transformers_backend.class_tower import class_towers
@@ -34,7 +34,7 @@ def suits(architecture: str, values: Mapping[str, Any]) -> bool:
     try:
         with skeleton.refusing():
             kind = skeleton.config_of(architecture, values).get_text_config(decoder=True).model_type
-        if kind not in DECODERS:
+        if inner_decoder(kind) is None:
             return False
         shape = seeing.shape_of(outer)
         read = text(outer, outer)
@@ -84,6 +84,7 @@ def mixed(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
 
 FAMILY = Family(
     name="towers of transformers",
+    architectures=(),  # of transformers, which knows them
     model=mixed,
     text=text,
     towers=seeing.TOWERS,

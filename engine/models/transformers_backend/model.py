@@ -169,6 +169,7 @@ def text_of(module: Any) -> TextConfig:
 
 FAMILY = Family(
     name="transformers",
+    architectures=(),  # of transformers, which knows them
     model=TransformersModel,
     text=read_text,
     keys={"n_positions": "max_position_embeddings", "n_ctx": "max_position_embeddings"},

@@ -44,4 +44,4 @@ def read_toy(body: Section, outer: Section) -> TextConfig:
     )
 
 
-FAMILY = Family(name="Toy", model=Toy, text=read_toy)
+FAMILY = Family(name="Toy", architectures=("ToyForCausalLM",), model=Toy, text=read_toy)
