@@ -207,6 +207,15 @@ def test_the_server_is_built_in_floors(path):
             assert SERVER_FLOOR_OF[below] < SERVER_FLOOR_OF[room], f"{room} imports {below}, which is no floor below it"
 
 
+def test_the_tests_of_the_server_lie_as_the_server_does():
+    """A test of a room lies in the folder of its name; the root has tests of its files and of the server as a whole."""
+    rooms = {path.name for path in (ROOT / "server").iterdir() if path.is_dir()}
+    tests = (ROOT / "tests" / "server").rglob("test_*.py")
+    folders = {path.relative_to(ROOT / "tests" / "server").parts[0] for path in tests}
+    assert {name for name in folders if not name.endswith(".py")} <= rooms
+    assert len([name for name in folders if name.endswith(".py")]) <= 16, "move tests into the folder of their room"
+
+
 def test_the_root_of_the_server_holds_few_files():
     files = sorted(path.name for path in (ROOT / "server").glob("*.py"))
     assert len(files) <= 12, files
