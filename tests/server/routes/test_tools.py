@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from server.render.chat import Renderer
+from server.routes import tools
 from tests.server.live import use_template
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -42,6 +43,21 @@ async def test_tools_that_may_not_be_called_can_stay_out_of_the_prompt(serve, pa
         use_template(client)
         shown = length(await client.post(path, body)) > length(await client.post(path, bare))
         assert shown is not exclude
+
+
+@pytest.mark.parametrize("path", [*SAME, "/v1/chat/completions/render"])
+async def test_the_tools_of_a_request_are_read_once(client, monkeypatch, path):
+    """Its check, its prompt and the parsing of its answer share one ToolTable."""
+    made, real = [], tools.offered
+
+    def offered(*args):
+        made.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(tools, "offered", offered)
+    reply = await client.post(path, SAME[path.removesuffix("/render")])
+    assert reply.status == 200, reply.content
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("path", [*SAME, "/tokenize"])
