@@ -24,7 +24,7 @@ from engine.weights.table import Table, Wanted, parts_of
 
 if TYPE_CHECKING:
     from engine.base.model_config import ModelConfig
-    from engine.models.base import Model
+    from engine.models.base.model import Model
 
 log = logging.getLogger("omniloop.engine")
 

@@ -18,7 +18,7 @@ from engine.weights.table import Wanted, parts_of
 
 if TYPE_CHECKING:
     from engine.kernels.target import Target
-    from engine.models.base import Model
+    from engine.models.base.model import Model
 
 FLOAT_BYTES = 2  # of bfloat16
 

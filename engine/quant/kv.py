@@ -25,7 +25,7 @@ from engine.weights.files import Shard
 from engine.weights.names import compact
 
 if TYPE_CHECKING:
-    from engine.models.base import Model
+    from engine.models.base.model import Model
 
 log = logging.getLogger("omniloop.engine")
 

@@ -26,7 +26,7 @@ from engine.weights.table import Place, expand
 from engine.weights.upload import upload_for
 
 if TYPE_CHECKING:
-    from engine.models.base import Model
+    from engine.models.base.model import Model
 
 log = logging.getLogger(__name__)
 
