@@ -60,13 +60,25 @@ function keep(name, drawing) {
   drawings.set(name, drawing);
 }
 
-/** KaTeX's nodes. Its copy for screen readers has style attributes for frames and shadows, which the policy forbids. */
+/** KaTeX's nodes. Most of its styles are set as properties; the few that it writes as attributes (widths of arrows, frames in
+ * the copy for screen readers) are set as properties here, since the policy forbids such attributes. */
 function draw(made, text, display) {
   const tree = made.__renderToDomTree(text, { ...OPTIONS, displayMode: display });
   const nodes = [tree];
   for (const node of nodes) {
-    if (node.attributes) delete node.attributes.style;
+    if (node.attributes?.style) setStyle(node);
     if (node.children) nodes.push(...node.children);
   }
   return tree.toNode();
+}
+
+function setStyle(node) {
+  const { style } = node.attributes;
+  delete node.attributes.style;
+  const make = node.toNode.bind(node);
+  node.toNode = () => {
+    const element = make();
+    element.style.cssText = style;
+    return element;
+  };
 }

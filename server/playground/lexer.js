@@ -209,9 +209,11 @@ class Rules extends Tokenizer {
     return found;
   }
 
-  /** Addresses of mail are no links: marked looks for their sign from each letter of a word on. */
+  /** Up to a quotation mark, since HTML is text here. Addresses of mail are no links: marked looks for their sign from each
+   * letter of a word on. */
   url(source) {
-    return /^(?:https?:\/\/|www\.)/i.test(source) ? super.url(source) : undefined;
+    if (!/^(?:https?:\/\/|www\.)/i.test(source)) return undefined;
+    return super.url(/^[^\s"<>`]*/.exec(source)[0]);
   }
 
   /** Ends where something else may begin. */

@@ -1,4 +1,7 @@
-"""One browser for the page's tests of a worker, and pages on it: of a real server, or of one whose answers are written."""
+"""One browser for a file of tests, and pages of a real server, or of one whose answers a test writes.
+
+A browser ends with its file: while it runs, Playwright holds the thread's event loop, which tests of other files need.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from tests.server.playground.browser import chromium, opened
 from tests.server.playground.scripted import Scripted, scripted
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with chromium() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Of a server with the embedded model."""
     with serving(*SMALL) as process:

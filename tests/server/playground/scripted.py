@@ -1,7 +1,7 @@
 """A server of the page whose answers are written in the test: the files and headers of the real one, no model.
 
-Each POST to the completions takes the next `Reply`; a reply with a gate stops after its first chunk until the test opens
-it. What was sent is in `bodies`. A browser that leaves sets the reply's `left`.
+Each POST to the completions takes the next `Reply`; a reply with a gate stops after its first chunk until the test
+opens it. What was sent is in `bodies`. A browser that leaves sets the reply's `left`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long the page takes: until it is ready, and from a question to a finished answer of 200 kB, as medians.
 
-`python -m tests.server.playground.timing [FOLDER ...]` compares the page of this checkout with those of other checkouts,
-by turns on one browser. The server is real; the answer is put in its place, in events of 100 characters.
+`python -m tests.server.playground.timing [FOLDER ...]` compares the page of this checkout with those of other
+checkouts, interleaved on one browser. The server is real; the answer is put in its place, in events of 100 characters.
 """
 
 from __future__ import annotations
