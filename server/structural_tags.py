@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import GrammarSpec
 from server.config import LimitsConfig
 from server.errors import shown
 from server.output.tools.values import literal, plain
