@@ -1,8 +1,8 @@
 """GrammarSpec and Grammar: what an answer must look like, as plain data and compiled, as a Request carries it.
 
 Owner: none, values; a grammar's lanes belong to the compiler (loop), their rows to the device thread. The server writes
-a spec (server/structure.py), engine/grammar/compile.py makes the grammar, engine/grammar/advance.py takes its matchers.
-The engine knows no dialect of requests: a JSON Schema has been checked by then, a choice is Lark.
+a spec (server/structure/structure.py), engine/grammar/compile.py makes the grammar, engine/grammar/advance.py takes its
+matchers. The engine knows no dialect of requests: a JSON Schema has been checked by then, a choice is Lark.
 """
 
 from __future__ import annotations
