@@ -87,7 +87,7 @@ FLOORS = (
     ("layers",),
     ("encoders", "pooling"),
     ("models",),
-    ("step",),
+    ("step", "explain"),
     ("run",),
     ("engine",),
 )
