@@ -16,7 +16,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from engine.base.errors import EngineError
-    from engine.grammar.compile import Grammar
+    from engine.base.grammar import Grammar
 
 Modality = Literal["image", "audio", "video"]
 RowsOf = Literal["image", "audio", "video", "prompt"]  # "prompt": rows in the place of text

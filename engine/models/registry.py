@@ -36,6 +36,7 @@ from engine.models.base.spelling import nearest_families
 from engine.models.lookup import MIXED, families, family_of, inner_decoder, served
 from engine.quant.assign import assign
 from engine.quant.online import ONLINE
+from engine.quant.settings import refuse_quantized, with_quantisation
 from engine.weights.files import Shard
 
 log = logging.getLogger(__name__)
@@ -60,12 +61,12 @@ def load_model_config(
     """
     folder = Path(folder)
     text_only = set(MODALITIES) <= set(without)
-    root = common.with_quantisation(read_root(folder, overrides, text_only), folder)
+    root = with_quantisation(read_root(folder, overrides, text_only), folder)
     generation = read_json(folder / "generation_config.json", required=False)
     architecture, form, implementation = _served(root, text_only, implementation)
     if "auto_map" in root.values:
         log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
-    common.refuse_quantized(root)
+    refuse_quantized(root)
     family = family_of(architecture, implementation)
     outer = root.section(family.section) if family.section in root.values else root
     body = complete(outer.section("text_config")) if "text_config" in outer.values else outer

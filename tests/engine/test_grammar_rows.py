@@ -10,9 +10,9 @@ import pytest
 
 import engine.run.start
 from engine import FinishReason, SamplingParams
+from engine.base.grammar import GrammarSpec
 from engine.grammar.advance import GrammarRow, GrammarRows
 from engine.grammar.compile import compile_now
-from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from engine.run.loop import DeviceThread
 from server.render.load_tokenizer import load_tokenizer

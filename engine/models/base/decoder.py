@@ -175,6 +175,9 @@ class Decoder(Model):
         finally:
             self._numbers = whole
 
+    def is_run(self, number: int) -> bool:
+        return number in self._numbers
+
     def _embedded(self, batch: Batch) -> Tensor:
         residual = self.embedded(batch)
         if self._embedding_scale != 1.0:

@@ -178,12 +178,15 @@ class Encoder(Model):
 
     @contextmanager
     def abridged(self) -> Iterator[None]:
-        """Two layers, which launch what all do."""
-        whole, self._run = self._run, self._run[:2]
+        """The first layer and the last, which launch what all do."""
+        whole, self._run = self._run, self._run[:1] + self._run[1:][-1:]
         try:
             yield
         finally:
             self._run = whole
+
+    def is_run(self, number: int) -> bool:
+        return any(layer is self.layers[number] for layer in self._run)
 
     def logits(self, hidden: Tensor) -> Tensor:
         raise TypeError("an encoder has no language model's head: its pooler reads hidden states")

@@ -74,6 +74,10 @@ class Model(ABC):
         """
         yield
 
+    def is_run(self, number: int) -> bool:
+        """Whether forward runs the layer of this number: it runs all, except inside `abridged`."""
+        return True
+
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32."""

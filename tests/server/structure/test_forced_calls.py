@@ -15,8 +15,8 @@ import pydantic
 import pytest
 
 from engine.base.errors import GrammarError
+from engine.base.grammar import GrammarSpec
 from engine.grammar.compile import compile_now
-from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from server.flags.config import LimitsConfig
 from server.output.parser_choice import choose_parsers, made

@@ -10,8 +10,8 @@ import numpy as np
 import orjson
 import pytest
 
+from engine.base.grammar import GrammarSpec
 from engine.grammar.compile import compile_now
-from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from server.errors import ApiError
 from server.flags.config import LimitsConfig

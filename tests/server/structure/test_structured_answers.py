@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 from tokenizers import AddedToken
 
+from engine.base.grammar import GrammarSpec
 from engine.grammar.advance import GrammarRow
-from engine.grammar.spec import GrammarSpec
 from server.render.hf_tokenizer import HfTokenizer
 from server.render.load_tokenizer import load_tokenizer
 from server.start.load import make_grammars

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.grammar.compile import Grammar, compile_now
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import Grammar, GrammarSpec
+from engine.grammar.compile import compile_now
 from engine.grammar.vocabulary import GrammarVocabulary
 from server.output.parser_choice import choose_parsers
 from server.output.reasoning import REASONING
