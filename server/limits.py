@@ -108,20 +108,69 @@ class WrongKeys:
             raise too_many_failures()
 
 
-class BodyBudget:
-    """Bytes of bodies held at one time, in all. Owner: loop."""
+class Shares:
+    """A bounded quantity that clients share: each may take more while it holds less than `weight` times what is free.
 
-    def __init__(self, limit: int) -> None:
+    A client alone gets weight / (weight + 1) of all. Many that take what they can leave room for each newcomer: the
+    free part is 1 / (1 + weight x clients) of all, and nothing has to be known of clients beforehand. Owner: loop.
+    """
+
+    def __init__(self, limit: int, weight: int) -> None:
         self.limit = limit
         self.used = 0
+        self._weight = weight
+        self._of: dict[str, int] = {}  # by key name or address, of those that hold something
 
-    def take(self, size: int) -> None:
+    def has_room(self, client: str, size: int) -> bool:
+        """Whether a client may take so much now."""
+        free = self.limit - self.used
+        return size <= free and self._of.get(client, 0) < self._weight * free
+
+    def take(self, client: str, size: int) -> bool:
+        """Takes so much, or nothing where there is no room."""
+        return self.has_room(client, size) and self.take_any(client, size)
+
+    def take_any(self, client: str, size: int) -> bool:
+        """The same for a client that may take all there is."""
         if self.used + size > self.limit:
-            raise queue_full(1, "too many bytes are being uploaded at this moment; try again later")
+            return False
         self.used += size
+        if size:
+            self._of[client] = self._of.get(client, 0) + size
+        return True
 
-    def give(self, size: int) -> None:
+    def give(self, client: str, size: int) -> None:
         self.used -= size
+        left = self._of.get(client, 0) - size
+        assert left >= 0, "what was taken"
+        if left:
+            self._of[client] = left
+        else:
+            self._of.pop(client, None)
+
+    def held(self, client: str) -> int:
+        return self._of.get(client, 0)
+
+
+class BodyBudget(Shares):
+    """Bytes of bodies held at one time: in all, and by each client. Owner: loop."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit, weight=3)
+
+    def require(self, client: str, size: int) -> None:
+        """Takes so many bytes. Raises the 429 where there is no room."""
+        if not self.take(client, size):
+            raise self.full(client, size)
+
+    def full(self, client: str, size: int) -> ApiError:
+        if self.limit - self.used < size:
+            return queue_full(1, "too many bytes are being uploaded at this moment; try again later")
+        text = (
+            f"this client holds {self.held(client)} of the {self.limit} bytes that bodies may take together; wait for "
+            "its other uploads to end"
+        )
+        return ApiError(429, "key_busy", text, headers={"retry-after": "1"})
 
 
 class Places:

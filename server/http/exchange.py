@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
+from server.http.proxies import home
 from server.http.websocket import accepting, as_exchange_scope, refusing
 from server.render.errors import RenderError
 from server.request_times import Generation, RequestTimes
@@ -177,6 +178,16 @@ def exchange_of(request: Request) -> Exchange:
 def state_of(request: Request) -> AppState:
     """The server's state, for a handler."""
     return exchange_of(request).state
+
+
+def client_of(request: Request) -> str:
+    """The client whose share of a bounded quantity counts: its key's name, or its address where it sent no key."""
+    return client_in(exchange_of(request), request.scope)
+
+
+def client_in(exchange: Exchange, scope: Scope) -> str:
+    """See `client_of`."""
+    return exchange.key_name or home(exchange.state.proxies.client_of(scope))
 
 
 def header_of(scope: Scope, name: bytes) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope
 
 from server.errors import invalid, not_here
-from server.http.exchange import Exchange
+from server.http.exchange import Exchange, client_in
 from server.routes.audio import task_of
 from server.routes.endpoint import POOLS, check_model
 from server.schema.audio import TranscriptionForm
@@ -43,4 +43,4 @@ async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
     checked(form)
     await receive()  # websocket.connect
     await exchange.accept(scope)
-    await RealtimeSession(exchange, receive, form, checked).run()
+    await RealtimeSession(exchange, receive, form, checked, client_in(exchange, scope)).run()

@@ -56,9 +56,12 @@ class Settings:
 class RealtimeSession:
     """One client."""
 
-    def __init__(self, exchange: Exchange, receive: Receive, form: TranscriptionForm, task_of: TaskOf) -> None:
-        """`task_of` checks what a client asks of its turns; raises ApiError."""
+    def __init__(
+        self, exchange: Exchange, receive: Receive, form: TranscriptionForm, task_of: TaskOf, client: str
+    ) -> None:
+        """`task_of` checks what a client asks of its turns; raises ApiError. `client`: whose share its bytes take."""
         self._exchange, self._state, self._receive = exchange, exchange.state, receive
+        self._client = client
         self._task_of = task_of
         self._gone = False
         self._settings = Settings(form)
@@ -343,9 +346,9 @@ class RealtimeSession:
     def _count(self, size: int) -> None:
         """The buffer has so many bytes now. Raises where the server holds too many."""
         if size > self._held:
-            self._state.body_budget.take(size - self._held)
+            self._state.body_budget.require(self._client, size - self._held)
         else:
-            self._state.body_budget.give(self._held - size)
+            self._state.body_budget.give(self._client, self._held - size)
         self._held = size
 
     # -- writer
