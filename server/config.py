@@ -41,7 +41,7 @@ class ServerConfig:
     uds: str = flag("", "listen on this Unix socket instead of host and port")
     root_path: str = flag("", "where a proxy mounts this server; it strips that, openapi.json names it")
     api_key: tuple[str, ...] = flag((), "a key clients must send; repeatable (or SERVER_API_KEY)", hidden_value=True)
-    api_key_file: str = flag("", "file with one key per line, optionally NAME:KEY; reread on SIGHUP")
+    api_key_file: str = flag("", "file with a key per line, or NAME:KEY (else a digest names it); reread on SIGHUP")
     auth_max_failures: int = flag(60, "wrong keys per minute and address before 429", low=1)
     trusted_proxies: tuple[str, ...] = flag(
         (), "addresses, CIDRs or `unix` whose X-Forwarded-For tells the client's address"
@@ -78,7 +78,9 @@ class ServerConfig:
     disable_docs: bool = flag(False, "no /docs and no /openapi.json")
     disable_playground: bool = flag(False, "no chat page at /")
     enable_dev_endpoints: bool = flag(False, "routes that pause the server, clear caches and show its settings")
-    admin_api_key: str = flag("", "key for those routes; needed when the bind is not loopback", hidden_value=True)
+    admin_api_key: str = flag(
+        "", "key for those routes; needed when the bind is not loopback, asked for if given", hidden_value=True
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,25 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from starlette.types import Scope
 
 from engine.base.errors import ConfigError
-from server.errors import ApiError, queue_full
+from server.errors import ApiError, queue_full, shown
 
 log = logging.getLogger("omniloop")
 
+ADMIN = "admin"  # the name of the admin key
 MAX_ADDRESSES = 4096
 
 
 class ApiKeys:
-    """The keys clients may use, by name. Owner: loop; reread on SIGHUP."""
+    """The keys clients may use, by name. Owner: loop; reread on SIGHUP.
+
+    A name is what a client's stored responses, cached prefixes and counts belong to. It is the operator's, or made of
+    the key's digest: never of its place among others, which another key takes when a line goes.
+    """
 
     def __init__(self, keys: tuple[str, ...], path: str = "") -> None:
         self._flags = keys
@@ -41,10 +47,10 @@ class ApiKeys:
 
     def reload(self) -> None:
         """Reads the file again. Raises ConfigError, and then the keys stay as they were."""
-        found = [(f"key{at}", key) for at, key in enumerate(self._flags)]
+        found = [KeyLine("", key, "--api-key") for key in self._flags]
         if self._path:
             found += keys_of(self._path)
-        self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in found]
+        self._digests = named(found)
 
     def match(self, presented: bytes) -> str | None:
         """The name of the key, or None; meets every stored key whatever the first ones said."""
@@ -56,8 +62,41 @@ class ApiKeys:
         return found
 
 
-def keys_of(path: str) -> list[tuple[str, str]]:
-    """(name, key) of each line of a key file. Raises ConfigError where there is none, or a line without its key."""
+class KeyLine(NamedTuple):
+    """A key as the operator wrote it; `name` may be empty."""
+
+    name: str
+    key: str
+    where: str
+
+
+def named(lines: list[KeyLine]) -> list[tuple[str, bytes]]:
+    """(name, digest) of each key. Raises ConfigError where two keys have one name, or one key has two."""
+    names: dict[bytes, str] = {}
+    places: dict[str, str] = {}
+    for name, key, where in sorted(lines, key=lambda line: not line.name):  # names that were given come first
+        digest = hashlib.sha256(key.encode()).digest()
+        if digest in names and (not name or name == names[digest]):
+            continue
+        name = name or digest_name(key)
+        if name == ADMIN:
+            raise ConfigError(f"{where}: the name {ADMIN} is that of --admin-api-key; give this key another")
+        if digest in names:
+            raise ConfigError(f"{where}: this key has the name {shown(names[digest])} already; a key has one name")
+        if name in places:
+            raise ConfigError(f"{where}: {shown(name)} names another key already ({places[name]}); a name has one key")
+        names[digest] = name
+        places[name] = where
+    return [(name, digest) for digest, name in names.items()]
+
+
+def digest_name(key: str) -> str:
+    """The name of a key that the operator gave none: 32 bits of a digest, which say nothing of a random key."""
+    return f"key-{hashlib.sha256(b'omniloop key ' + key.encode()).hexdigest()[:8]}"
+
+
+def keys_of(path: str) -> list[KeyLine]:
+    """The lines of a key file. Raises ConfigError where there is none, or a line without its key."""
     where = f"--api-key-file {path}"
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -66,14 +105,15 @@ def keys_of(path: str) -> list[tuple[str, str]]:
         raise ConfigError(f"{where}: {error.strerror or error}; name a file that this user may read") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{where}: is not UTF-8 text; write one key per line, or NAME:KEY") from None
-    found: list[tuple[str, str]] = []
+    found: list[KeyLine] = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
         name, colon, key = map(str.strip, line.partition(":"))
         if colon and not key:
             raise ConfigError(f"{where}: line {number} has a name and no key; write NAME:KEY")
-        found.append((name, key) if colon else (f"file{len(found)}", line))
+        at = f"{where}: line {number}"
+        found.append(KeyLine(name, key, at) if colon else KeyLine("", line, at))
     if not found:
         raise ConfigError(f"{where}: holds no key; write one key per line, or NAME:KEY, or leave the flag out")
     return found

@@ -6,10 +6,13 @@ Each case holds for its whole kind: the neighbour's gap and the server's memory 
 from __future__ import annotations
 
 import contextlib
+import json
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,9 +39,17 @@ POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[ServerProcess]:
-    """Short deadlines, few connections, and a key."""
-    flags = ("--api-key", "right", "--max-connections", str(CONNECTIONS), "--header-timeout", "1")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of keys without names."""
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text("first\nsecond\nright\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def guarded(keys: Path) -> Iterator[ServerProcess]:
+    """Short deadlines, few connections, and keys."""
+    flags = ("--api-key-file", str(keys), "--max-connections", str(CONNECTIONS), "--header-timeout", "1")
     flags += ("--stream-stall-timeout", "2", "--keepalive-timeout", "5", "--trusted-proxies", "127.0.0.9")
     with serving("--model", str(tiny.checkpoint("omni")), "--served-model-name", "tiny", *SMALL, *flags) as process:
         yield process
@@ -283,3 +294,22 @@ def test_s01_a_head_without_end_is_refused(guarded):
         with dial(guarded.port) as link:
             link.sendall(data)
             assert answer(link)[0] == 431
+
+
+# -- keys
+
+
+def test_s02_a_key_inherits_nothing_when_another_one_goes(guarded, keys):
+    """The second key moves to the first one's line."""
+    sent = {"model": "tiny", "input": "a secret", "max_output_tokens": 1}
+    status, content = ask(guarded.port, "POST", "/v1/responses", sent, "X-Api-Key: first\r\n")
+    assert status == 200
+    path = f"/v1/responses/{json.loads(content)['id']}"
+    assert ask(guarded.port, "GET", path, headers="X-Api-Key: first\r\n")[0] == 200
+    keys.write_text("second\nright\n")
+    guarded.signal(signal.SIGHUP)
+    deadline = time.monotonic() + 20
+    while ask(guarded.port, "GET", path, headers="X-Api-Key: first\r\n")[0] != 401:
+        assert time.monotonic() < deadline, "the file is not read again"
+    for more in ("", "/input_items"):
+        assert ask(guarded.port, "GET", path + more, headers="X-Api-Key: second\r\n")[0] == 404
