@@ -19,7 +19,7 @@ from server.errors import ApiError, from_validation, invalid, shown
 from server.http.incoming import Incoming
 
 if TYPE_CHECKING:
-    from server.config import LimitsConfig
+    from server.flags.config import LimitsConfig
     from server.state import AppState
 
 T = TypeVar("T")

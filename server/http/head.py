@@ -7,8 +7,8 @@ pieces, and never what stood in front of the head.
 
 from __future__ import annotations
 
-from server.config import LimitsConfig
 from server.errors import ApiError
+from server.flags.config import LimitsConfig
 
 
 class HeadLimit(Exception):

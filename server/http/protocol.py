@@ -27,8 +27,8 @@ from typing import Any
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from server.config import LimitsConfig
 from server.errors import ApiError
+from server.flags.config import LimitsConfig
 from server.http.arrived import Arrived
 from server.http.flow import Flow, Reader
 from server.http.head import Head, HeadLimit

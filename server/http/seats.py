@@ -9,8 +9,8 @@ clients and are bounded by --max-connections alone.
 from __future__ import annotations
 
 from server.errors import ApiError
-from server.http.proxies import TrustedProxies, home
-from server.limits import Shares
+from server.ops.limits import Shares
+from server.ops.proxies import TrustedProxies, home
 
 WEIGHT = 8
 

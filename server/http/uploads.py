@@ -18,8 +18,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from server.config import LimitsConfig
 from server.errors import ApiError, invalid
+from server.flags.config import LimitsConfig
 from server.http.exchange import state_of
 from server.http.incoming import Incoming
 

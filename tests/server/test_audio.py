@@ -17,7 +17,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from examples.embedded_model.spoken import utterances
-from server.config import LimitsConfig
+from server.flags.config import LimitsConfig
 from server.http.uploads import FormReader
 from server.speech.heard import Segment, Transcript
 from server.speech.heard import body as written

@@ -11,8 +11,8 @@ import pytest
 
 from engine.base.errors import ConfigError
 from server.http.edge import not_ready
-from server.limits import digest_name, named
-from server.process import Process
+from server.ops.limits import digest_name, named
+from server.start.process import Process
 from tests.server.conftest import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.app import routes_of
-from server.limits import digest_name
+from server.ops.limits import digest_name
 from tests.server.test_audio import HEADERS, form
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from server.config import ServerConfig
-from server.limits import digest_name
-from server.log_lines import MOST_BYTES, LineWriter
-from server.logs import JsonLines, Rate, TextLines, configure, lines_dropped
+from server.flags.config import ServerConfig
+from server.ops.limits import digest_name
+from server.ops.log_lines import MOST_BYTES, LineWriter
+from server.ops.logs import JsonLines, Rate, TextLines, configure, lines_dropped
 from tests.server.live import without_end
 
 on_session_loop = pytest.mark.asyncio(loop_scope="session")
