@@ -122,7 +122,11 @@ class LimitsConfig:
     max_prompt_bytes: int = flag(0, "text of a prompt; 0: 16 per token of the context", low=0)
     tokenize_offload_bytes: int = flag(2048, "longer prompts are tokenized in the pool", low=0)
     max_queued_tokens: int = flag(4_194_304, "prompt tokens that run or wait; 429 beyond", low=1)
-    max_inflight_per_key: int = flag(0, "choices of one key that run or wait; 429 beyond; 0: no limit", low=0)
+    max_inflight_per_key: int = flag(
+        0, "choices of one key that run or wait, also its realtime sessions; 0: any", low=0
+    )
+    max_realtime_sessions: int = flag(256, "realtime sessions open at one time; 429 beyond", low=1)
+    realtime_idle_timeout: float = flag(120.0, "seconds a realtime session lives without an event or a turn", low=0.1)
     max_n: int = flag(128, "choices of a prompt", low=1)
     max_prompts: int = flag(1024, "prompts of a completion request", low=1)
     max_choices: int = flag(2048, "prompts times choices", low=1)

@@ -213,6 +213,29 @@ class BodyBudget(Shares):
         return ApiError(429, "key_busy", text, headers={"retry-after": "1"})
 
 
+class Sessions:
+    """Realtime sessions that are open: in all, and of each client. Owner: loop."""
+
+    def __init__(self, limit: int, per_key: int = 0) -> None:
+        self.shares = Shares(limit, weight=3)
+        self._per_key = per_key  # 0: no limit
+
+    @contextmanager
+    def hold(self, client: str) -> Iterator[None]:
+        """A session while it lives. Raises the 429 where there is no room."""
+        shares = self.shares
+        if self._per_key and shares.held(client) >= self._per_key:
+            text = f"this client may have {self._per_key} realtime sessions open at one time; end one"
+            raise ApiError(429, "key_busy", text, headers={"retry-after": "1"})
+        if not shares.take(client, 1):
+            held, text = shares.held(client), f"{shares.used} of {shares.limit} realtime sessions are open"
+            raise queue_full(5, f"{text}, {held} of them this client's; end one, or try again later")
+        try:
+            yield
+        finally:
+            shares.give(client, 1)
+
+
 class Places:
     """Choices that are being prepared, wait or run; above `limit` a request gets 429 at once. Owner: loop."""
 

@@ -241,14 +241,6 @@ def test_a_socket_that_pings_now_and_then_goes_on(guarded):
         assert data.count(b"\x8a\x01a") == 100
 
 
-def test_chunks_of_a_byte_do_not_hold_the_loop(guarded):
-    head = POST + KEY.encode() + b"Transfer-Encoding: chunked\r\n\r\n"
-    with Neighbour(guarded.port) as neighbour:
-        at_once(guarded.port, 20, head + b"1\r\n \r\n" * 40_000)
-    print(f"gap {neighbour.slowest:.3f} s")
-    assert neighbour.slowest < GAP_S
-
-
 # -- words that arrive late
 
 
