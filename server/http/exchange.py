@@ -63,6 +63,7 @@ class Exchange:
 
     __slots__ = (
         "abort",
+        "address",
         "answer_open",
         "answered",
         "arrival",
@@ -110,6 +111,7 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
         self.route = "other"  # the route's template once it is known
         self.key_name = ""
+        self.address = state.proxies.client_of(scope)
         self.status = 0
         self.reason = ""
         self.started = False
@@ -125,6 +127,11 @@ class Exchange:
         self.answer_open: OpenAnswer | None = None  # set while the engine works for it
         self.task = asyncio.current_task()
         self.on_drain: Callable[[], None] = nothing  # set by what may wait for its client without end
+
+    @property
+    def client(self) -> str:
+        """Whose share of a bounded quantity counts: its key's name, or its address where it sent no key."""
+        return self.key_name or home(self.address)
 
     def drain(self) -> None:
         """The server takes no more work: what runs goes on, and nobody waits for a client to ask for more."""
@@ -178,16 +185,6 @@ def exchange_of(request: Request) -> Exchange:
 def state_of(request: Request) -> AppState:
     """The server's state, for a handler."""
     return exchange_of(request).state
-
-
-def client_of(request: Request) -> str:
-    """The client whose share of a bounded quantity counts: its key's name, or its address where it sent no key."""
-    return client_in(exchange_of(request), request.scope)
-
-
-def client_in(exchange: Exchange, scope: Scope) -> str:
-    """See `client_of`."""
-    return exchange.key_name or home(exchange.state.proxies.client_of(scope))
 
 
 def header_of(scope: Scope, name: bytes) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from server.errors import ApiError
-from server.http.exchange import ClientGone, client_of
+from server.http.exchange import ClientGone
 from server.http.started import Started
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Incoming:
         if promised > limit:
             raise too_large(limit)
         if promised > SMALL:
-            self._client = client_of(request)
+            self._client = request.scope["exchange"].client
             if not self._budget.has_room(self._client, promised - SMALL):
                 raise self._budget.full(self._client, promised - SMALL)
 
@@ -100,7 +100,7 @@ class Incoming:
             raise too_large(self._limit)
         more = self.size - SMALL - self.taken
         if more > 0:
-            self._client = self._client or client_of(self._request)
+            self._client = self._client or self._request.scope["exchange"].client
             self._budget.require(self._client, more)
             self.taken += more
         if self.more:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope
 
 from server.errors import invalid, not_here
-from server.http.exchange import Exchange, client_in
+from server.http.exchange import Exchange
 from server.routes.audio import task_of
 from server.routes.endpoint import POOLS, check_model
 from server.schema.audio import TranscriptionForm
@@ -41,7 +41,7 @@ async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
     named = query.get("model")
     form = TranscriptionForm(model=named[-1] if named else exchange.state.names[0])
     checked(form)
-    client = client_in(exchange, scope)
+    client = exchange.client
     with exchange.state.sessions.hold(client):
         await receive()  # websocket.connect
         await exchange.accept(scope)
