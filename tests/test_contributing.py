@@ -11,8 +11,12 @@ import torch
 
 import engine.models.text
 from engine.models.lookup import family_of
+from engine.run import start
+from engine.step.parts import order
 from tests import tiny
 from tests.contributing import PAGE, example
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import running, text_request
 from tests.models.harness import Harness, load
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -47,6 +51,23 @@ def test_a_kernel_is_one_file_with_its_reference(tmp_path):
     x, scale = torch.randn(3, 700).bfloat16(), torch.rand(3)
     assert torch.equal(module.scale_rows(x, scale), (x.float() * scale[:, None]).bfloat16())
     assert "out[row, column] = x[row, column] * scale[row]" in module.__doc__
+
+
+@pytest.mark.parametrize("backend", ["host", "device"])
+async def test_a_part_of_the_step_is_one_file_and_one_entry(tmp_path, monkeypatch, backend):
+    made = example("part", tmp_path)
+    monkeypatch.setattr(order, "PARTS", [*order.PARTS, made.token_count])
+    if backend == "device":
+        monkeypatch.setattr(start, "open_accelerator", lambda _device: HostAccelerator())
+    async with running(tiny.checkpoint("llama")) as served:
+        counts = []
+        async for delta in served.submit(text_request([5, 6, 7], 9)):
+            counts.append(delta.extras[made.TokenCount.name])
+        assert counts == sorted(counts)
+        assert counts[-1] == 9
+        assert served.ledger()["token_count"] == 0
+    lines = (tmp_path / "example_part.py").read_text().splitlines()
+    assert len(lines) <= 50
 
 
 def test_the_glossary_has_at_most_forty_words():

@@ -150,13 +150,15 @@ class Decoder(Model):
         for number in self._numbers:
             layer, rope, place = self.layers[number], ropes[self._rope_of[number]], self._cache_of[number]
             cache, meta = batch.caches[place], attention[batch.group_of[place]]
-            index = batch.sample_index if number == self._numbers[-1] and batch.routed is None else None
+            index = batch.sample_index if number == self._numbers[-1] and not batch.whole else None
             if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
                 layer.store(x, rope, meta, cache)
                 return x.rows()[:0]
             layer(x, rope, meta, cache, index)
             self.after_layer(number, x, batch)
-        if batch.routed is not None:  # every token has passed the last layer: its experts there are kept too
+            for hook in batch.hooks:
+                hook.after_layer(number, x)
+        if batch.whole:
             x.keep(batch.sample_index, x.rows())
             if not len(x.rows()):
                 return x.rows()

@@ -52,7 +52,7 @@ async def test_kernels_of_pictures_of_any_size_are_met_in_the_walk(met, tmp_path
     """The products of few patches differ by their number, and so does what shrinks them."""
     draw, grids = random.Random(3), [(t, h, w) for t in (1, 2) for h in range(1, 6) for w in range(h, 8)]
     async with running(write_folder(tmp_path, few_layers("vl-7b")), device="cuda", **REAL) as engine:
-        runtime = engine._device._runtime
+        runtime = engine.inspect().runtime
         vision, side = runtime.model.vision, int(runtime.sizes.encoder_rows**0.5)
         grids += [(draw.choice((1, 1, 4)), draw.randint(1, side // 2), draw.randint(1, side // 2)) for _ in range(20)]
         met.ready()

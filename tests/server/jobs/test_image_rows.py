@@ -33,7 +33,7 @@ def made(state):
     async def of_tower() -> tuple[np.ndarray, np.ndarray]:
         (processed,) = await state.media.load([MediaRef("image", URL)])
         (part,) = processed.parts
-        tower = state.engine._device._runtime.model.towers["image"]
+        tower = state.engine.inspect().runtime.model.towers["image"]
         with torch.inference_mode():
             rows = tower.encode({name: torch.from_numpy(array) for name, array in part.features.items()})
         return rows.float().numpy(), part.features["grid_thw"]

@@ -11,7 +11,7 @@ import shutil
 
 import pytest
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.base.request import SamplingParams
 from server.errors import ApiError
@@ -113,7 +113,7 @@ async def test_a_penalty_of_the_checkpoint_holds_for_a_request_that_names_none(
     generation = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**generation, "repetition_penalty": 1.9}))
     if where != "cpu":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     body = {"prompt": list(range(20, 40)), "max_tokens": 24, "ignore_eos": True, "return_token_ids": True}
 
     async def said(client, **fields) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from engine.base.config import EngineConfig
 from engine.cache.spec import FullSpec
 from engine.run import summary as start_summary
-from engine.step.executor import Sizes
+from engine.step.sizes import Sizes
 from server.ops.logs import log_startup
 from server.ops.status import StatusLine, Totals, line
 from tests.server.asgi import LENGTH

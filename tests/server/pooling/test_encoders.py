@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.checkpoint.config import resolve_dtype
 from engine.layers.distance import REACH, bucket_of, log_buckets
@@ -81,7 +81,7 @@ async def test_alone_as_in_a_crowd_and_as_on_the_device_path(kind, monkeypatch):
         together = await arrays(served, inputs)
         for at in (0, 7, 199):
             np.testing.assert_array_equal((await arrays(served, [inputs[at]]))[0], together[at])
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     for settings in ({}, {"enforce_eager": True}):
         async with running(folder, num_gpu_blocks_override=0, **few, **settings) as served:
             for one, other in zip(await arrays(served, inputs), together):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.layers.distance import slopes_of
 from engine.models.registry import load_model_config
@@ -144,7 +144,7 @@ async def test_the_device_path_makes_the_same_arrays(monkeypatch, more_norms):
     async with running(folder, **few) as served:
         together = await arrays(served, inputs)
         np.testing.assert_array_equal((await arrays(served, inputs[7:8]))[0], together[7])
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     async with running(folder, **few) as served:
         for one, other in zip(await arrays(served, inputs), together):
             np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.base.request import PoolingParams
 from engine.models.registry import load_model_config
@@ -258,7 +258,7 @@ async def test_tasks_in_one_step_alone_as_in_a_crowd_and_as_on_the_device_path(l
             kit.close(kit.unit(together[at]), kit.unit(hidden[0] if pooler else hidden.mean(0)))
             assert np.array_equal(without[at], together[at]) == (numbers[at] == 0)
         with monkeypatch.context() as patch:
-            patch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+            patch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
             for settings in ({}, {"enforce_eager": True}):
                 async with running(checkpoint(layout), pooler=pooler, **few, **settings) as served:
                     for one, other in zip(await answered(served, asked(list(range(60)))), together):

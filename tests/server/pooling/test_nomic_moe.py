@@ -8,7 +8,7 @@ import torch
 
 import engine.kernels.moe.dense as dense
 import engine.layers.plain_moe as plain_moe
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.dense import DenseExperts
@@ -65,7 +65,7 @@ async def test_alone_as_in_a_crowd_and_as_on_the_device_path(monkeypatch, determ
         calls.append(len(x))
         return grouped_reference(x, weight, bias, pairs, activation, weights, of_tokens)
 
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(plain_moe, "pack_experts", as_on_a_card)
     monkeypatch.setattr(dense, "launch_grouped", product)
     monkeypatch.setattr(DenseExperts, "_tile", lambda *_, **__: Tile(16, 32, 32, 2, 4))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from server.app import make_app
@@ -179,7 +179,7 @@ async def test_the_device_path_sees_the_same(pooling, asked, monkeypatch, kind):
     requests = asked(client)
     await scores(client, queries=QUERY, documents=[[part(0)], TEXTS[0], [part(1)]])
     wanted = await answered(client.state.engine, requests[0])
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     few = {"max_num_seqs": 4, "max_num_queued_reqs": 4, "max_num_batched_tokens": 64, "encoder_cache_tokens": 64}
     async with running(tiny_pages.checkpoint(kind), **few) as served:
         for one, other in zip(await answered(served, requests[0]), wanted, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from mm.splice import splice
 from server.pooling.conversations import JUDGE, VL_INSTRUCTION
 from tests import pooling_kit as kit
@@ -182,7 +182,7 @@ async def test_the_device_path_sees_the_same(pooling, monkeypatch):
     documents = [WORDS["text"], [WORDS, PICTURE], [FILM]]
     assert (await client.post("/score", {"queries": [OTHER], "documents": documents})).status == 200
     wanted = await answered(client.state.engine, asked[0])
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     few = {"max_num_seqs": 4, "max_num_queued_reqs": 4, "max_num_batched_tokens": 64, "encoder_cache_tokens": 64}
     for settings in ({}, {"enforce_eager": True}):
         async with running(folder, **POOLS, **few, **settings) as served:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from tests import pooling_kit as kit
@@ -43,7 +43,7 @@ async def test_means_are_those_of_transformers_alone_in_a_crowd_and_as_on_the_de
         np.testing.assert_array_equal((await arrays(served, INPUTS[7:8]))[0], together[7])
     for ids, line in list(zip(INPUTS, together))[:10]:
         close(line, hidden(ids.tolist()).mean(0))
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     async with running(folder, **settings) as served:
         for one, other in zip(await arrays(served, INPUTS), together):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)

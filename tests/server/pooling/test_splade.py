@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from engine.pooling import heads
@@ -160,7 +160,7 @@ async def test_alone_as_in_a_crowd_and_as_on_the_device_path(kind, monkeypatch):
         together = await arrays(served, inputs)
         for at in (0, 7, 39):
             np.testing.assert_allclose((await arrays(served, [inputs[at]]))[0], together[at], rtol=0, atol=1e-5)
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     for settings in ({}, {"enforce_eager": True}):
         async with running(checkpoint(kind), **few, **settings) as served:
             for one, other in zip(await arrays(served, inputs), together):

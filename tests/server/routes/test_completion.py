@@ -141,7 +141,7 @@ SILENT = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, "stream": True
 async def test_tokens_without_text_are_streamed_too(client, state, monkeypatch, fields, fewest, most):
     """The stream is open before the fourth step ends, without which no answer ends."""
     await quiet(state)
-    model, heard = state.engine._device._runtime.model, threading.Event()
+    model, heard = state.engine.inspect().runtime.model, threading.Event()
     monkeypatch.setattr(model, "forward", model.forward)  # is put back
     block(state.engine, 4, heard)
     silent = {**SILENT, "allowed_token_ids": [state.vocabulary.eos[0]]}

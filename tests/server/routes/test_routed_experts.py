@@ -32,7 +32,7 @@ async def sparse():
         client.state = state  # type: ignore[attr-defined]
         yield client
         held = await quiet(state)
-        assert held["routed_ends"] == held["slots"] == held["used"] == 0
+        assert held["late_extras"] == held["slots"] == held["used"] == 0
 
 
 def array(field: dict) -> np.ndarray:

@@ -12,7 +12,7 @@ from engine.base.errors import ConfigError
 from engine.device.memory import GIB, DeviceMemory
 from engine.run import estimate as estimate_module
 from engine.run.estimate import estimate
-from engine.run.runtime import load_runtime
+from engine.run.start import load_runtime
 from engine.weights.files import open_checkpoint
 from server import cli
 from tests import tiny
@@ -97,7 +97,7 @@ def test_flags_about_texts_are_refused_as_the_start_refuses_them(capsys, flags, 
 def test_the_numbers_are_those_of_a_start(name):
     config = EngineConfig(str(tiny.checkpoint(name)), kv_cache_memory_bytes=400_000, **SETTINGS)
     found = estimate(config, open_checkpoint(config.model))
-    runtime = load_runtime(config, {})
+    runtime = load_runtime(config, {}, lambda: None)
     assert found.context == runtime.limits.max_model_len
     assert found.num_blocks == runtime.limits.num_blocks
 

@@ -1,12 +1,13 @@
-"""Which token counts have a graph: decode steps, whole and in parts, mixed steps, and the choice of tokens.
+"""Sizes: the bounds of every step, fixed at start, and which steps are recorded as graphs.
 
-Thread: device, at start. A graph's key is its padded token count; a step takes the smallest that holds it. Captured
-from large to small, so that the shared pool is as large as the largest needs and every smaller one fits into it.
+Thread: device, at start. A graph's key is its padded token count; a step takes the smallest that holds it. Graphs are
+captured from large to small, so the shared pool is as large as the largest needs and every smaller one fits into it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 MIXED_LIMIT = 2048  # tokens; longer steps spend so little of their time on launches that they run eagerly
 # Mixed sizes: up to so many tokens in steps of so many. Products are cut into tiles of 128 rows (of 64 for small ones):
@@ -15,6 +16,36 @@ MIXED_STEPS = ((256, 16), (512, 32), (1024, 64), (MIXED_LIMIT, 128), (4096, 256)
 # Encoders of texts are small and their steps long: 150 launches of a step of 16,384 tokens took a host 11 ms, and a
 # device 7.
 ENCODER_LIMIT = MIXED_STEPS[-1][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bounds of every step, fixed at start."""
+
+    max_rows: int  # rows in a step
+    max_tokens: int  # tokens in a step
+    max_slots: int  # requests running and waiting
+    max_model_len: int  # tokens of prompt and answer
+    max_chunk: int  # tokens of a row in a step
+    block_size: int  # tokens in a KV block
+    encoder_rows: int  # tower rows that one item may have
+    width: int = 1  # tokens that a row may bring home from one step
+    whole_prompts: bool = False  # a prompt is computed in one step
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens that every step must have room for."""
+        return self.max_model_len if self.whole_prompts else 1
+
+    @property
+    def most_graphed(self) -> int:
+        """Tokens of the longest steps that are recorded as graphs."""
+        return min(self.max_tokens, ENCODER_LIMIT if self.whole_prompts else MIXED_LIMIT)
+
+    @property
+    def max_blocks(self) -> int:
+        """Entries of one request's block table."""
+        return -(-self.max_model_len // self.block_size)
 
 
 def decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:

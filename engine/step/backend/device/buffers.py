@@ -13,37 +13,31 @@ read and its tokens too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from _fast.layout import Header, TokenCode, record_len
-from _fast.params import SlotParams
+from _fast.layout import record_len
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
-from engine.cache.layout import CacheLayout
-from engine.cache.routed import RoutedIds
-from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
-from engine.device.accelerator import Accelerator
+from engine.cache.spec import CacheSpec, KeyValueSpec
 from engine.kernels.attention.tiles import has_large_tiles
 from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
-from engine.kernels.sampling.home import send_home
-from engine.kernels.sampling.top_logprobs import LINE
 from engine.kernels.step_inputs import step_inputs
-from engine.kernels.step_tensors import empty_inputs, empty_slots
+from engine.kernels.step_tensors import empty_inputs
 from engine.kernels.target import target
-from engine.layers.batch import Batch
-from engine.models.base.model import Model
-from engine.step.build import RowArrays, axis_positions
-from engine.step.executor import Sizes
-from engine.step.slots import SlotState
+from engine.layers.batch import Batch, LayerHook
+from engine.step.backend.device.home import RECORDS, Home
+from engine.step.backend.device.slots import DeviceSlots
+from engine.step.rank import Rank
+from engine.step.sizes import Sizes
+from engine.step.step import Media
 
-RECORDS = 3
 MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
 
 
@@ -71,71 +65,53 @@ def _cut(spec: CacheSpec) -> Cut | None:
 
 
 class StepBuffers:
-    """Fixed addresses; what steps do with them is the executor's."""
+    """Fixed addresses; what steps do with them is the forward's."""
 
-    def __init__(
-        self,
-        model: Model,
-        sizes: Sizes,
-        layout: CacheLayout,
-        accelerator: Accelerator,
-        invariant: bool,
-        overlays: bool = False,
-    ) -> None:
-        """`overlays`: rows may take the place of embeddings, in recorded steps too."""
+    def __init__(self, rank: Rank, sizes: Sizes, invariant: bool, overlays: bool, hooks: Sequence[LayerHook]) -> None:
+        """`overlays`: rows may take the place of embeddings, in recorded steps too; `invariant`: what a row computes
+        does not depend on the rows beside it."""
+        assert rank.accelerator is not None
+        accelerator, model = rank.accelerator, rank.model
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
-        updates = max(len(layout.groups) * (sizes.max_blocks + 1), MIN_UPDATES)
+        groups, config = len(rank.layout.groups), model.config
+        updates = max(groups * (sizes.max_blocks + 1), MIN_UPDATES)
         length = record_len(rows, tokens, updates)
-        self._sizes = sizes
-        self._invariant = invariant
-        self._layout = layout
-        text = model.config.text
-        self._heads, self._vocab, self._axes = text.num_heads, text.vocab_size, model.config.axes
-        self._cuts = [_cut(group.spec) for group in layout.groups]
+        self._rank, self._sizes, self._invariant, self.hooks = rank, sizes, invariant, hooks
+        self._cuts = [_cut(group.spec) for group in rank.layout.groups]
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
-        self.ring = accelerator.pinned(RECORDS * rows * sizes.width).view(RECORDS, rows, sizes.width)
-        self.told = accelerator.pinned(RECORDS * rows * LINE).view(RECORDS, rows, LINE)  # log-probabilities
         self.plans = [
             StepPlan(rows, tokens, updates, buffer=record.numpy(), number=number, width=sizes.width)
             for number, record in enumerate(self.records.pinned)
         ]
-        self.params = SlotParams(sizes.max_slots)
-        self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, len(layout.groups), device)
-        self.inputs = empty_inputs(
-            rows, tokens, len(layout.groups), model.config.axes, device, bool(model.config.ahead), bool(model.adapters)
-        )
-        self.runs = torch.full((sizes.width, rows), int(TokenCode.END), dtype=torch.int32, device=device)
-        self.tokens = self.runs[0]  # the first of each row's run
-        self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
+        self.slots = DeviceSlots(sizes, groups, config.axes, config.ahead, accelerator)
+        self.home = Home(accelerator, rows, sizes.width)
+        self.inputs = empty_inputs(rows, tokens, groups, config.axes, device, bool(config.ahead), bool(model.adapters))
+        self.sampled_hidden = torch.zeros(rows, config.text.hidden_size, dtype=model.dtype, device=device)
         self._overlay: tuple[Tensor, Tensor] | None = None  # recorded steps read it
         if overlays:
             most = sizes.most_graphed
             shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
-            width = text.hidden_size * model.config.row_parts
+            width = config.text.hidden_size * config.row_parts
             self._overlay = shown, torch.zeros(most, width, dtype=model.dtype, device=device)
-        self.routed: RoutedIds | None = None  # where experts are kept
         self.work: dict[Cut, WorkList] = self._work(1)
-        self.caches: list[LayerCache] = []
 
-    def set_caches(self, caches: list[LayerCache], num_blocks: int) -> None:
-        """The KV cache, and room for the work lists of any step over it."""
-        self.caches = caches
+    def set_blocks(self, num_blocks: int) -> None:
+        """Makes room for the work lists of any step over a cache of so many blocks."""
         self.work = self._work(num_blocks)
-        if self.routed is not None:
-            self.routed.allocate(num_blocks)
 
     def _work(self, num_blocks: int) -> dict[Cut, WorkList]:
         """A list for each way in which the layers of groups cut rows: most models have one."""
-        sizes, device = self._sizes, self.tokens.device
-        if not self._layout.keeps:  # nothing reads a list
+        sizes, device = self._sizes, self.home.tokens.device
+        if not self._rank.layout.keeps:  # nothing reads a list
             return {}
+        heads = self._rank.model.config.text.num_heads
         parts = partial(max_parts, num_blocks, sizes.block_size, sizes.max_rows)
         return {
             cut: empty_list(
                 sizes.max_rows,
                 sizes.max_tokens,
                 parts(cut.per_unit),
-                self._heads,
+                heads,
                 cut.head_dim,
                 device,
                 cut.per_unit,
@@ -147,49 +123,56 @@ class StepBuffers:
 
     def prep(self) -> None:
         """Launches what turns the next record into the inputs of a forward: slots, tokens, rows, work lists."""
-        sizes = self._sizes
+        sizes, text = self._sizes, self._rank.model.config.text
         step_inputs(
-            self.inputs, self.slots, self.records, sizes.max_rows, sizes.max_tokens, sizes.block_size, self._vocab
+            self.inputs, self.slots.tensors, self.records, sizes.max_rows, sizes.max_tokens, sizes.block_size,
+            text.vocab_size,
         )  # fmt: skip
         for cut, work in self.work.items():  # rows are cut alike in all groups of a cut
             meta = self._meta(self._cuts.index(cut), sizes.max_tokens, sizes.max_rows, False)
-            fill_list(work, meta, self._heads // cut.num_kv_heads, self._invariant)
+            fill_list(work, meta, text.num_heads // cut.num_kv_heads, self._invariant)
 
     def send_tokens(self) -> None:
         """Launches what brings the chosen tokens into the step's line of the ring."""
-        send_home(self.ring, self.runs, self.inputs.home, self.inputs.row_slot, self.slots)
+        self.home.send(self.inputs, self.slots.tensors)
 
-    def batch(self, tokens: int, rows: int, decode_only: bool, media: list[tuple[int, int, Tensor]]) -> Batch:
+    def batch(self, tokens: int, rows: int, decode_only: bool, media: list[Media]) -> Batch:
         """Views of the first `tokens` tokens, all of them read, and `rows` rows; more than the step has is padding."""
-        inputs, overlay, routed = self.inputs, None, self.routed
+        inputs, overlay, layout = self.inputs, None, self._rank.layout
         if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
             overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
-        return Batch(
+        batch = Batch(
             token_ids=inputs.token_ids[:tokens],
             positions=inputs.positions[..., :tokens],
             media=media,
-            attention=[self._meta(group, tokens, rows, decode_only) for group in range(len(self._layout.groups))],
-            caches=self.caches,
-            group_of=self._layout.group_of,
+            attention=[self._meta(group, tokens, rows, decode_only) for group in range(len(layout.groups))],
+            caches=self._rank.caches,
+            group_of=layout.group_of,
             num_tokens=inputs.query_start[-1:],  # behind the last row
-            routed=None if routed is None else routed.of_step(inputs.slot_mapping[routed.group, :tokens]),
             overlay=overlay,
             adapters=None if inputs.adapters is None else inputs.adapters[:tokens],
+            hooks=self.hooks,
         )
+        for hook in self.hooks:
+            hook.begin(batch)
+        return batch
 
-    def show(self, media: list[tuple[int, int, Tensor]]) -> None:
-        """Media of the recorded forward that is launched next; `hide` follows it."""
+    @contextmanager
+    def overlaid(self, media: list[Media]) -> Iterator[None]:
+        """A recorded forward that is launched inside reads these rows in the place of embeddings."""
+        if not media:
+            yield
+            return
         assert self._overlay is not None
-        shown, places = self._overlay
-        for start, parts in _adjacent(media):  # one copy for many rows that decode
-            end = start + sum(map(len, parts))
-            torch.cat(parts, out=places[start:end])
-            shown[start:end] = True
-
-    def hide(self) -> None:
-        """The forwards launched from now on show no media."""
-        assert self._overlay is not None
-        self._overlay[0].zero_()
+        visible, places = self._overlay
+        try:
+            for start, parts in _adjacent(media):  # one copy for many rows that decode
+                end = start + sum(map(len, parts))
+                torch.cat(parts, out=places[start:end])
+                visible[start:end] = True
+            yield
+        finally:
+            visible.zero_()
 
     def _meta(self, group: int, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
         inputs, decode_only = self.inputs, decode_only and not self._invariant  # an invariant list has tiles only
@@ -197,7 +180,7 @@ class StepBuffers:
         return AttentionMeta(
             query_start=inputs.query_start[: rows + 1],
             context_len=inputs.context_len[:rows],
-            block_tables=self.slots.block_tables[group],
+            block_tables=self.slots.tensors.block_tables[group],
             slot_mapping=inputs.slot_mapping[group, :tokens],
             work=None if cut is None else self.work.get(cut),
             table_row=inputs.row_slot[:rows],
@@ -205,23 +188,8 @@ class StepBuffers:
             decode_only=decode_only,
         )
 
-    def send_positions(self, plan: StepPlan, rows: RowArrays, host: SlotState) -> None:
-        """Appends int32 [axes, num_tokens] to a packed plan's record, for prompts that bring positions of their own; or
-        int32 [num_tokens], for tokens that see later ones."""
-        positions: np.ndarray | None = None
-        if self._axes > 1 and bool((rows.computed < host.prompt_len[rows.slots]).any()):
-            positions = axis_positions(rows, host, self._axes)
-        elif host.joints:
-            positions = host.last_keys(rows.slots, rows.lens, rows.computed)
-        if positions is None:
-            return
-        record = np.asarray(plan.record)
-        start = plan.used_len
-        record[start : start + positions.size] = positions.reshape(-1)
-        record[Header.POSITIONS_AT], record[Header.USED_LEN] = start, start + positions.size
 
-
-def _adjacent(media: list[tuple[int, int, Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
+def _adjacent(media: list[Media]) -> Iterator[tuple[int, list[Tensor]]]:
     """(token_start, rows of runs that follow each other without a gap)."""
     start, parts, end = 0, list[Tensor](), -1
     for first, length, rows in media:

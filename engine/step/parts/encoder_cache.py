@@ -1,4 +1,4 @@
-"""Runs the towers that a step needs, and keeps their output until the scheduler says it may go.
+"""EncoderCache: runs the towers that a step needs, and keeps their output until the scheduler says it may go.
 
 Owner: the device thread stages features by entry number and reports evictions; the stream runs towers and reads rows,
 in step order. An entry is one media item by content hash, shared by every request that shows it. New items that a step
@@ -21,9 +21,9 @@ from engine.base.errors import EngineError, is_out_of_memory, scope_of
 from engine.base.request import ROWS, MediaInput
 from engine.encoders.tower import PausingTower, SharedTower
 from engine.models.base.model import Model
-from engine.step.pieces import TowerRun
-from engine.step.result import StepResult
-from engine.step.upload_ring import UploadRing
+from engine.step.backend.device.upload_ring import UploadRing
+from engine.step.parts.pieces import TowerRun
+from engine.step.step import Media, Step
 
 log = logging.getLogger("omniloop.engine")
 
@@ -112,12 +112,13 @@ class EncoderCache:
             return True
         return False
 
-    def take(self, step: StepResult) -> list[tuple[int, int, torch.Tensor]]:
+    def take(self, step: Step) -> list[Media]:
         """(token_start, length, rows [length, hidden]) of a step's media (stream).
 
         A plan row whose tower failed is noted as invalid: it ends alone.
         """
-        plan, found = step.plan, []
+        plan = step.plan
+        found: list[Media] = []
         if self._together and plan.num_media > 1:
             self._encode_together([int(plan.media_entry[run]) for run in range(plan.num_media)])
         for run in range(plan.num_media):
@@ -126,7 +127,7 @@ class EncoderCache:
             rows = self.rows(entry, int(plan.media_row[run]), length)
             if rows is None:
                 row, item = int(np.searchsorted(step.rows.starts, start, side="right")) - 1, self._inputs[entry]
-                step.invalid[row] = EngineError(f"the model could not encode this request's {item.modality}")
+                step.home.invalid[row] = EngineError(f"the model could not encode this request's {item.modality}")
             else:
                 found.append((start, length, rows))
         return found
