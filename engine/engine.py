@@ -360,7 +360,7 @@ def _reset_encoder_cache(runtime: Runtime) -> bool:
 def _sound_attention(
     features: Mapping[str, np.ndarray], token_ids: Sequence[int], heads: Sequence[tuple[int, int]], runtime: Runtime
 ) -> np.ndarray:
-    from engine.models.whisper_alignment import sound_attention
+    from engine.models.media.whisper_alignment import sound_attention
 
     return runtime.executor.backend.compute(lambda: sound_attention(runtime.model, features, token_ids, heads))
 

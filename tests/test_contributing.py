@@ -9,7 +9,8 @@ import shutil
 import pytest
 import torch
 
-from engine.models import registry
+import engine.models.text
+from engine.models.lookup import family_of
 from engine.run import start
 from engine.step.parts import order
 from tests import tiny
@@ -21,14 +22,17 @@ from tests.models.harness import Harness, load
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
-def test_a_family_is_one_file_and_one_line_of_the_registry(tmp_path, monkeypatch):
-    family = example("model", tmp_path).FAMILY
-    monkeypatch.setitem(registry.FAMILIES, "ExampleForCausalLM", "example_model")
+def test_a_family_is_one_file(tmp_path, monkeypatch):
+    """Named as its model_type, in the room of decoders: no table names it."""
+    room = tmp_path / "room"
+    room.mkdir()
+    shutil.copy(example("model", tmp_path).__file__, room / "example.py")
+    monkeypatch.setattr(engine.models.text, "__path__", [*engine.models.text.__path__, str(room)])
     folder = shutil.copytree(tiny.checkpoint("llama"), tmp_path / "checkpoint")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["ExampleForCausalLM"]}))
     plain, scaled = load(tiny.checkpoint("llama")), load(folder)
-    assert registry.family_of("ExampleForCausalLM") is family
+    assert family_of("ExampleForCausalLM").name == "Example"
     assert scaled.config.text.embedding_scale == 8.0
     tokens = list(range(3, 20))
     got, bare = (model_logits(model, tokens) for model in (scaled, plain))

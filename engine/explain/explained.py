@@ -27,14 +27,14 @@ from engine.explain.runs import DECODED, fill, steps_of, towers_of
 from engine.explain.sections import Section, Steps
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.target import target
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.models.registry import build_model, family_of, load_model_config
 from engine.quant.kv import stored_specs
 from engine.quant.online import requested
 
 T = TypeVar("T")
 V = TypeVar("V")
-POOLER = "pooler"  # the attribute of engine/models/base.py: Model
+POOLER = "pooler"  # the attribute of engine/models/base/model.py: Model
 BLOCK = 16  # tokens, over which a page's alignment is shared
 NOTE = (
     f"kernels by the number of tokens: up to {DECODED} rows decode a token each, more are a prompt; of a tower by the "

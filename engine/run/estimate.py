@@ -21,7 +21,7 @@ from engine.checkpoint.config import resolve_dtype
 from engine.device.host import choose_device
 from engine.device.memory import DeviceMemory, device_memory
 from engine.kernels.target import target
-from engine.models.base import Model, check_prompt_rows
+from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.kv import numbers_line

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.base.config import EngineConfig
 from engine.cache.layout import CacheLayout
 from engine.layers.batch import LayerHook
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.quant.kv import stored_specs
 from engine.step.parts.order import Setting, claims_of, parts_of
 from engine.step.parts.part import Claim, StepPart

@@ -14,7 +14,7 @@ from engine.base.limits import Limits
 from engine.base.trace import Span
 from engine.device.profile import DeviceProfile
 from engine.encoders.tower import each
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.run.admission import Admission
 from engine.run.steady import SteadySteps
 from engine.step.parts.media import Media

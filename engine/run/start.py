@@ -25,7 +25,7 @@ from engine.device.accelerator import Accelerator
 from engine.device.host import choose_device, usable_cores
 from engine.device.memory import enough_for
 from engine.kernels.target import target
-from engine.models.base import check_prompt_rows
+from engine.models.base.model import check_prompt_rows
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.online import requested

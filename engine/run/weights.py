@@ -10,7 +10,7 @@ from engine.cache.sizing import check_weights
 from engine.device.accelerator import Accelerator
 from engine.device.memory import enough_for
 from engine.kernels.gemm.pack import Placement
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import ProgressLine
 

@@ -13,7 +13,7 @@ import torch
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import LayerCache
 from engine.device.accelerator import Accelerator
-from engine.models.base import Model
+from engine.models.base.model import Model
 
 
 @dataclass(slots=True)

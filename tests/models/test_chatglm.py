@@ -63,7 +63,7 @@ def test_logits_of_a_text_are_those_of_the_makers_formulas(tmp_path, changes):
 
 @torch.inference_mode()
 def test_positions_that_are_divided_are_another_kind_of_rope(tmp_path):
-    """As engine/models/chatglm.py says of ChatGLM2-6B-32k."""
+    """As engine/models/media/chatglm.py says of ChatGLM2-6B-32k."""
     overrides = {"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": 4}}
     (tmp_path / "config.json").write_text(json.dumps({**chatglm.TEXT, **overrides}))
     rope = load_model_config(tmp_path).text.layers[0].rope

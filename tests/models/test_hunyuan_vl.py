@@ -1,4 +1,4 @@
-"""HunyuanOCR against transformers, whose rotation is cut in the makers' way: by pairs (engine/models/hunyuan_vl.py)."""
+"""HunyuanOCR against transformers, whose rotation is cut in the makers' way: by pairs (models/media/hunyuan_vl.py)."""
 
 from __future__ import annotations
 

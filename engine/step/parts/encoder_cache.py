@@ -20,7 +20,7 @@ from _fast.plan import StepPlan
 from engine.base.errors import EngineError, is_out_of_memory, scope_of
 from engine.base.request import ROWS, MediaInput
 from engine.encoders.tower import PausingTower, SharedTower
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.step.backend.device.upload_ring import UploadRing
 from engine.step.parts.pieces import TowerRun
 from engine.step.step import Media, Step

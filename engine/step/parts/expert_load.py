@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.device.accelerator import Accelerator
 from engine.kernels.moe.spread import COLUMNS, count_spread, spread_of
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.step.backend.base import Backend
 from engine.step.parts.part import StepPart, Steps
 from engine.step.sizes import Sizes

@@ -19,7 +19,7 @@ from engine.base.request import ADAPTER, MediaInput, Request
 from engine.base.stats import EncoderCounts, StepStats
 from engine.encoders.tower import each
 from engine.kernels.sampling.draw import mix64
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.step.backend.base import Backend
 from engine.step.backend.device.upload_ring import UploadRing
 from engine.step.live import LiveRow, Place

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engine.base.config import EngineConfig
 from engine.cache.spec import CacheSpec
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.step.parts.expert_load import ExpertLoad
 from engine.step.parts.grammar import Grammar
 from engine.step.parts.media import Media

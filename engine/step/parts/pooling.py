@@ -20,7 +20,7 @@ from _fast.scheduler import Scheduler
 from engine.base.request import PoolingParams, Request
 from engine.kernels.pool_home import pool_home
 from engine.layers.batch import Batch
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.sampling.pending import home
 from engine.sampling.sampler import Sampler
 from engine.step.backend.base import RuledSampler

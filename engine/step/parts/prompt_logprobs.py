@@ -18,7 +18,7 @@ from _fast.scheduler import Scheduler
 from engine.base.config import EngineConfig
 from engine.base.output import StepOutput
 from engine.base.request import Request, TokenLogprob
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.sampling.logprobs import CHUNK
 from engine.sampling.pending import Pending, prompt_logprobs
 from engine.step.backend.base import Backend

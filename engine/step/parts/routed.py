@@ -23,7 +23,7 @@ from engine.device.accelerator import Accelerator
 from engine.kernels.moe.kept import Kept
 from engine.layers.batch import Batch, LayerHook
 from engine.layers.stream import Stream
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.step.backend.base import Backend
 from engine.step.live import LiveRow, Place
 from engine.step.parts.part import Claim, StepPart, Steps

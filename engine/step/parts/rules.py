@@ -12,7 +12,7 @@ import numpy as np
 
 from _fast.layout import SlotWord
 from _fast.steady import SPECIAL_ALWAYS
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.sampling.logprobs import CHUNK
 from engine.sampling.pending import Pending
 from engine.step.backend.base import RuledSampler
