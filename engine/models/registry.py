@@ -91,7 +91,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
 
 THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
 SEEING = "engine.models.transformers_backend.seeing"  # and of these the ones that see
-BACKEND = 'pip install "omniloop[transformers]"'
+BACKEND = "pip install 'transformers>=5.10' greenlet"
 MIXED = "engine.models.transformers_backend.mixed"  # or their towers alone, before a decoder of ours
 
 
@@ -216,7 +216,7 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
             return *found, "native"
     through = implementation != "native" and _has_backend()
     if implementation == "transformers" and not through:
-        raise ConfigError(f"--model-impl transformers: needs {BACKEND}")
+        raise ConfigError(f"--model-impl transformers: a package is not installed; run {BACKEND}")
     inside = _decoder_inside(root, implementation, through)
     if through:
         from engine.models.transformers_backend.skeleton import known, seeing  # transformers, which takes seconds
@@ -237,7 +237,8 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
             "installed transformers"
         )
     lacks = implementation == "auto" and not _has_backend()
-    raise ConfigError(_unsupported(root, named, bool(inside)) + (f"; others may be with {BACKEND}" if lacks else ""))
+    more = f"; transformers may serve it: run {BACKEND}" if lacks else ""
+    raise ConfigError(_unsupported(root, named, bool(inside)) + more)
 
 
 def _has_backend() -> bool:
@@ -263,7 +264,7 @@ def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
     if not named:
         return (
             f"config.json names no architecture (model_type {root.values.get('model_type')!r}); if its class is among "
-            f"the {len(FAMILIES)} that README lists, name it with --hf-overrides architectures=..."
+            f"the {len(FAMILIES)} that `omniloop docs models` lists, name it with --hf-overrides architectures=..."
         )
     code = "auto_map" in root.values
     near = nearest_families(named[0], FAMILIES)
@@ -273,7 +274,7 @@ def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
         "; with --language-model-only its decoder is served" if has_decoder else "",
         "; a copy for transformers' own classes may be served" if code else "",
         f"; the nearest are {', '.join(near)}, and" if near else ";",
-        f" README lists all {len(FAMILIES)} that are",
+        f" `omniloop docs models` lists all {len(FAMILIES)} that are",
     )
     return "".join(said)
 

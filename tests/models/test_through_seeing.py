@@ -234,7 +234,7 @@ def test_without_greenlet_the_refusal_says_what_to_install(monkeypatch):
         importlib.util, "find_spec", lambda name, *more: None if name == "greenlet" else find(name, *more)
     )
     with pytest.raises(
-        ConfigError, match=r'AyaVision.* is not supported.*; others may be with pip install "omniloop\[tr'
+        ConfigError, match=r"AyaVision.* is not supported.*; transformers may serve it: run pip install 'transformers"
     ):
         load_model_config(tiny.checkpoint("aya_vision"))
 
