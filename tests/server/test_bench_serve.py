@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from server import docs
 from server.bench import processes, serve, summary
 from server.bench.answer import Answer, EventReader
 from server.bench.command import main, parse
@@ -301,10 +302,9 @@ def test_a_command_line_of_vllms_benchmark_is_answered_flag_by_flag(capsys):
             parse(["serve", *wrong], print, build)
 
 
-def test_the_commands_of_readme_are_commands():
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^    python -m server bench (.+)$", readme, re.M)
-    assert lines
+def test_the_commands_of_the_page_are_commands():
+    lines = re.findall(r"^omniloop bench ([a-z].+)$", docs.text("measuring"), re.M)
+    assert len(lines) > 3
     for line in lines:
         parse(line.split(), print, build)
 
