@@ -90,6 +90,8 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation("Prometheus text", media="text/plain"),
     ("GET", "/openapi.json"): Operation("This description"),
     ("GET", "/docs"): Operation("This description, to read", media="text/html"),
+    ("GET", "/docs/"): Operation("The pages for users", media="text/html"),
+    ("GET", "/docs/{name}"): Operation("One page for users", media="text/html"),
     ("POST", "/v1/embeddings"): work("Vectors of texts", VectorsBody),
     ("POST", "/pooling"): work("What a pooling model makes of texts, or of their tokens", PoolingBody),
     ("POST", "/classify"): work("Classes of texts", ClassifyBody),

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
+from server import docs
 from server.app import routes_of
 from server.cli import build, parse
 from server.config import Config
@@ -197,11 +198,11 @@ def test_the_serve_file_has_arguments_that_scaleout_takes():
     known = {node.target.id for node in arguments.body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
     assert application["args"].keys() <= known
     assert config_of(application["args"]["flags"]).model.max_model_len == 32_000
-    page = (DEPLOY / "ray" / "README.md").read_text()
+    page = docs.text("ray")
     assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| ((?:`\w+`(?:, )?)+)", page, re.M)))) == known
 
 
-@pytest.mark.parametrize("page", sorted(DEPLOY.rglob("*.md")), ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", docs.NAMES)
 def test_files_that_a_page_names_are_there(page):
-    for path in re.findall(r"examples/\S+\.yaml|Dockerfile(?:\.\w+)?", page.read_text()):
+    for path in re.findall(r"examples/[\w/]+\.\w+|Dockerfile(?:\.\w+)?", docs.text(page)):
         assert (ROOT / path).is_file(), path

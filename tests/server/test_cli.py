@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server import cli
+from server import cli, docs
 from server.bench.options import ServeOptions
 from server.cli import parse
 from server.config import Config
@@ -390,10 +390,10 @@ def test_the_advice_for_flags_of_other_servers_names_flags_of_this_one():
 
 
 def test_the_page_for_people_who_come_from_vllm_names_flags_that_exist():
-    text = (Path(__file__).parents[2] / "examples" / "flags.md").read_text()
+    text = docs.text("flags")
     same = text.split("mean the same here:")[1].split("|")[0]
     assert {*re.findall(r"--([a-z-]+)", same)} <= {*all_flags()}
-    theirs = set(re.findall(r"^\| `--([a-z-]+)", text.split("| vLLM | here |")[1], re.MULTILINE))
+    theirs = set(re.findall(r"^\| `--([a-z-]+)", text.split("| vLLM | omniloop |")[1].split("## ")[0], re.MULTILINE))
     assert theirs <= {*all_flags(), *FOREIGN, *(f"no-{name}" for name in all_flags())}
 
 
