@@ -3,7 +3,7 @@
 Pool only. In: float32 [samples], mono. Out: windows as (start, end) in samples, ascending and disjoint. Loudness and
 pauses are librosa's, in frames of 20 ms. A frame is quiet below a threshold between the recording's quiet and its loud
 frames, so that a noisy recording has quiet places too. librosa is imported at the first use, which takes 2 s of the
-interpreter: `prepare` does so in the pool of a server that is idle (server/lifespan).
+interpreter: `prepare` does so in the pool of a server that is idle (server/start/lifespan).
 
     loudness   .__/^^\\_/^\\____________/^^^\\__.
     windows     [        ]            [      ]      a pause as long as `pause` ends a window

@@ -13,10 +13,10 @@ from server.bench.command import COMMANDS as BENCHES
 from server.bench.command import parse as parse_bench
 from server.bench.foreign_flags import FOREIGN as BENCH_FOREIGN
 from server.cli import build, parse
-from server.config import Config
-from server.flags import all_flags, flags_of
-from server.foreign_flags import FOREIGN
-from server.help import COMMANDS
+from server.flags.command_line import all_flags, flags_of
+from server.flags.config import Config
+from server.flags.foreign_flags import FOREIGN
+from server.flags.help import COMMANDS
 from server.openapi import TABLE
 from tests.docs.blocks import blocks, text_of
 

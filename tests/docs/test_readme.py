@@ -12,9 +12,9 @@ import pytest
 from engine.models.registry import FAMILIES
 from server import docs
 from server.app import routes_of
-from server.config import Config
-from server.flags import all_flags
-from server.foreign_flags import FOREIGN
+from server.flags.command_line import all_flags
+from server.flags.config import Config
+from server.flags.foreign_flags import FOREIGN
 from tests.docs.blocks import ROOT, of_page, text_of
 
 README = text_of("README")

@@ -10,9 +10,9 @@ import pytest
 from mm.item import MediaRef
 from mm.load import MediaLoader
 from server.cli import parse
-from server.config import Config
-from server.flags import UsageError, all_flags
-from server.help import line
+from server.flags.command_line import UsageError, all_flags
+from server.flags.config import Config
+from server.flags.help import line
 from tests.mm import made
 from tests.mm.test_load import PROCESSOR, refusal
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.flags import GROUPS, all_flags, shown, value_name
+from server.flags.command_line import GROUPS, all_flags, shown, value_name
 
 
 def flag_table() -> str:

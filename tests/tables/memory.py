@@ -18,8 +18,8 @@ from unittest import mock
 from engine.base.errors import ConfigError
 from engine.device.memory import GIB, DeviceMemory
 from engine.run import estimate
-from server.check import lines, refused
 from server.cli import build
+from server.start.check import lines, refused
 from tests.bench.shapes import BGE_BASE, FORMS, GPT_OSS_20B, LLAMA31_8B, OURS, QWEN3_06B, QWEN3_8B, QWEN3_30B_A3B
 from tests.bench.shapes_hearing import HEARING
 from tests.bench.shapes_seeing import QWEN25_7B, QWEN25_TOWER, QWEN25_VL_7B

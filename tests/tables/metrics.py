@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mm.isolation.helpers import HelperCounts
-from server.metrics import Metrics
+from server.ops.metrics import Metrics
 
 
 def metric_table() -> str:

@@ -11,7 +11,7 @@ from engine.quant.dialects import DIALECTS
 from engine.weights.table import FLOATS
 from mm.processors.base import Processor
 from server.app import routes_of
-from server.config import Config
+from server.flags.config import Config
 from server.openapi import TABLE
 
 MODALITIES = {"image": "images", "video": "video", "audio": "audio"}
