@@ -54,8 +54,8 @@ def upload(summary: str, form: type[msgspec.Struct]) -> Operation:
 TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): work("Answer a conversation", ChatBody, True),
     ("POST", "/v1/completions"): work("Continue texts or token ids", CompletionBody, True),
-    ("POST", "/v1/audio/transcriptions"): upload("Write down what a recording says", TranscriptionForm),
-    ("POST", "/v1/audio/translations"): upload("Write down in English what a recording says", TranslationForm),
+    ("POST", "/v1/audio/transcriptions"): upload("Transcribe a recording", TranscriptionForm),
+    ("POST", "/v1/audio/translations"): upload("Translate a recording into English", TranslationForm),
     ("POST", "/v1/messages"): work("Answer a conversation, in the Anthropic protocol", MessagesBody, True),
     ("POST", "/v1/messages/count_tokens"): work("Count the tokens of a conversation", CountBody),
     ("POST", "/v1/responses"): work("Answer, and keep the answer", ResponsesBody, True),

@@ -112,7 +112,7 @@ class LiveListening(Listening):
             await sound.until(count, idle)
         except TimeoutError:
             sound.late = True
-            text = f"no sound came for {idle:g} s within a turn; send silence too, or commit what has ended"
+            text = f"no audio came for {idle:g} s within a turn; send silence too, or commit the turn"
             raise ApiError(408, "upload_timeout", text) from None
         await sound.grow(self._state.pool)
 

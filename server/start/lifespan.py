@@ -104,11 +104,14 @@ class Lifespan:
         """What the operator should know before the first request."""
         config = self.state.config
         if config.model.trust_remote_code:
-            log.warning("--trust-remote-code has no effect: no code of a model folder ever runs")
+            log.warning("--trust-remote-code has no effect: code in a checkpoint never runs")
         if config.chat.enable_auto_tool_choice:
-            log.info("--enable-auto-tool-choice is not needed: tool_choice auto has no switch here")
+            log.info("--enable-auto-tool-choice has no effect: tool_choice auto always works")
         if config.server.enable_log_requests or config.server.enable_log_outputs:
-            log.warning("clients' words are written to the log: --enable-log-requests or --enable-log-outputs is on")
+            log.warning(
+                "prompts or answers are written to the log (--enable-log-requests, "
+                "--enable-log-outputs): they hold the words of clients"
+            )
 
     async def drain(self) -> None:
         """Finishes what runs, within the timeout; the rest is told that the server is going."""

@@ -38,7 +38,7 @@ def test_arguments_are_refused_in_words():
         ({"replicas": {"min": 3, "max": 2}}, "must be a number, or min and max"),
         ({"replicas": {"max": 2}, "tokens_per_replica": 0}, "tokens_per_replica: got 0"),
         ({"flags": {"modle": "x"}}, "unknown flag --modle in flags; did you mean --model?"),
-        ({"flags": {"port": 8001}}, "--port: is for `python -m server`"),
+        ({"flags": {"port": 8001}}, "--port: has no effect in a hosted app"),
     ]:
         with pytest.raises(UsageError, match=re.escape(text)):
             build(arguments)

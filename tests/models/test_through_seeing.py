@@ -339,9 +339,7 @@ def test_a_decoder_of_ours_has_codes_where_it_is_asked_to():
 def test_check_says_how_it_is_served(capsys):
     assert cli.main(["check", str(tiny.checkpoint("aya_vision"))]) == 0
     said = capsys.readouterr().out.splitlines()[1]
-    assert said == (
-        "served: through transformers, whose AyaVisionForConditionalGeneration runs in our steps; takes text, image"
-    )
+    assert said == ("served: through transformers (AyaVisionForConditionalGeneration); takes text, image")
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_a_command_line_of_vllms_benchmark_is_answered_flag_by_flag(capsys):
     parse(["serve", *words], print, build)
     assert len(capsys.readouterr().err.splitlines()) == 4
     for wrong, said in (
-        (["--random-input-len", "9"], "--random-input-len 9: is called --input-len here"),
+        (["--random-input-len", "9"], "--random-input-len 9: use --input-len"),
         (["--tensor-paralel-size", "1"], "unknown flag --tensor-paralel-size$"),
         (["--port", "8000"], "--port 8000: use --url http://HOST:PORT"),
     ):

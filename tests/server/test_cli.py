@@ -387,18 +387,18 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(wor
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: one process drives one device"),
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: one process uses one device"),
         (["-tp", "two"], "--tensor-parallel-size two: one process"),
         (["--no-mmap"], "--no-mmap: shards stream to the device"),
-        (["--no-enable-lora=false"], "--no-enable-lora false: adapters are not served"),
-        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always cut"),
-        (["--enable-chunked-prefill=false"], "--enable-chunked-prefill false: prompts are always cut"),
-        (["--uvicorn-log-level", "info"], "--uvicorn-log-level info: is called --log-level here"),
-        (["--enable-lora"], "--enable-lora: adapters are not served"),
+        (["--no-enable-lora=false"], "--no-enable-lora false: adapters are not supported"),
+        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always split"),
+        (["--enable-chunked-prefill=false"], "--enable-chunked-prefill false: prompts are always split"),
+        (["--uvicorn-log-level", "info"], "--uvicorn-log-level info: use --log-level"),
+        (["--enable-lora"], "--enable-lora: adapters are not supported"),
         (["--ctx-size"], "--ctx-size: needs a value"),
-        (["-cc.mode=3"], "--compilation-config 3: steps are captured"),
-        (["--compilation-config.mode", "3"], "--compilation-config 3: steps are captured"),
-        (["--kv-cache-dtype", "float16"], "--kv-cache-dtype float16: numbers of 16 bits are bfloat16 here"),
+        (["-cc.mode=3"], "--compilation-config 3: graphs are always recorded"),
+        (["--compilation-config.mode", "3"], "--compilation-config 3: graphs are always recorded"),
+        (["--kv-cache-dtype", "float16"], "--kv-cache-dtype float16: 16-bit values are bfloat16"),
     ],
 )
 def test_a_flag_of_another_server_is_refused_with_what_does_the_same_here(words, advice):
@@ -425,7 +425,7 @@ def test_a_file_may_hold_flags_of_another_server(tmp_path, capsys):
     assert config_of("--config", str(file)).server.port == 5
     assert capsys.readouterr().err.count("the flag changes nothing") == 3
     file.write_text("tensor-parallel-size: 2\n")
-    with pytest.raises(UsageError, match=r"--tensor-parallel-size 2 in .*flags\.yaml: one process drives"):
+    with pytest.raises(UsageError, match=r"--tensor-parallel-size 2 in .*flags\.yaml: one process uses"):
         config_of("--config", str(file))
 
 

@@ -254,7 +254,7 @@ async def test_a_turn_whose_sound_stops_coming_fails_and_the_next_is_heard(serve
     socket.append(sound[:20000])
     failed = (await events_until(socket, ".failed"))[-1]["error"]
     assert failed["code"] == "upload_timeout"
-    assert "no sound came for 0.3 s" in failed["message"]
+    assert "no audio came for 0.3 s" in failed["message"]
     assert state.places.taken == 0
     if cleared:
         socket.say("input_audio_buffer.clear")

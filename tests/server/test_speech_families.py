@@ -183,7 +183,7 @@ async def test_qwen3_asr_goes_on_behind_the_language_that_the_client_names(qwen3
     assert text.endswith("<|im_start|>assistant\nlanguage German<asr_text>")
     assert state.tokenizer.id_of("<asr_text>") == request.prompt_token_ids[-1]
     assert reply.json()["language"] == "german"
-    for fields, words in (({"language": "eo"}, "ISO 639-1"), ({"language": "la"}, "this model hears ar, cs")):
+    for fields, words in (({"language": "eo"}, "ISO 639-1"), ({"language": "la"}, "this model transcribes ar, cs")):
         refused = await send(client, recording(), **fields)
         assert refused.status == 400
         assert words in refused.json()["error"]["message"]
