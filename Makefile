@@ -19,7 +19,7 @@ MAKEFLAGS += -j2
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: serve test test-full test-ray lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
-.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel
+.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel wheel-check
 
 serve: .stamp-build  ## the server at 127.0.0.1:8000 with the model in the package (HOST=, PORT=, ARGS="--model ...")
 	$(PY) -m server --host $(HOST) --port $(PORT) $(ARGS)
@@ -118,6 +118,11 @@ gpu-wheels: .stamp-venv  ## the wheels that `make gpu` needs, into .whl/ and .wh
 
 wheel: .stamp-venv
 	$(PY) -m pip wheel -q --no-deps -w dist .
+
+# A wheel built in isolation for one Python, installed into a new environment, started from another folder, asked once.
+# TORCH is what `make serve` installs; needs a package index.
+wheel-check:  ## PYTHON=python3.12: whether its wheel installs, starts and answers
+	$(PYTHON) -m tests.deploy.wheel_check --torch '$(TORCH)'
 
 clean:
 	rm -rf build dist .stamp-* *.egg-info

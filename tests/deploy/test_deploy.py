@@ -127,6 +127,19 @@ def test_an_image_is_small_unprivileged_and_says_how_it_is(path):
     assert probed in PATHS
 
 
+def test_only_what_is_copied_goes_to_the_daemon():
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    copied = {
+        source
+        for path in DOCKERFILES
+        for word, rest in instructions(path)
+        if word == "COPY" and "--from" not in rest
+        for source in rest.split()[:-1]
+    }
+    assert lines[0] == "*"
+    assert {line[1:] for line in lines if line.startswith("!")} == copied
+
+
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_an_image_is_built_from_what_is_here(path):
     copied = [rest.split()[:-1] for word, rest in instructions(path) if word == "COPY" and "--from" not in rest]
@@ -176,7 +189,14 @@ def test_the_unit_runs_our_command_and_waits_for_the_drain(tmp_path):
     unit = (DEPLOY / "systemd" / "omniloop.service").read_text()
     (content,) = documents("systemd/config.yaml")
     assert int(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)[0]) >= config_of(content).server.shutdown_timeout + 20
-    assert re.findall(r"^ExecStart=\S+/omniloop --config (\S+)$", unit, re.M) == ["/etc/omniloop/config.yaml"]
+    (command,) = re.findall(r"^ExecStart=\S+/omniloop (.+)$", unit, re.M)
+    assert command.startswith("--config /etc/omniloop/config.yaml ")
+    ((credential, source),) = re.findall(r"^LoadCredential=(\w+):(\S+)$", unit, re.M)
+    assert f"--api-key-file ${{CREDENTIALS_DIRECTORY}}/{credential}" in command
+    assert f"install -D -m 600 keys.txt {source}\n" in docs.text("deployment")
+    assert "api-key-file" not in content
+    flags = parse(command.replace("--config /etc/omniloop/config.yaml", "").split())[1]
+    assert flags.server.api_key_file.endswith("/keys")
     assert shutil.which("systemd-analyze") is None or verified(unit, tmp_path / "omniloop.service") == ""
 
 
