@@ -206,7 +206,7 @@ async def test_a_prompt_is_refused_where_it_is_set(server):
     socket = Socket(client)
     await socket.opened(**LISTENING)
     socket.say("session.update", session={"audio": {"input": {"transcription": {"prompt": "names"}}}})
-    assert "reads no text" in (await socket.next("error"))["error"]["message"]
+    assert "takes audio and no text" in (await socket.next("error"))["error"]["message"]
     socket.append(spoken(0.2, 0.5, 0.6))
     assert (await events_until(socket, ".completed", "error", ".failed"))[-1]["type"].endswith("completed")
     await socket.leave()
