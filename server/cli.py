@@ -155,6 +155,11 @@ def run(words: Sequence[str]) -> int:
 
         signals.release()
         return bench(words[1:], say, build)
+    if words and words[0] == "explain":
+        from server.start.explain import main as explain
+
+        signals.release()
+        return explain(words[1:], say, build)
     try:
         if words and words[0] == "docs":
             say(page(list(words[1:])))

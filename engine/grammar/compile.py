@@ -30,12 +30,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.base.errors import GrammarError, GrammarReason
+from engine.base.grammar import Grammar, GrammarSpec, Lane
 from engine.grammar.lark import lark_of
-from engine.grammar.spec import GrammarSpec
 
 if TYPE_CHECKING:
     import llguidance
@@ -56,46 +55,21 @@ STACK_BYTES = 256 << 20
 BYTES_PER_CHARACTER, BYTES_AT_LEAST = 64, 1 << 18
 
 
-@dataclass(slots=True, eq=False)
-class Lane:
-    """A prototype and how many live choices have copies of it, which the device thread counts."""
-
-    prototype: llguidance.LLMatcher
-    rows: int = 0
+def lane_bytes(grammar: Grammar) -> int:
+    """What a lane of the grammar is taken to hold."""
+    return BYTES_AT_LEAST + BYTES_PER_CHARACTER * len(grammar.spec.text)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Grammar:
-    """A compiled grammar. Every choice advances a copy of a matcher; lanes come and never go."""
+def held_bytes(grammar: Grammar) -> int:
+    """What the grammar is taken to hold."""
+    return lane_bytes(grammar) * len(grammar.lanes)
 
-    spec: GrammarSpec
-    vocabulary: GrammarVocabulary
-    lanes: list[Lane] = field(default_factory=list)
 
-    def matcher(self) -> llguidance.LLMatcher:
-        """A matcher of its own for one choice, at the beginning."""
-        return self.lanes[0].prototype.deep_copy()
-
-    def lane(self) -> Lane:
-        """The one with the fewest choices."""
-        return min(self.lanes, key=lambda lane: lane.rows)
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether another lane is worth a compile."""
-        if len(self.lanes) >= min(MOST_LANES, fill_threads()) or self.lane().rows < CROWDED:
-            return False
-        return (len(self.lanes) + 1) * (self.lane_bytes + LANE_BYTES) <= self.vocabulary.memory_bytes
-
-    @property
-    def lane_bytes(self) -> int:
-        """What a lane is taken to hold."""
-        return BYTES_AT_LEAST + BYTES_PER_CHARACTER * len(self.spec.text)
-
-    @property
-    def num_bytes(self) -> int:
-        """What the grammar is taken to hold."""
-        return self.lane_bytes * len(self.lanes)
+def is_crowded(grammar: Grammar) -> bool:
+    """Whether another lane is worth a compile."""
+    if len(grammar.lanes) >= min(MOST_LANES, fill_threads()) or grammar.lane().rows < CROWDED:
+        return False
+    return (len(grammar.lanes) + 1) * (lane_bytes(grammar) + LANE_BYTES) <= grammar.vocabulary.memory_bytes
 
 
 class GrammarCompiler:
@@ -121,7 +95,7 @@ class GrammarCompiler:
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
-            if found.is_crowded and key not in self._adding:
+            if is_crowded(found) and key not in self._adding:
                 adding = self._adding[key] = asyncio.ensure_future(self._add_lane(key, found))
                 adding.add_done_callback(_look)
             return found
@@ -162,7 +136,7 @@ class GrammarCompiler:
                 made = await self._in_thread(grammar.spec)
             grammar.lanes.extend(made.lanes)
             if self._known.get(key) is grammar:
-                self.held_bytes += grammar.lane_bytes
+                self.held_bytes += lane_bytes(grammar)
                 self._evict()
         finally:
             del self._adding[key]
@@ -195,13 +169,13 @@ class GrammarCompiler:
     def _keep(self, key: bytes, grammar: Grammar) -> None:
         before = self._known.pop(key, None)  # two fields may have asked at the same time
         self._known[key] = grammar
-        self.held_bytes += grammar.num_bytes - (before.num_bytes if before else 0)
+        self.held_bytes += held_bytes(grammar) - (held_bytes(before) if before else 0)
         self._evict()
 
     def _evict(self) -> None:
         while self.held_bytes > self._cache_bytes and self._known:
             _, oldest = self._known.popitem(last=False)
-            self.held_bytes -= oldest.num_bytes
+            self.held_bytes -= held_bytes(oldest)
 
 
 def fill_threads() -> int:

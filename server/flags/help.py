@@ -14,6 +14,7 @@ from server.flags.command_line import GROUPS, Flag, UsageError, shown, value_nam
 COMMANDS = {
     "serve": "start the server (the default command)",
     "check": "print whether a model can be served on this machine, and its memory",
+    "explain": "print the layers of a model, and the kernels that compute them",
     "bench": "measure a server or the engine; omniloop bench --help lists the measurements",
     "info": "print versions, processor, driver, cards, flags and the model",
     "docs": "print a page of the documentation; without a name, the list of pages",
@@ -46,6 +47,12 @@ It takes the flags of serve (omniloop --help=all). These change the result:
 examples:
   omniloop check Qwen/Qwen3-8B --max-model-len 32k
   omniloop check ./config-only --load-format dummy --skip-tokenizer-init""",
+    "explain": """\
+usage: omniloop explain [MODEL] [--flag value ...]
+
+Prints, from config.json alone, the layers that a configuration makes: parts, shapes, caches, formats of weights, and
+the kernels of steps with 1, 32 and 2,048 tokens on this device, or on the card of --device-target.
+It takes the flags of serve (omniloop --help=all).""",
     "info": """\
 usage: omniloop info [MODEL] [--flag value ...]
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from engine.base.errors import GrammarError
+from engine.base.grammar import GrammarSpec
 from engine.base.request import Modality, Request
-from engine.grammar.spec import GrammarSpec
 from mm.item import MediaOptions
 from mm.report import MediaReport
 from mm.splice import Spliced, splice

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from engine.base.stats import EngineStats, StepStats
-    from engine.step.spread import LayerSpread
+    from engine.step.parts.expert_load import LayerLoad
     from mm.isolation.helpers import HelperCounts
     from mm.report import MediaReport
 
@@ -91,7 +91,7 @@ class Metrics:
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by method and handler
         self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
         self.helpers: Callable[[], HelperCounts] | None = None  # where media are decoded in processes of their own
-        self.experts: Callable[[], list[LayerSpread]] = list  # of one step in many, by layer
+        self.experts: Callable[[], list[LayerLoad]] = list  # of one step in many, by layer
         self.resize(1 << 17)
 
     def relax(self, keywords: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ PAGES = ("README", *docs.NAMES)
 OTHERS = {
     *("gpus", "device", "group-add", "rm", "build-arg", "add-host", "now", "from-file", "policy", "worker-urls"),
     *("config", "factory", "head", "port", "address", "index-url", "upgrade", "config.file", "lora-modules", "help"),
-    *("request-timeout", "version", "format"),
+    *("request-timeout", "version", "format", "device-target"),
 }
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from engine.models.registry import FAMILIES
+from engine.models.lookup import families
 from tests.tables import TABLES, written
 from tests.tables.memory import CARDS, ROWS, row_of, smaller_card_refuses
 
@@ -17,7 +17,7 @@ def test_a_page_holds_the_table_that_the_code_makes(name):
 
 
 def test_the_tables_name_every_architecture_and_route():
-    assert all(f"`{name}`" in written("architectures") for name in FAMILIES)
+    assert all(f"`{name}`" in written("architectures") for name in families())
     assert "`POST /v1/chat/completions`" in written("routes")
     assert "`POST /v1/embeddings`" in written("routes")
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from engine.base.errors import GrammarError
+from engine.base.grammar import GrammarSpec
 from engine.base.request import SamplingParams
 from engine.grammar import compile as compiling
 from engine.grammar.advance import GrammarRows
-from engine.grammar.compile import CROWDED, MOST_LANES, NICE, GrammarCompiler
-from engine.grammar.spec import GrammarSpec
+from engine.grammar.compile import CROWDED, MOST_LANES, NICE, GrammarCompiler, held_bytes, is_crowded
 from engine.grammar.vocabulary import GrammarVocabulary
 from tests.engine.grammar.kit import SPECIAL, TOKENS, allowed, compiled, drawn, vocabulary
 
@@ -68,7 +68,7 @@ async def test_a_grammar_that_many_choices_follow_gets_lanes(pool, monkeypatch):
         await settled(kept)
         rows.admit(slot, grammar, SamplingParams())
     assert len(grammar.lanes) == MOST_LANES
-    assert kept.held_bytes == MOST_LANES * one == grammar.num_bytes
+    assert kept.held_bytes == MOST_LANES * one == held_bytes(grammar)
     assert (make.count, sum(lane.rows for lane in grammar.lanes)) == (1, 64)
     assert all(lane.rows >= CROWDED for lane in grammar.lanes)
     slots = np.arange(64)
@@ -93,7 +93,7 @@ async def test_a_lane_that_does_not_compile_leaves_those_there_are(pool, monkeyp
     await kept.get(b"k", make)
     with pytest.raises(ZeroDivisionError):
         await settled(kept)
-    assert (len(grammar.lanes), await kept.get(b"k", make), kept.held_bytes) == (1, grammar, grammar.num_bytes)
+    assert (len(grammar.lanes), await kept.get(b"k", make), kept.held_bytes) == (1, grammar, held_bytes(grammar))
     with pytest.raises(ZeroDivisionError):
         await settled(kept)
     kept.close()
@@ -259,4 +259,4 @@ async def test_s30_memory_bounds_the_lanes_of_a_grammar(pool, monkeypatch):
         kept = GrammarCompiler(bounded(memory_bytes), pool, 5.0, 1 << 26, 1 << 17)
         grammar = await kept.get(b"k", Maker())
         grammar.lanes[0].rows = CROWDED
-        assert grammar.is_crowded == crowded
+        assert is_crowded(grammar) == crowded
