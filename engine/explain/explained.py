@@ -27,7 +27,7 @@ from engine.explain.runs import DECODED, fill, steps_of, towers_of
 from engine.explain.sections import Section, Steps
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.target import target
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.models.registry import build_model, family_of, load_model_config
 from engine.quant.kv import stored_specs
 from engine.quant.online import requested

@@ -20,7 +20,7 @@ from engine.explain.pretence import Pretence
 from engine.explain.steps import batch_of, decoding, prompts
 from engine.kernels.gemm.pack import Placement
 from engine.layers.batch import Batch
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.weights.table import parts_of
 
 SIZES = (1, 32, 2048)  # tokens

@@ -19,7 +19,7 @@ from engine.kernels.attention.tiles import has_large_tiles
 from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, max_parts
 from engine.kernels.target import target
 from engine.layers.batch import Batch
-from engine.models.base import Model
+from engine.models.base.model import Model
 
 SEEN = 64  # tokens in the cache of a row that decodes, its own included
 

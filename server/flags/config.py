@@ -41,7 +41,9 @@ class ServerConfig:
     uds: str = flag("", "Unix socket to listen on, instead of host and port")
     root_path: str = flag("", "path prefix that a proxy adds and removes")
     api_key: tuple[str, ...] = flag((), "key that clients must send; repeatable (or SERVER_API_KEY)", hidden_value=True)
-    api_key_file: str = flag("", "file with a key per line, optionally NAME:KEY; SIGHUP reads it again")
+    api_key_file: str = flag(
+        "", "file with a key per line, or NAME:KEY (a digest names other keys); SIGHUP reads it again"
+    )
     auth_max_failures: int = flag(60, "wrong keys per minute and address before the answer is 429", low=1)
     trusted_proxies: tuple[str, ...] = flag((), "addresses, CIDRs or `unix` whose X-Forwarded-For is trusted")
     served_model_name: tuple[str, ...] = flag((), "names that clients may use; answers report the first", several=True)
@@ -81,7 +83,9 @@ class ServerConfig:
     disable_playground: bool = flag(False, "no chat page at /")
     enable_dev_endpoints: bool = flag(False, "routes that pause the server, clear caches and show settings")
     admin_api_key: str = flag(
-        "", "key for the development routes; required unless the server listens on loopback", hidden_value=True
+        "",
+        "key for the development routes; checked if set, required unless the server listens on loopback",
+        hidden_value=True,
     )
 
 
@@ -94,7 +98,12 @@ class LimitsConfig:
     max_target_bytes: int = flag(8192, "path and query of a request", low=64)
     max_request_bytes: int = flag(64 * MIB, "body of a route with media", low=1024)
     max_text_request_bytes: int = flag(8 * MIB, "body of a route without media", low=1024)
-    body_budget_bytes: int = flag(1024 * MIB, "all request bodies in memory", low=1024)
+    max_upload_bytes: int = flag(0, "file in a form; 0: as --audio-max-bytes", low=0)
+    max_form_parts: int = flag(64, "fields of a form", low=1)
+    max_form_field_bytes: int = flag(65536, "text in a field of a form; four times as much in all fields", low=256)
+    body_budget_bytes: int = flag(
+        1024 * MIB, "all request bodies in memory, without the first 64 KiB of each", low=1024
+    )
     json_max_depth: int = flag(200, "nesting of a JSON body", low=4)
     json_max_nodes: int = flag(
         1_000_000, "values in a JSON body; 65,536 of them outside long lists of integers", low=16
@@ -124,7 +133,11 @@ class LimitsConfig:
     tokenize_offload_bytes: int = flag(2048, "longer prompts are tokenised by the thread pool", low=0)
     max_queued_tokens: int = flag(4_194_304, "prompt tokens that run or wait; above this the answer is 429", low=1)
     max_inflight_per_key: int = flag(
-        0, "choices of one key that run or wait; above this the answer is 429; 0: no limit", low=0
+        0, "choices and realtime sessions of one key; above this the answer is 429; 0: no limit", low=0
+    )
+    max_realtime_sessions: int = flag(256, "open realtime sessions; above this the answer is 429", low=1)
+    realtime_idle_timeout: float = flag(
+        120.0, "seconds that a realtime session stays open without an event or a turn", low=0.1
     )
     max_n: int = flag(128, "choices of a prompt", low=1)
     max_prompts: int = flag(1024, "prompts of a completion request", low=1)
@@ -189,7 +202,7 @@ class ModelFlags:
 
 @dataclass(frozen=True, slots=True)
 class ChatConfig:
-    """How messages become a prompt, and answers become messages."""
+    """How messages become a prompt."""
 
     chat_template: str = flag("", "template text or file, instead of the checkpoint's")
     chat_template_content_format: Literal["auto", "string", "openai"] = flag(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from _fast.histogram import Histogram
 from engine.base.stats import EncoderCounts
+from server.ops.logs import lines_dropped
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -156,12 +157,17 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """The collector interface of prometheus_client."""
+        from prometheus_client.core import CounterMetricFamily
+
         yield from self._engine_families()
         yield from self._expert_families()
         yield from self._request_families()
         yield from self._http_families()
         if self.helpers is not None:
             yield from helper_families(self.helpers())
+        dropped = CounterMetricFamily("log_lines_dropped", "Lines of the log that nothing read in time.")
+        dropped.add_metric([], lines_dropped())
+        yield dropped
 
     def _engine_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

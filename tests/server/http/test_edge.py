@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from engine.base.errors import ConfigError
 from server.http.edge import not_ready
+from server.ops.limits import digest_name, named
 from server.start.process import Process
 from tests.server.conftest import until
 
@@ -154,6 +156,10 @@ BAD_FILES = [
     (b"\xff\xfe\x00", "is not UTF-8"),
     (b"alice:one\nbob: \n", "line 2 has a name and no key"),
     (None, "No such file"),
+    (b"alice:one\nalice:two\n", "line 2: alice names another key already"),
+    (b"alice:one\nbob:one\n", "line 2: this key has the name alice already"),
+    (b"admin:one\n", "line 1: the name admin is that of --admin-api-key"),
+    (f"{digest_name('one')}:two\none\n".encode(), "line 2: key-.* names another key already"),
 ]
 
 
@@ -175,7 +181,7 @@ async def test_s02_a_bad_key_file_changes_nothing_when_it_is_reread(serve, tmp_p
     if content is not None:
         path.write_bytes(content)
     Process.on_hangup(SimpleNamespace(state=client.state))
-    assert why in caplog.text
+    assert re.search(why, caplog.text)
     assert (await client.get("/v1/models")).status == 401
     assert (await client.get("/v1/models", headers={"x-api-key": "one"})).status == 200
 
@@ -197,6 +203,21 @@ async def test_s02_key_files_are_reread(serve, tmp_path):
     client.state.keys.reload()
     assert (await client.get("/v1/models", headers={"x-api-key": "one"})).status == 401
     assert (await client.get("/v1/models", headers={"x-api-key": "three"})).status == 200
+
+
+async def test_s02_a_key_keeps_its_name_wherever_it_stands(serve, tmp_path):
+    path = tmp_path / "keys"
+    client = serve(server={"api_key_file": str(path), "api_key": ("flag",)}) if path.write_text("one\ntwo\n") else None
+    names = {key: client.state.keys.match(key.encode()) for key in ("flag", "one", "two")}
+    assert len(set(names.values())) == 3
+    for content in ("two\none\n", "# none\nthree\ntwo\none\nflag\n", "carol:four\none\ntwo\none\n"):
+        path.write_text(content)
+        client.state.keys.reload()
+        assert {key: client.state.keys.match(key.encode()) for key in names} == names
+    path.write_text("dave:flag\none\n")
+    client.state.keys.reload()
+    assert client.state.keys.match(b"flag") == "dave", "a name that was given counts"
+    assert named([]) == []
 
 
 async def test_s36_keys_do_not_share_cached_prompts(serve):
@@ -462,7 +483,7 @@ async def test_s09_log_lines_hold_no_text(serve, caplog):
         await client.get("/v1/models", headers={"x-api-key": "wrong-key"})
     text = caplog.text
     assert "label POST /v1/chat/completions 200" in text
-    assert "key=key0" in text
+    assert f"key={digest_name('hidden-key')}" in text
     assert "generated=2" in text
     assert "reason=invalid_api_key" in text
     for secret in ("promptsecret", "querysecret", "hidden-key", "wrong-key"):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import threading
+import time
 
 import pytest
 
 from server.flags.config import ServerConfig
-from server.ops.logs import JsonLines, Rate, TextLines, configure
+from server.ops.limits import digest_name
+from server.ops.log_lines import MOST_BYTES, LineWriter
+from server.ops.logs import JsonLines, Rate, TextLines, configure, lines_dropped
 from tests.server.live import without_end
 
 on_session_loop = pytest.mark.asyncio(loop_scope="session")
@@ -30,12 +35,12 @@ async def test_a_request_is_one_line_in_both_forms(serve, caplog):
     done, refused = lines(caplog, "omniloop.access")
     text = TextLines().format(done)
     assert " info omniloop.access mine POST /v1/chat/completions 200 " in text
-    assert "key=key0" in text
+    assert f"key={digest_name('secret')}" in text
     assert "generated=3" in text
     told = json.loads(JsonLines().format(done))
     assert {name: told[name] for name in ("level", "logger", "request_id", "method", "route", "status", "key")} == {
         "level": "info", "logger": "omniloop.access", "request_id": "mine", "method": "POST",
-        "route": "/v1/chat/completions", "status": 200, "key": "key0",
+        "route": "/v1/chat/completions", "status": 200, "key": digest_name("secret"),
     }  # fmt: skip
     assert told["generated"] == 3
     assert told["first_ms"] <= told["ms"]
@@ -73,6 +78,42 @@ async def test_token_id_prompts_are_logged_as_ids(serve, caplog):
     assert "asks: 5 6 7 | 3 tokens" in caplog.text
 
 
+def test_a_reader_that_has_stopped_costs_lines_and_no_time():
+    reading, writing = os.pipe()
+    writer = LineWriter(writing)
+    try:
+        line = "x" * 999 + "\n"
+        begun = time.perf_counter()
+        for _ in range(3 * MOST_BYTES // len(line)):
+            writer.add(line)
+        assert time.perf_counter() - begun < 5, "nothing reads, and nothing waits"
+        dropped = writer.dropped
+        assert dropped > MOST_BYTES // len(line)
+        assert not writer.flush(0.01)
+        data = b""
+        while b"last" not in data:
+            data += os.read(reading, 1 << 20)
+            if len(data) > MOST_BYTES // 2 and not data.count(b"last") and writer.dropped == dropped:
+                writer.add("last\n")
+        assert writer.flush(10)
+        assert b"%d lines were left out" % dropped in data
+        assert len(data) < MOST_BYTES + 200_000
+        assert lines_dropped() >= 0
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_full_disk_costs_lines(tmp_path):
+    said = threading.Event()
+    with open("/dev/full", "wb", buffering=0) as full:
+        writer = LineWriter(full.fileno(), said.set)
+        writer.add("lost\n")
+        assert said.wait(10)
+        assert writer.flush(10)
+        assert writer.dropped == 1
+
+
 def test_the_form_is_the_operators_choice_and_repeats_are_counted():
     root, ours = logging.getLogger(), logging.getLogger("omniloop")
     before = root.handlers, root.level, ours.level
@@ -87,6 +128,7 @@ def test_the_form_is_the_operators_choice_and_repeats_are_counted():
         record = logging.makeLogRecord({"msg": "again", "levelno": logging.INFO})
         assert [bool(rate.filter(record)) for _ in range(4)] == [True, True, False, False]
     finally:
+        logging.captureWarnings(False)
         root.handlers, level, ours_level = before
         root.setLevel(level)
         ours.setLevel(ours_level)

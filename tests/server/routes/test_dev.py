@@ -45,6 +45,19 @@ async def test_s03_an_open_address_needs_the_admin_key(serve):
     assert (await both.get("/is_paused")).status == 401
 
 
+async def test_s03_a_given_admin_key_is_asked_for_on_loopback_too(serve):
+    given = {"enable_dev_endpoints": True, "host": "127.0.0.1", "admin_api_key": "boss", "api_key": ("user",)}
+    client = serve(server=given)
+    local = {"host": "localhost"}
+    for line in dev.ROUTES:
+        for method in line.methods - {"HEAD"}:
+            reply = await client.call(method, line.path, headers={**local, "x-api-key": "user"}).finish()
+            assert (reply.status, reply.error["reason"]) == (403, "admin_only"), line.path
+    assert (await client.get("/is_paused", headers={**local, "x-api-key": "boss"})).json() == {"is_paused": False}
+    open_one = serve(server={"enable_dev_endpoints": True, "host": "127.0.0.1"})
+    assert (await open_one.get("/is_paused", headers=local)).status == 200
+
+
 async def test_s02_guessing_the_admin_key_is_throttled(serve):
     client = serve(server={"enable_dev_endpoints": True, "admin_api_key": "boss", "auth_max_failures": 3})
     statuses = [(await client.get("/is_paused", headers={"x-api-key": str(at)})).status for at in range(5)]
@@ -153,7 +166,7 @@ async def test_s03_settings_show_no_paths_and_no_keys(serve):
         media={"allowed_local_media_path": "/media/here"},
         chat={"tool_parser_plugin": "/some/tools.py", "reasoning_parser_plugin": "/some/reasoning.py"},
     )
-    client.headers = {**LOCAL, "x-api-key": "secret-word"}
+    client.headers = {**LOCAL, "x-api-key": "boss-word"}
     for form in ("text", "json"):
         reply = await client.get(f"/server_info?config_format={form}")
         text = reply.content.decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.app import routes_of
+from server.ops.limits import digest_name
 from tests.server.speech.test_audio import HEADERS, form
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -55,7 +56,7 @@ async def test_s42_a_busy_key_is_refused_on_every_generating_route(serve, path, 
         sent = {"body": body, "headers": HEADERS} if isinstance(body, bytes) else {"json": body, "headers": {}}
         return await client.post(path, **{**sent, "headers": {**sent["headers"], "x-api-key": key}})
 
-    with client.state.places.hold(1, "key0"):
+    with client.state.places.hold(1, digest_name("one")):
         refused = await post("one")
         assert (refused.status, refused.json()["error"].get("reason", "key_busy")) == (429, "key_busy")
         assert (await post("two")).status == 200

@@ -17,6 +17,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from examples.embedded_model.spoken import utterances
+from server.flags.config import LimitsConfig
 from server.http.uploads import FormReader
 from server.speech.heard import Segment, Transcript
 from server.speech.heard import body as written
@@ -336,7 +337,8 @@ async def test_uploads_are_counted_while_they_stream(serve):
     assert promised.status == 413
     assert client.state.body_budget.used == 0
     small = serve(limits={"body_budget_bytes": 10_000})
-    assert (await send(small)).status == 429
+    large = await small.post(PATH, body=form(b"RIFF" + bytes(100_000)), headers=HEADERS)
+    assert (large.status, large.error["reason"]) == (429, "queue_full")
     assert small.state.body_budget.used == 0
 
 
@@ -347,7 +349,7 @@ async def test_an_upload_in_small_pieces_is_the_same(client):
 
 
 async def test_a_large_file_is_never_copied_whole():
-    reader = FormReader(BOUNDARY.encode(), "file", 1 << 26)
+    reader = FormReader(BOUNDARY.encode(), "file", 1 << 26, LimitsConfig())
     piece, count = bytes(range(256)) * 256, 512  # 32 MiB
     tracemalloc.start()
     try:
