@@ -8,7 +8,7 @@ import pytest
 
 from server.app import FAMILIES
 from server.openapi import TABLE
-from server.routes import docs, playground
+from server.routes import docs, pages, playground
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def test_every_route_is_described_and_nothing_else(client):
     routed = {
         (method, re.sub(r":path}", "}", line.path))
-        for family in (*FAMILIES, playground, docs)
+        for family in (*FAMILIES, playground, docs, pages)
         for line in family.ROUTES
         for method in line.methods - {"HEAD"}
     }
