@@ -96,6 +96,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
 # Of server/, likewise: a folder, or a file of the root, imports what lies below it. The last floor is what others call.
 SERVER_FLOORS = (
+    ("docs",),
     ("schema", "flags"),
     ("render",),
     ("errors", "output"),

@@ -34,15 +34,15 @@ from engine.quant.online import requested
 
 T = TypeVar("T")
 V = TypeVar("V")
-POOLER = "pooler"  # the attribute of engine/models/base.py: Model
+POOLER = "pooler"  # the attribute of engine/models/base/model.py: Model
 BLOCK = 16  # tokens, over which a page's alignment is shared
 NOTE = (
-    f"kernels by the number of tokens: up to {DECODED} rows decode a token each, more are a prompt; of a tower by the "
-    "rows that an item becomes"
+    f"kernels by the number of tokens: up to {DECODED} are one token of a request each, more are a prompt; of "
+    "an encoder by the rows of an item"
 )
 TIMED = (
-    "torch.mm and torch.addmm are products of the vendor's library, whose algorithm the start times; so is from how "
-    "many rows on codes are widened whole"
+    "torch.mm and torch.addmm are products of the vendor's library; the start measures which algorithm is "
+    "fastest, and from how many rows on matrices are dequantised as a whole"
 )
 
 
@@ -132,7 +132,7 @@ class Parts:
         root, config = self.paths[id(tower)], getattr(tower, "config", None)
         own = [path for path in self._objects if _is_below(path, root)]
         facts = {root: fields_of(config)} if is_dataclass(config) else {}
-        return self._section(f"tower of {' and '.join(tower.modalities)}", own, facts, steps)
+        return self._section(f"encoder of {' and '.join(tower.modalities)}", own, facts, steps)
 
     def _section(self, title: str, own: Collection[str], facts: Mapping[str, str], steps: Steps) -> Section:
         held = {path: text for path in own if (text := held_of(self._objects[path]))}
@@ -145,7 +145,7 @@ class Parts:
         keepers = iter(specs) if len(specs) > 1 else repeat(specs[0])
         facts = {}
         for number, layer in enumerate(layers):
-            kept = f"reads what layer {layer.keys_of} keeps" if layer.keys_of is not None else kept_of(next(keepers))
+            kept = f"reads the cache of layer {layer.keys_of}" if layer.keys_of is not None else kept_of(next(keepers))
             facts[f"layers.{number}"] = f"{fields_of(layer)}; {kept}"
         return facts
 
@@ -167,4 +167,4 @@ def kept_of(spec: CacheSpec) -> str:
         what = f"keys and values of {spec.num_kv_heads} heads of {spec.head_dim} in {dtype}"
     else:
         what = type(spec).__name__
-    return f"keeps {what}{window}, {size:,} bytes a token" if size else "keeps nothing"
+    return f"caches {what}{window}, {size:,} bytes a token" if size else "caches nothing"

@@ -42,7 +42,7 @@ from engine.weights.files import Shard
 log = logging.getLogger(__name__)
 MODALITIES = get_args(Modality)
 
-BACKEND = 'pip install "omniloop[transformers]"'
+BACKEND = "pip install 'transformers>=5.10' greenlet"
 
 
 def load_model_config(
@@ -158,7 +158,7 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
             return *found, "native"
     through = implementation != "native" and _has_backend()
     if implementation == "transformers" and not through:
-        raise ConfigError(f"--model-impl transformers: needs {BACKEND}")
+        raise ConfigError(f"--model-impl transformers: a package is not installed; run {BACKEND}")
     inside = _decoder_inside(root, implementation, through)
     if through:
         from engine.models.transformers_backend.skeleton import known, seeing  # transformers, which takes seconds
@@ -179,7 +179,8 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
             "installed transformers"
         )
     lacks = implementation == "auto" and not _has_backend()
-    raise ConfigError(_unsupported(root, named, bool(inside)) + (f"; others may be with {BACKEND}" if lacks else ""))
+    more = f"; transformers may serve it: run {BACKEND}" if lacks else ""
+    raise ConfigError(_unsupported(root, named, bool(inside)) + more)
 
 
 def _has_backend() -> bool:
@@ -205,7 +206,7 @@ def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
     if not named:
         return (
             f"config.json names no architecture (model_type {root.values.get('model_type')!r}); if its class is among "
-            f"the {len(families())} that README lists, name it with --hf-overrides architectures=..."
+            f"the {len(families())} that `omniloop docs models` lists, name it with --hf-overrides architectures=..."
         )
     code = "auto_map" in root.values
     near = nearest_families(named[0], families())
@@ -215,7 +216,7 @@ def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
         "; with --language-model-only its decoder is served" if has_decoder else "",
         "; a copy for transformers' own classes may be served" if code else "",
         f"; the nearest are {', '.join(near)}, and" if near else ";",
-        f" README lists all {len(families())} that are",
+        f" `omniloop docs models` lists all {len(families())} that are",
     )
     return "".join(said)
 

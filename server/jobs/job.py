@@ -85,10 +85,13 @@ def job_of(
     state = exchange.state
     ids = spliced.prompt_token_ids
     if (state.engine.model.lead or state.engine.model.adds_media) and not spliced.media:
-        text = "this model writes down recordings and does nothing else; send them to /v1/audio/transcriptions"
+        text = "this model only transcribes recordings; send them to /v1/audio/transcriptions"
         raise ApiError(400, "sound_required", text, param)
     if state.engine.model.adds_media and asked.beam:  # beams would go on behind the sound's end
-        raise not_here("use_beam_search", "use_beam_search: not with a model that hears while it answers; leave it out")
+        raise not_here(
+            "use_beam_search",
+            "use_beam_search: this model takes audio while it answers and has no beam search; leave the field out",
+        )
     length, room = len(ids), state.engine.max_model_len - len(ids)
     if length == 0:
         raise ApiError(400, "empty_prompt", "the prompt has no tokens; send at least one", param)

@@ -56,4 +56,4 @@ class ExpertWatch:
 def line(layers: list[LayerLoad]) -> str:
     """Of each layer the experts that tokens chose, and the busiest expert's share of the tokens."""
     told = "; ".join(f"{layer.layer}: {layer.touched}, {layer.largest:.1%}" for layer in layers)
-    return f"experts that a step's tokens chose, by layer, and the busiest one's share of the tokens: {told}"
+    return f"experts of a step by layer, and the share of tokens at the busiest one: {told}"

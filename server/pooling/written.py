@@ -38,5 +38,5 @@ def pairs_of(state: AppState, config: PoolingConfig, instruction: str | None) ->
     if config.template != "jina_vl":
         return Conversations(state, pair(config, instruction), 2, config.template_opens_answer)
     if instruction is not None:
-        raise invalid("instruction", "instruction: this model's pairs hold none; leave the field out")
+        raise invalid("instruction", "instruction: this model takes none; leave the field out")
     return WrittenPair(state)

@@ -126,7 +126,9 @@ def output_structure(state: AppState, body: MessagesBody) -> Structure | None:
     """`output_config.format`, or `output_format`, its older place."""
     newer, older = (body.output_config or {}).get("format"), body.output_format
     if newer is not None and older is not None:
-        raise invalid("output_format", "output_format: not beside output_config.format; send the latter")
+        raise invalid(
+            "output_format", "output_format: not together with output_config.format; send output_config.format"
+        )
     param, asked = ("output_format", older) if newer is None else ("output_config.format", newer)
     if asked is not None and (not isinstance(asked, dict) or asked.get("type") != "json_schema"):
         if not isinstance(asked, dict):

@@ -216,7 +216,7 @@ def check(state: AppState, body: ResponsesBody) -> Asked:
     asked = resolve(fields, logprobs, body.max_output_tokens, state.defaults, state.config, state.vocabulary)
     structure = format_structure(body.text.format if body.text else None, "text.format", state.config.limits)
     if structure is not None and asked.structure is not None:
-        raise invalid("structured_outputs", "structured_outputs: not beside text.format; send one of them")
+        raise invalid("structured_outputs", "structured_outputs: not together with text.format; send one of them")
     return replace(asked, structure=structure or asked.structure)
 
 
@@ -232,7 +232,7 @@ def check_input(body: InputBody) -> None:
     """What both routes take."""
     for name in ("conversation", "prompt"):
         if getattr(body, name) is not None:
-            raise not_here(name, f"{name}: objects kept by OpenAI's servers are not known here; send the items")
+            raise not_here(name, f"{name}: this server does not have objects of OpenAI's servers; send the items")
     text = body.text
     one_of("text.verbosity", text.verbosity if text else None, ("low", "medium", "high"))
     reasoning = body.reasoning

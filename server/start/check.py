@@ -39,9 +39,9 @@ def lines(config: Config) -> Iterator[str]:
     family = family_of(model.architecture, model.implementation)
     how = f"natively, as {model.architecture} ({family.name})"
     if model.implementation == "transformers":
-        how = f"through transformers, whose {model.architecture} runs in our steps"
+        how = f"through transformers ({model.architecture})"
     elif model.implementation == "mixed":
-        how = f"its decoder natively, its towers through transformers ({model.architecture})"
+        how = f"its decoder natively, its encoders through transformers ({model.architecture})"
     if model.implementation != "native" and model.towers:
         check_processor(model)
     yield f"served: {how}; takes {takes}"

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.base.errors import ConfigError, EngineError
-from server.flags.command_line import Arguments, UsageError, all_flags, flag_lines, flags_of, from_file
+from server.flags.command_line import Arguments, UsageError, all_flags, flags_of, from_file
 from server.flags.config import Config, flag
 from server.flags.foreign_flags import FOREIGN
+from server.flags.help import USAGE, grouped
 
 Say = Callable[[str], None]
 Build = Callable[[dict[str, Any]], Config]
@@ -28,7 +29,7 @@ CARDS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950", "gfx1100")  # as engine
 class ExplainOptions:
     """Flags that no other command has."""
 
-    device_target: str = flag("", f"name the kernels of a card that need not be here: {', '.join(CARDS)}")
+    device_target: str = flag("", f"print the kernels of another card: {', '.join(CARDS)}")
 
 
 def main(words: Sequence[str], say: Say, build: Build) -> int:
@@ -38,9 +39,8 @@ def main(words: Sequence[str], say: Say, build: Build) -> int:
     arguments = Arguments(flags, FOREIGN)
     try:
         arguments.read(words)
-        if arguments.help:
-            say("\n".join(["usage: python -m server explain [MODEL] [--flag value ...]", *flag_lines(own)]))
-            say("\nand the server's flags, as python -m server --help lists them")
+        if arguments.help is not None:
+            say(f"{USAGE['explain']}\n\n{grouped(own)}")
             return 0
         file = from_file(arguments.config_file, flags) if arguments.config_file is not None else {}
         values = {**file, **arguments.values}
@@ -76,12 +76,15 @@ def pretend(card: str) -> None:
         importlib.import_module("triton")
     except ImportError:
         raise ConfigError(
-            f"--device-target {card}: accelerators' kernels are Triton's, which is not installed; pip install triton"
+            f"--device-target {card}: kernels of cards need Triton, which is not installed; run pip install triton"
         ) from None
     from engine.kernels import target
 
     if not target.HAS_TRITON:
-        raise ConfigError(f"--device-target {card}: this process has imported the kernels without Triton before")
+        raise ConfigError(
+            f"--device-target {card}: this process has already imported the kernels without "
+            "Triton; run the command in a new process"
+        )
     target.pretend(target.CARDS[card])
 
 

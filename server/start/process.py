@@ -102,7 +102,8 @@ class Process:
         """Loads, and says where the server listens."""
         config = self.state.config
         if not self.state.keys and not config.is_loopback:
-            log.warning("no --api-key is set and %s is not a loopback address: anybody who reaches it may use it",
+            log.warning("the server listens on %s without an API key, and every client that reaches it may use "
+                        "it; set --api-key, or --host 127.0.0.1",
                         config.server.host)  # fmt: skip
         await self.lifespan.start()
         if self.state.phase == "ready":

@@ -83,5 +83,5 @@ async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
 
 def test_a_sound_longer_than_the_window_is_refused_with_the_way_out():
     long = MediaItem("audio", np.zeros(480001, np.float32))
-    with pytest.raises(MediaError, match=r"30 seconds that this model hears at a time.*/v1/audio/transcriptions"):
+    with pytest.raises(MediaError, match=r"30 seconds that this model takes at a time.*/v1/audio/transcriptions"):
         processor().process(long, bytes(16), MediaOptions())

@@ -233,7 +233,7 @@ def test_check_says_what_it_takes(capsys):
     assert cli.main(["check", str(tiny.checkpoint("video_llava"))]) == 0
     said = capsys.readouterr().out.splitlines()[1]
     assert said == (
-        "served: its decoder natively, its towers through transformers (VideoLlavaForConditionalGeneration); "
+        "served: its decoder natively, its encoders through transformers (VideoLlavaForConditionalGeneration); "
         "takes text, image, video"
     )
 

@@ -17,7 +17,7 @@ from engine.weights.load import load_weights
 from engine.weights.table import expand
 from tests import tiny
 from tests.models.harness import Harness, load
-from tests.support_table import processor_class
+from tests.tables.support import processor_class
 
 TOKENS = list(range(40, 70))
 

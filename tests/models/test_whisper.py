@@ -99,7 +99,7 @@ def test_windows_of_another_length_are_refused():
     [
         ({"block_size": 48}, "--block-size 48: this model's 128 rows of sound need 16 or 32"),
         ({"max_model_len": 128}, "--max-model-len 128: the sound of a prompt takes 128 tokens"),
-        ({"without_media": ("audio",)}, "Whisper hears and does nothing else"),
+        ({"without_media": ("audio",)}, "Whisper only transcribes audio"),
     ],
 )
 async def test_flags_that_do_not_fit_are_refused(settings, words):

@@ -127,7 +127,9 @@ class Whisper(Model):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         text, audio = config.text, config.towers.get("audio")
         if not isinstance(audio, WhisperAudioConfig):
-            raise ConfigError("Whisper hears and does nothing else: serve it without --language-model-only or audio=0")
+            raise ConfigError(
+                "Whisper only transcribes audio: serve it without --language-model-only and without audio=0"
+            )
         self.config = config
         self.dtype = dtype
         self.device = device

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from server import docs
 from server.bench import processes, serve, summary
 from server.bench.command import main, parse
 from server.bench.dataset import conversations
@@ -291,7 +292,7 @@ def test_a_command_line_of_vllms_benchmark_is_answered_flag_by_flag(capsys):
     parse(["serve", *words], print, build)
     assert len(capsys.readouterr().err.splitlines()) == 4
     for wrong, said in (
-        (["--random-input-len", "9"], "--random-input-len 9: is called --input-len here"),
+        (["--random-input-len", "9"], "--random-input-len 9: use --input-len"),
         (["--tensor-paralel-size", "1"], "unknown flag --tensor-paralel-size$"),
         (["--port", "8000"], "--port 8000: use --url http://HOST:PORT"),
     ):
@@ -299,10 +300,9 @@ def test_a_command_line_of_vllms_benchmark_is_answered_flag_by_flag(capsys):
             parse(["serve", *wrong], print, build)
 
 
-def test_the_commands_of_readme_are_commands():
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^    python -m server bench (.+)$", readme, re.M)
-    assert lines
+def test_the_commands_of_the_page_are_commands():
+    lines = re.findall(r"^omniloop bench ([a-z].+)$", docs.text("measuring"), re.M)
+    assert len(lines) > 3
     for line in lines:
         parse(line.split(), print, build)
 

@@ -1,4 +1,4 @@
-"""examples/monitoring: the files load, and every metric they name is one that /metrics shows."""
+"""examples/monitoring and the page `metrics`: every metric that they name is one that /metrics shows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+
+from server import docs
 
 FOLDER = Path(__file__).parents[3] / "examples" / "monitoring"
 METRIC = re.compile(r"\b((?:vllm:|http_|process_)\w+)")
@@ -23,7 +25,7 @@ async def test_every_metric_of_dashboard_alerts_and_page_is_shown(client):
     text = (await client.get("/metrics")).content.decode()
     families = list(text_string_to_metric_families(text))
     shown = {sample.name for family in families for sample in family.samples} | {family.name for family in families}
-    page = (FOLDER / "README.md").read_text()
+    page = docs.text("metrics")
     named = {name for query in [*QUERIES, page] for name in METRIC.findall(query)}
     assert len(named) > 30
     assert named <= shown

@@ -185,7 +185,7 @@ async def test_scrapes_and_the_debug_log_tell_how_tokens_spread(sparse, monkeypa
             if watch.looking is not None:
                 await watch.looking
     assert [layer.layer for layer in watch.layers] == [0, 2]
-    assert "by layer, and the busiest one's share of the tokens: 0: " in caplog.text
+    assert "by layer, and the share of tokens at the busiest one: 0: " in caplog.text
     page = (await sparse.get("/metrics")).content.decode()
     shown = {family.name: family.samples for family in text_string_to_metric_families(page)}
     for name, least, most in (("touched", 1, 13), ("largest", 1 / 13, 1)):

@@ -206,7 +206,7 @@ async def test_a_prompt_is_refused_where_it_is_set(server):
     socket = Socket(client)
     await socket.opened(**LISTENING)
     socket.say("session.update", session={"audio": {"input": {"transcription": {"prompt": "names"}}}})
-    assert "reads no text" in (await socket.next("error"))["error"]["message"]
+    assert "takes audio and no text" in (await socket.next("error"))["error"]["message"]
     socket.append(spoken(0.2, 0.5, 0.6))
     assert (await events_until(socket, ".completed", "error", ".failed"))[-1]["type"].endswith("completed")
     await socket.leave()
@@ -254,7 +254,7 @@ async def test_a_turn_whose_sound_stops_coming_fails_and_the_next_is_heard(serve
     socket.append(sound[:20000])
     failed = (await events_until(socket, ".failed"))[-1]["error"]
     assert failed["code"] == "upload_timeout"
-    assert "no sound came for 0.3 s" in failed["message"]
+    assert "no audio came for 0.3 s" in failed["message"]
     assert state.places.taken == 0
     if cleared:
         socket.say("input_audio_buffer.clear")

@@ -113,8 +113,8 @@ async def test_voxtral_realtime_hears_what_a_session_commits(realtime):
 async def test_voxtral_realtime_refuses_what_it_cannot_be_asked(realtime):
     _, client = realtime
     for fields, words in (
-        ({"path": TRANSLATIONS}, "translates nothing"),
-        ({"prompt": "Omniloop"}, "reads no text"),
+        ({"path": TRANSLATIONS}, "does not translate"),
+        ({"prompt": "Omniloop"}, "takes audio and no text"),
     ):
         refused = await send(client, recording(), **fields)
         assert refused.status == 501
@@ -183,13 +183,13 @@ async def test_qwen3_asr_goes_on_behind_the_language_that_the_client_names(qwen3
     assert text.endswith("<|im_start|>assistant\nlanguage German<asr_text>")
     assert state.tokenizer.id_of("<asr_text>") == request.prompt_token_ids[-1]
     assert reply.json()["language"] == "german"
-    for fields, words in (({"language": "eo"}, "ISO 639-1"), ({"language": "la"}, "this model hears ar, cs")):
+    for fields, words in (({"language": "eo"}, "ISO 639-1"), ({"language": "la"}, "this model transcribes ar, cs")):
         refused = await send(client, recording(), **fields)
         assert refused.status == 400
         assert words in refused.json()["error"]["message"]
     refused = await send(client, recording(), path=TRANSLATIONS)
     assert refused.status == 501
-    assert "translates nothing" in refused.json()["error"]["message"]
+    assert "does not translate" in refused.json()["error"]["message"]
 
 
 async def test_qwen3_asr_is_asked_for_the_language_first(qwen3_asr):

@@ -121,4 +121,4 @@ async def test_tokens_beyond_the_decoders_context_have_no_times(client):
 async def test_a_model_that_tells_no_words_refuses_them(serve):
     reply = await send(serve(), DIGITS, response_format="verbose_json", timestamp_granularities="word")
     assert reply.status == 501
-    assert "Whisper tells those of words, too" in reply.error["message"]
+    assert "this model has times of segments only" in reply.error["message"]

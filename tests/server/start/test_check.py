@@ -36,7 +36,7 @@ def test_a_folder_is_described(capsys):
         (
             {"architectures": ["NoSuchForCausalLM"]},
             [],
-            "NoSuchForCausalLM is not supported; README lists all",
+            "NoSuchForCausalLM is not supported; `omniloop docs models` lists all",
         ),
         ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, [], "RwkvForCausalLM: is in transformers"),
         ({"num_hidden_layers": 4}, [], "missing: layers.3.input_layernorm.weight"),

@@ -105,7 +105,9 @@ def test_a_download_that_broke_off_goes_on(fake, monkeypatch):
     name = "model.safetensors"
     size = fake.files("org/single")[name]
     fake.broken[name] = 0
-    assert "the download broke off (RemoteProtocolError); start again, files that came whole" in refused("org/single")
+    assert "the download was interrupted (RemoteProtocolError); start again, complete files are reused" in refused(
+        "org/single"
+    )
     fake.broken.clear()
     fake.cut[name] = size // 2
     fake.sent = 0
@@ -149,7 +151,7 @@ def test_revisions_private_and_gated_repositories(fake):
     assert fetch("org/sharded", Hub(token=TOKEN)).is_dir()
     fake.gated.add("org/single")
     shutil.rmtree(fetch("org/single", Hub(token=TOKEN)).parents[1])
-    assert f"want their terms accepted at {fake.url}/org/single" in refused("org/single")
+    assert f"accept the terms at {fake.url}/org/single" in refused("org/single")
 
 
 def test_all_files_come_from_one_commit(fake, sharded, monkeypatch, tmp_path):
@@ -176,16 +178,16 @@ def test_without_a_hub_a_complete_copy_is_served(fake, offline, monkeypatch, cap
     assert "cannot be reached" not in caplog.text
     fake.down = True
     assert fetch("org/sharded", Hub()) == folder
-    assert f"{fake.url} cannot be reached (it answers 503); the copy of org/sharded" in caplog.text
+    assert f"{fake.url} cannot be reached (it answers 503); the downloaded copy of org/sharded" in caplog.text
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "http://127.0.0.1:9 cannot be reached (ConnectError), and no copy of it is here" in refused("org/single")
+    assert "http://127.0.0.1:9 cannot be reached (ConnectError), and this machine has no copy" in refused("org/single")
     offline()
     assert fetch("org/sharded", Hub()) == folder
     shard = sorted(folder.glob("model-*.safetensors"))[1]
     shard.unlink()
-    assert f"HF_HUB_OFFLINE is set, and the copy that is here lacks {shard.name}" in refused("org/sharded")
+    assert f"HF_HUB_OFFLINE is set, and the copy on this machine lacks {shard.name}" in refused("org/sharded")
     (folder / "config.json").unlink()
-    assert "the copy that is here lacks config.json" in refused("org/sharded")
+    assert "the copy on this machine lacks config.json" in refused("org/sharded")
 
 
 def test_a_full_disk_is_told_before_and_during_a_download(fake, monkeypatch):

@@ -79,4 +79,7 @@ async def test_a_tokenizer_that_knows_more_than_the_model_is_told(caplog):
     tell_vocabularies(320, 320)
     assert not caplog.records
     tell_vocabularies(324, 320)
-    assert "the tokenizer has ids to 323 and the model 320 tokens: prompts that hold others are refused" in caplog.text
+    assert (
+        "the tokenizer has ids up to 323 and the model has 320 tokens: prompts with other ids are refused"
+        in caplog.text
+    )
