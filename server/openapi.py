@@ -1,13 +1,12 @@
-"""The description of the API: /openapi.json from the types of schema/, and /docs, a page made of the same.
+"""The description of the API: /openapi.json, from the table of operations below and the types of schema/.
 
-Owner: loop, built once at the first request. In: the route table below and msgspec's JSON schemas. Out: OpenAPI 3.1 as
-a dict, and one HTML page without scripts that needs no other server. A test compares the table with the routes.
+Owner: loop, built once at the first request. In: the table and msgspec's JSON schemas. Out: OpenAPI 3.1 as a dict.
+Tests compare the table with the routes, and decode each answer with the type that the table names. Errors have a type
+for each protocol. The types forbid other fields in the tests; the document makes clients no such promise.
 """
 
 from __future__ import annotations
 
-import html
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +15,18 @@ import msgspec
 
 from server import __version__
 from server.errors import TYPES
+from server.schema import answers_audio as audio
+from server.schema import answers_chat as chat
+from server.schema import answers_messages as messages
+from server.schema import answers_pooling as pooling
+from server.schema import answers_responses as responses
+from server.schema import answers_server as about
+from server.schema import answers_tokens as tokens
+from server.schema.answers_common import Error, MessagesError
 from server.schema.audio import TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.completion import CompletionBody
+from server.schema.examples import ANSWERS, REQUESTS
 from server.schema.generate import GenerateBody
 from server.schema.messages import CountBody, MessagesBody
 from server.schema.pooling import ClassifyBody, PoolingBody, RerankBody, ScoreBody, VectorsBody
@@ -28,198 +36,299 @@ from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 REFERENCE = "#/components/schemas/{name}"
 READ = (200, 400, 401, 403, 404, 421, 429, 431, 500, 503)
 WORK = (*READ, 408, 413, 415, 422, 501, 504)
+JSON = "application/json"
+TEXT = "text/plain"
+HTML = "text/html"
+STREAM = "text/event-stream"
+
+TAGS = {
+    "Chat": "Conversations and texts in OpenAI's protocol",
+    "Messages": "Conversations in Anthropic's protocol",
+    "Responses": "Answers that are stored, in OpenAI's newer protocol",
+    "Audio": "Recordings to text",
+    "Embeddings": "Vectors, classes, scores: for models that pool",
+    "Tokens": "Token ids in and out",
+    "Models": "What is served",
+    "Server": "State, numbers and descriptions of the server",
+    "Page": "The chat page and its files",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One line of the table."""
 
+    id: str
+    tag: str
     summary: str
+    answer: Any = None  # its type; None: text, or nothing
+    event: Any = None  # type of a stream's events
     body: type[msgspec.Struct] | None = None
-    streams: bool = False
-    media: str = "application/json"  # of the answer
+    media: str = JSON  # of the answer
+    more: tuple[str, ...] = ()  # other media of the answer
     statuses: tuple[int, ...] = READ
-    query: tuple[str, ...] = ()
-    sent_as: str = "application/json"
+    query: tuple[tuple[str, str, str], ...] = ()  # name, JSON type, description
+    sent_as: str = JSON
 
 
-def work(summary: str, body: type[msgspec.Struct], streams: bool = False) -> Operation:
-    return Operation(summary, body, streams, statuses=WORK)
+def work(
+    id: str, tag: str, summary: str, body: type[msgspec.Struct], answer: Any = None, event: Any = None, **more: Any
+) -> Operation:
+    return Operation(id, tag, summary, answer, event, body, statuses=WORK, **more)
 
 
-def upload(summary: str, form: type[msgspec.Struct]) -> Operation:
-    return Operation(summary, form, streams=True, statuses=WORK, sent_as="multipart/form-data")
+def upload(id: str, summary: str, form: type[msgspec.Struct]) -> Operation:
+    return Operation(
+        id, "Audio", summary, audio.Transcription, audio.SpeechStreamEvent, form,
+        more=("text/plain", "text/vtt"), statuses=WORK, sent_as="multipart/form-data",
+    )  # fmt: skip
 
+
+def text(id: str, summary: str, media: str = TEXT, tag: str = "Server") -> Operation:
+    return Operation(id, tag, summary, media=media)
+
+
+VECTOR_BYTES = ("application/octet-stream",)
+FOLLOW = (
+    ("stream", "boolean", "Whether the events are sent again, from the first one or from starting_after on."),
+    ("starting_after", "integer", "The number of the last event that the client has."),
+)
+PAGED = (
+    ("after", "string", "The id of the item that the page follows."),
+    ("limit", "integer", "Most items of the page, 1 to 100."),
+    ("order", "string", "asc or desc; desc, the newest first, is the default."),
+)
 
 TABLE: dict[tuple[str, str], Operation] = {
-    ("POST", "/v1/chat/completions"): work("Answer a conversation", ChatBody, True),
-    ("POST", "/v1/completions"): work("Continue texts or token ids", CompletionBody, True),
-    ("POST", "/v1/audio/transcriptions"): upload("Transcribe a recording", TranscriptionForm),
-    ("POST", "/v1/audio/translations"): upload("Translate a recording into English", TranslationForm),
-    ("POST", "/v1/messages"): work("Answer a conversation, in the Anthropic protocol", MessagesBody, True),
-    ("POST", "/v1/messages/count_tokens"): work("Count the tokens of a conversation", CountBody),
-    ("POST", "/v1/responses"): work("Answer, and keep the answer", ResponsesBody, True),
-    ("GET", "/v1/responses/{id}"): Operation("A stored response", streams=True, query=("stream", "starting_after")),
-    ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response"),
-    ("GET", "/v1/responses/{id}/input_items"): Operation(
-        "What a stored response answers", query=("after", "limit", "order")
+    ("POST", "/v1/chat/completions"): work(
+        "create_chat_completion", "Chat", "Answer a conversation", ChatBody, chat.ChatCompletion,
+        chat.ChatCompletionChunk,
     ),
-    ("POST", "/v1/responses/input_tokens"): work("Count the tokens of a response's input", InputBody),
-    ("POST", "/v1/responses/{id}/cancel"): Operation("End a response that is being made"),
-    ("GET", "/v1/models"): Operation("The names of the served model"),
-    ("GET", "/v1/models/{id}"): Operation("One of them"),
-    ("GET", "/model_info"): Operation("The first name in the words of SGLang's router"),
-    ("GET", "/get_server_info"): Operation("The same, where that router looks first"),
-    ("POST", "/tokenize"): work("Text or conversation to token ids", TokenizeBody),
-    ("POST", "/detokenize"): work("Token ids to text", DetokenizeBody),
-    ("GET", "/tokenizer_info"): Operation("The tokenizer's settings"),
-    ("POST", "/v1/chat/completions/render"): work("A conversation as token ids, not answered", ChatBody),
-    ("POST", "/v1/completions/render"): work("Texts as token ids, not continued", CompletionBody),
-    ("POST", "/inference/v1/generate"): work("Token ids in, token ids out", GenerateBody, True),
-    ("POST", "/abort_requests"): work("End answers by their ids", AbortBody),
-    ("GET", "/health"): Operation("Ready for work", media="text/plain"),
-    ("GET", "/health/ready"): Operation("Ready for work", media="text/plain"),
-    ("GET", "/health/live"): Operation("Alive", media="text/plain"),
-    ("GET", "/ping"): Operation("Ready for work", media="text/plain"),
-    ("POST", "/ping"): Operation("Ready for work", media="text/plain"),
-    ("GET", "/"): Operation("The chat page; with --disable-playground name and version", media="text/html"),
-    ("GET", "/playground/{digest}/{name}"): Operation("The chat page's files", media="text/javascript"),
-    ("GET", "/about"): Operation("What the chat page shows of the model"),
-    ("GET", "/version"): Operation("Version"),
-    ("GET", "/load"): Operation("Choices that are prepared, wait or run"),
-    ("GET", "/metrics"): Operation("Prometheus text", media="text/plain"),
-    ("GET", "/openapi.json"): Operation("This description"),
-    ("GET", "/docs"): Operation("This description, to read", media="text/html"),
-    ("GET", "/docs/"): Operation("The pages for users", media="text/html"),
-    ("GET", "/docs/{name}"): Operation("One page for users", media="text/html"),
-    ("POST", "/v1/embeddings"): work("Vectors of texts", VectorsBody),
-    ("POST", "/pooling"): work("What a pooling model makes of texts, or of their tokens", PoolingBody),
-    ("POST", "/classify"): work("Classes of texts", ClassifyBody),
-    ("POST", "/score"): work("Scores of pairs", ScoreBody),
-    ("POST", "/v1/score"): work("Scores of pairs", ScoreBody),
-    ("POST", "/rerank"): work("Documents by how well they answer a query", RerankBody),
-    ("POST", "/v1/rerank"): work("Documents by how well they answer a query", RerankBody),
-    ("POST", "/v2/rerank"): work("Documents by how well they answer a query", RerankBody),
-}
+    ("POST", "/v1/completions"): work(
+        "create_completion", "Chat", "Continue texts or token ids", CompletionBody, chat.Completion,
+        chat.CompletionChunk,
+    ),
+    ("POST", "/v1/audio/transcriptions"): upload(
+        "create_transcription", "Transcribe a recording", TranscriptionForm
+    ),
+    ("POST", "/v1/audio/translations"): upload(
+        "create_translation", "Translate a recording into English", TranslationForm
+    ),
+    ("POST", "/v1/messages"): work(
+        "create_message", "Messages", "Answer a conversation, in the Anthropic protocol", MessagesBody,
+        messages.Message, messages.MessageEvent,
+    ),
+    ("POST", "/v1/messages/count_tokens"): work(
+        "count_message_tokens", "Messages", "Count the tokens of a conversation", CountBody, messages.TokenCount
+    ),
+    ("POST", "/v1/responses"): work(
+        "create_response", "Responses", "Answer, and keep the answer", ResponsesBody, responses.Response,
+        responses.ResponseStreamEvent,
+    ),
+    ("GET", "/v1/responses/{id}"): Operation(
+        "get_response", "Responses", "A stored response", responses.Response, responses.ResponseStreamEvent,
+        query=FOLLOW,
+    ),
+    ("DELETE", "/v1/responses/{id}"): Operation(
+        "delete_response", "Responses", "Forget a stored response", responses.DeletedResponse
+    ),
+    ("GET", "/v1/responses/{id}/input_items"): Operation(
+        "list_input_items", "Responses", "What a stored response answers", responses.InputItemList, query=PAGED
+    ),
+    ("POST", "/v1/responses/input_tokens"): work(
+        "count_response_tokens", "Responses", "Count the tokens of a response's input", InputBody,
+        responses.InputTokens,
+    ),
+    ("POST", "/v1/responses/{id}/cancel"): Operation(
+        "cancel_response", "Responses", "End a response that is being made", responses.Response
+    ),
+    ("GET", "/v1/models"): Operation("list_models", "Models", "The names of the served model", about.ModelList),
+    ("GET", "/v1/models/{id}"): Operation("get_model", "Models", "One of them", about.Model),
+    ("GET", "/model_info"): Operation(
+        "get_model_info", "Models", "The first name in the words of SGLang's router", about.ModelInfo
+    ),
+    ("GET", "/get_server_info"): Operation(
+        "get_server_info", "Models", "The same, where that router looks first", about.ModelInfo
+    ),
+    ("POST", "/tokenize"): work(
+        "tokenize", "Tokens", "Text or conversation to token ids", TokenizeBody, tokens.Tokenized
+    ),
+    ("POST", "/detokenize"): work("detokenize", "Tokens", "Token ids to text", DetokenizeBody, tokens.Detokenized),
+    ("GET", "/tokenizer_info"): Operation(
+        "get_tokenizer_info", "Tokens", "The tokenizer's settings", tokens.TokenizerInfo
+    ),
+    ("POST", "/v1/chat/completions/render"): work(
+        "render_chat_completion", "Tokens", "A conversation as token ids, not answered", ChatBody, tokens.Rendered
+    ),
+    ("POST", "/v1/completions/render"): work(
+        "render_completion", "Tokens", "Texts as token ids, not continued", CompletionBody, list[tokens.Rendered]
+    ),
+    ("POST", "/inference/v1/generate"): work(
+        "generate", "Tokens", "Token ids in, token ids out", GenerateBody, tokens.Generated, tokens.GeneratedChunk
+    ),
+    ("POST", "/abort_requests"): work("abort_requests", "Server", "End answers by their ids", AbortBody, media=TEXT),
+    ("GET", "/health"): text("get_health", "Ready for work"),
+    ("GET", "/health/ready"): text("get_readiness", "Ready for work"),
+    ("GET", "/health/live"): text("get_liveness", "Alive"),
+    ("GET", "/ping"): text("ping", "Ready for work"),
+    ("POST", "/ping"): text("ping_by_post", "Ready for work"),
+    ("GET", "/"): text("get_page", "The chat page; with --disable-playground name and version", HTML, "Page"),
+    ("GET", "/playground/{digest}/{name}"): text("get_page_file", "The chat page's files", "text/javascript", "Page"),
+    ("GET", "/about"): Operation("get_about", "Page", "What the chat page shows of the model", about.About),
+    ("GET", "/version"): Operation("get_version", "Server", "Version", about.Version),
+    ("GET", "/load"): Operation("get_load", "Server", "Choices that are prepared, wait or run", about.Load),
+    ("GET", "/metrics"): text("get_metrics", "Prometheus text"),
+    ("GET", "/openapi.json"): Operation("get_openapi", "Server", "This description", dict[str, Any]),
+    ("GET", "/docs/"): text("list_docs", "The pages for users", HTML),
+    ("GET", "/docs/{name}"): text("get_doc", "One page for users", HTML),
+    ("GET", "/docs"): Operation("get_docs", "Server", "Redirects to /docs/api", statuses=(307, *READ[1:])),
+    ("GET", "/docs/api"): text("get_api_page", "This description, to read and to try", HTML),
+    ("GET", "/docs/api/{digest}/{name}"): text("get_api_page_file", "The files of that page", "text/javascript"),
+    ("POST", "/v1/embeddings"): work(
+        "create_embedding", "Embeddings", "Vectors of texts", VectorsBody, pooling.EmbeddingList, more=VECTOR_BYTES
+    ),
+    ("POST", "/pooling"): work(
+        "pool", "Embeddings", "What a pooling model makes of texts, or of their tokens", PoolingBody,
+        pooling.PooledList, more=VECTOR_BYTES,
+    ),
+    ("POST", "/classify"): work("classify", "Embeddings", "Classes of texts", ClassifyBody, pooling.ClassifiedList),
+    ("POST", "/score"): work("score", "Embeddings", "Scores of pairs", ScoreBody, pooling.ScoreList),
+    ("POST", "/v1/score"): work("score_v1", "Embeddings", "Scores of pairs", ScoreBody, pooling.ScoreList),
+    ("POST", "/rerank"): work(
+        "rerank", "Embeddings", "Documents by how well they answer a query", RerankBody, pooling.RankedList
+    ),
+    ("POST", "/v1/rerank"): work(
+        "rerank_v1", "Embeddings", "Documents by how well they answer a query", RerankBody, pooling.RankedList
+    ),
+    ("POST", "/v2/rerank"): work(
+        "rerank_v2", "Embeddings", "Documents by how well they answer a query", RerankBody, pooling.RankedList
+    ),
+}  # fmt: skip
 
 
 def openapi(root_path: str = "") -> dict[str, Any]:
     """The whole document; `root_path` is where a proxy mounts this server."""
-    bodies = list({operation.body: None for operation in TABLE.values() if operation.body is not None})
-    _, schemas = msgspec.json.schema_components(bodies, ref_template=REFERENCE)
+    made = Schemas()
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in TABLE.items():
-        paths.setdefault(path, {})[method.lower()] = described(path, operation)
+        paths.setdefault(path, {})[method.lower()] = described(path, operation, made)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "omniloop", "version": __version__},
+        "info": {
+            "title": "omniloop",
+            "version": __version__,
+            "description": "A server for models of text, pictures, sound and film, in the protocols of their clients.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
         "servers": [{"url": root_path or "/"}],
+        "tags": [{"name": name, "description": description} for name, description in TAGS.items()],
         "paths": paths,
-        "components": {"schemas": {**schemas, "Error": ERROR}, "securitySchemes": SECURITY},
+        "components": {"schemas": made.components, "securitySchemes": SECURITY},
         "security": [{}, {"bearer": []}, {"key": []}],
     }
 
 
-def described(path: str, operation: Operation) -> dict[str, Any]:
-    """One operation object."""
-    found: dict[str, Any] = {"summary": operation.summary, "responses": answers(operation)}
-    for name in re.findall(r"{(\w+)}", path):
-        place = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        found.setdefault("parameters", []).append(place)
-    for name in operation.query:
-        found.setdefault("parameters", []).append({"name": name, "in": "query", "schema": {"type": "string"}})
-    if operation.body is not None:
-        schema: dict[str, Any] = {"$ref": REFERENCE.format(name=operation.body.__name__)}
-        if operation.sent_as != "application/json":  # the file is no field of the type
-            schema = {"allOf": [schema, UPLOAD]}
-        found["requestBody"] = {"required": True, "content": {operation.sent_as: {"schema": schema}}}
+class Schemas:
+    """JSON schemas of all types of the table, made together."""
+
+    def __init__(self) -> None:
+        types: dict[Any, None] = {Error: None, MessagesError: None}
+        for operation in TABLE.values():
+            types |= {kind: None for kind in (operation.body, operation.answer, operation.event) if kind is not None}
+        schemas, components = msgspec.json.schema_components(list(types), ref_template=REFERENCE)
+        self.of = dict(zip(types, schemas))
+        self.components = {name: opened(schema) for name, schema in components.items()}
+
+
+def opened(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without the ban on other fields; the tag of a type gets its sentence."""
+    found = {name: value for name, value in schema.items() if name != "additionalProperties" or value}
+    tag = found.get("properties", {}).get("type", {})
+    tag.setdefault("description", "The kind of this object.")
     return found
 
 
-def answers(operation: Operation) -> dict[str, Any]:
+def described(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
+    """One operation object."""
+    found: dict[str, Any] = {
+        "operationId": operation.id,
+        "tags": [operation.tag],
+        "summary": operation.summary,
+        "responses": answers(path, operation, made),
+    }
+    for name in re.findall(r"{(\w+)}", path):
+        place = {"name": name, "in": "path", "required": True, "description": IN_PATH[name]}
+        found.setdefault("parameters", []).append({**place, "schema": {"type": "string"}})
+    for name, kind, description in operation.query:
+        place = {"name": name, "in": "query", "description": description, "schema": {"type": kind}}
+        found.setdefault("parameters", []).append(place)
+    if operation.body is not None:
+        schema = made.of[operation.body]
+        if operation.sent_as != JSON:  # the file is no field of the type
+            schema = {"allOf": [schema, UPLOAD]}
+        content: dict[str, Any] = {"schema": schema}
+        if operation.id in REQUESTS:
+            content["example"] = REQUESTS[operation.id]
+        found["requestBody"] = {"required": True, "content": {operation.sent_as: content}}
+    return found
+
+
+def answers(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
     """By status: the answer itself, and the errors it can be."""
     found: dict[str, Any] = {}
+    fault = error_of(path)
     for status in sorted(operation.statuses):
         if status == 200:
-            content: dict[str, Any] = {operation.media: {}}
-            if operation.streams:
-                content["text/event-stream"] = {}
-            found["200"] = {"description": operation.summary, "content": content}
+            found["200"] = {"description": operation.summary, "content": content_of(operation, made, fault)}
+        elif status < 400:
+            found[str(status)] = {"description": operation.summary}
         else:
-            schema = {"$ref": REFERENCE.format(name="Error")}
-            text = TYPES.get(status, "Error")
-            found[str(status)] = {"description": text, "content": {"application/json": {"schema": schema}}}
+            name = TYPES.get(status, "Error")
+            found[str(status)] = {"description": name, "content": {JSON: {"schema": made.of[fault]}}}
     return found
 
 
+def error_of(path: str) -> type[msgspec.Struct]:
+    """The type of a route's errors."""
+    return MessagesError if path.startswith("/v1/messages") else Error
+
+
+def content_of(operation: Operation, made: Schemas, fault: type[msgspec.Struct]) -> dict[str, Any]:
+    """What is answered with 200, by its media type."""
+    if operation.answer is None:
+        return {operation.media: {"schema": {"type": "string"}}}
+    whole: dict[str, Any] = {"schema": made.of[operation.answer]}
+    if operation.id in ANSWERS:
+        whole["example"] = ANSWERS[operation.id]
+    found: dict[str, Any] = {operation.media: whole}
+    for media in operation.more:
+        text = media.startswith("text/")
+        found[media] = {"schema": {"type": "string", **({} if text else {"contentMediaType": media})}}
+    if operation.event is not None:
+        event = made.of[operation.event]
+        if made.of[fault] not in event.get("anyOf", [event]):  # a fault after the stream has begun
+            event = {"anyOf": [event, made.of[fault]]}
+        found[STREAM] = {"schema": event}
+    return found
+
+
+IN_PATH = {
+    "id": "The id: of a response, or the name of a model, which may hold slashes.",
+    "digest": "The digest of the page's files.",
+    "name": "The name of the file.",
+}
 UPLOAD = {
     "type": "object",
-    "properties": {"file": {"type": "string", "contentMediaType": "application/octet-stream"}},
-    "required": ["file"],
-}
-ERROR = {
-    "title": "Error",
-    "type": "object",
-    "description": "What every refusal looks like; /v1/messages has its own protocol's form.",
     "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-                "code": {"type": "integer"},
-                "reason": {"type": "string"},
-            },
+        "file": {
+            "type": "string",
+            "contentMediaType": "application/octet-stream",
+            "description": "The recording: flac, mp3, mp4, m4a, ogg, wav or webm.",
         }
     },
+    "required": ["file"],
 }
 SECURITY = {
-    "bearer": {"type": "http", "scheme": "bearer"},
-    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of --api-key."},
+    "key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same, for Anthropic's clients."},
 }
-
-
-def page(document: dict[str, Any]) -> str:
-    """The document to read: operations, and the fields of every body."""
-    parts = [HEAD]
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            parts.append(f"<section><h2><b>{method.upper()}</b> {html.escape(path)}</h2>")
-            parts.append(f"<p>{html.escape(operation['summary'])}</p>")
-            if "requestBody" in operation:
-                ((_, sent),) = operation["requestBody"]["content"].items()
-                name = sent["schema"].get("allOf", [sent["schema"]])[0]["$ref"].rpartition("/")[2]
-                parts.append(f'<p>Body: <a href="#{name}">{name}</a></p>')
-            parts.append(f"<p>Answers: {', '.join(operation['responses'])}</p></section>")
-    for name, schema in document["components"]["schemas"].items():
-        parts.append(f'<section id="{name}"><h2>{name}</h2><p>{html.escape(schema.get("description", ""))}</p><table>')
-        required = schema.get("required", ())
-        for field, kind in schema.get("properties", {}).items():
-            mark = " (required)" if field in required else ""
-            parts.append(f"<tr><td>{field}{mark}</td><td>{worded(kind)}</td></tr>")
-        parts.append("</table></section>")
-    return "".join(parts)
-
-
-def worded(kind: dict[str, Any]) -> str:
-    """A type in words."""
-    if "anyOf" in kind:
-        return " or ".join(worded(one) for one in kind["anyOf"] if one.get("type") != "null")
-    if "$ref" in kind:
-        name = kind["$ref"].rpartition("/")[2]
-        return f'<a href="#{name}">{name}</a>'
-    if "enum" in kind:
-        return " or ".join(html.escape(json.dumps(one)) for one in kind["enum"] if one is not None)
-    if kind.get("type") == "array":
-        return f"list of {worded(kind['items'])}" if kind.get("items") else "list"
-    return html.escape(str(kind.get("type", "anything")))
-
-
-HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>omniloop: API</title>
-<meta name="viewport" content="width=device-width"><style>
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
-h2{font-size:1.05rem;margin:1.5rem 0 .2rem}b{display:inline-block;min-width:4.5rem}p{margin:.2rem 0}
-td{padding:.1rem 1.5rem .1rem 0;border-bottom:1px solid #ddd;vertical-align:top}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}a{color:#8bf}td{border-color:#444}}
-</style><h1>omniloop</h1><p>The same for programs: <a href="openapi.json">openapi.json</a></p>"""

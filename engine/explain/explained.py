@@ -34,7 +34,7 @@ from engine.quant.online import requested
 
 T = TypeVar("T")
 V = TypeVar("V")
-POOLER = "pooler"  # the attribute of engine/models/base.py: Model
+POOLER = "pooler"  # the attribute of engine/models/base/model.py: Model
 BLOCK = 16  # tokens, over which a page's alignment is shared
 NOTE = (
     f"kernels by the number of tokens: up to {DECODED} are one token of a request each, more are a prompt; of "

@@ -39,6 +39,7 @@ class Edge:
         self.origins = frozenset(origin.encode() for origin in server.allowed_origins)
         self.any_origin = "*" in server.allowed_origins
         self.has_page = not server.disable_playground
+        self.has_docs = not server.disable_docs
         self.open_paths = PROBES - {"/metrics"} if server.metrics_require_key else PROBES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,9 +122,12 @@ class Edge:
         exchange.key_name = name
 
     def is_open(self, method: str, path: str) -> bool:
-        """Probes, and the chat page with its files, which ask for the key themselves."""
-        page = (method == "HEAD" or self.has_page) and path == "/"
-        return path in self.open_paths or page or (self.has_page and path.startswith("/playground/"))
+        """Probes, and the pages with their files, which ask for the key themselves."""
+        if path in self.open_paths or (method == "HEAD" and path == "/"):
+            return True
+        if self.has_page and (path == "/" or path.startswith("/playground/")):
+            return True
+        return self.has_docs and (path == "/docs/api" or path.startswith("/docs/api/"))
 
 
 def one_of_each(scope: Scope) -> tuple[bytes, bytes, bytes]:

@@ -104,7 +104,7 @@ class Run {
   constructor(before) {
     this.before = before;
     this.begun = performance.now();
-    this.tokens = 0; // pieces that held words, until the server tells its own count
+    this.tokens = 0; // pieces that held words, until the server reports its count
     this.first = undefined;
     this.last = undefined;
   }

@@ -2,7 +2,7 @@
 
 import { remember } from "./dom.js";
 
-const BASE = new URL(".", document.baseURI);
+const BASE = new URL(document.documentElement?.dataset.root ?? ".", document.baseURI);
 const KEY = "omniloop.key";
 
 /** The key that was entered, for this tab or for this browser. */
@@ -34,13 +34,18 @@ export function wasLost() {
   return was;
 }
 
-async function call(path, options = {}) {
-  const headers = { ...options.headers };
+export const addressOf = (path) => new URL(path, BASE);
+
+/** Headers, with the saved key. */
+export function keyed(headers) {
   const key = savedKey();
-  if (key) headers.authorization = `Bearer ${key}`;
+  return key ? { ...headers, authorization: `Bearer ${key}` } : { ...headers };
+}
+
+async function call(path, options = {}) {
   let reply;
   try {
-    reply = await fetch(new URL(path, BASE), { ...options, headers });
+    reply = await fetch(addressOf(path), { ...options, headers: keyed(options.headers) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     lost = true;

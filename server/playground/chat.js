@@ -31,7 +31,7 @@ export class Chat {
     return id === this.conversation.id ? this.conversation : (this.answers.get(id)?.conversation ?? null);
   }
 
-  /** What the list of conversations shows beside a title. */
+  /** The mark of a title in the list of conversations. */
   stateOf(id) {
     return this.answers.has(id) ? "answering" : this.unseen.has(id) ? "answered" : "";
   }
@@ -120,7 +120,7 @@ export class Chat {
     };
   }
 
-  /** A question behind the head, or beside others behind `parent`. Refused, a question at the head returns to the form. */
+  /** A question behind the head, or another version behind `parent`. A refused question at the head returns to the form. */
   async ask(text, files, parent = this.conversation.head) {
     this.stop();
     const { conversation } = this;

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 import { later } from "./later.js";
 
 const FOLDER = "./vendor/katex-0.19.1";
-const KEPT = 2000; // drawings
+const MOST = 2000; // drawings
 const drawings = new Map();
 let library = null;
 
@@ -56,7 +56,7 @@ function fit(element, drawing) {
 }
 
 function keep(name, drawing) {
-  if (drawings.size === KEPT) drawings.delete(drawings.keys().next().value);
+  if (drawings.size === MOST) drawings.delete(drawings.keys().next().value);
   drawings.set(name, drawing);
 }
 

@@ -1,4 +1,4 @@
-// Markdown to tokens, by marked's lexer: blocks at once, the words of a block when somebody reads them. Formulas are tokens
+// Markdown to tokens, by marked's lexer: blocks at once, the words of a block when they are read. Formulas are tokens
 // of their own. HTML is text, but for <br>, <sub> and <sup>. What a model may write without end is bounded: depth, and the
 // search for the end of marks that have none.
 

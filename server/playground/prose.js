@@ -47,7 +47,7 @@ export class ProseView {
     const same = JSON.stringify(links) === JSON.stringify(this.links);
     this.links = links;
     if (!same && from) {
-      this.clear(); // what a name leads to may stand at the end
+      this.clear(); // an address that a name stands for may come at the end
       return this.read(text, 0);
     }
     const added = found.map((token) => ({ token, lexer, links: linksOf(token), node: null }));
@@ -163,7 +163,7 @@ function checkbox({ checked }) {
   return h("input", { type: "checkbox", disabled: true, checked, "aria-label": checked ? "done" : "open" });
 }
 
-/** Links lead to http, https and mailto only. */
+/** Addresses are of http, https and mailto only. */
 function link({ href, tokens, text }, lexer) {
   const address = decoded(href);
   const words = tokens?.length ? wordsOf(tokens, lexer) : [text || address];

@@ -1,8 +1,8 @@
 // The settings: sampling, a schema for answers, tools, the key. Each field is checked as it is written, and a field with a
 // mistake keeps its last good value. Fields that the server would refuse are not shown.
 
-import { saveKey, savedKey } from "./api.js";
 import { byId, fill, h, say } from "./dom.js";
+import { keyForm } from "./keyform.js";
 import { loadSettings, saveSettings } from "./store.js";
 
 // name, label, lowest, highest, step
@@ -176,29 +176,6 @@ export class Settings {
   key() {
     return h("details", {}, h("summary", {}, "API key"), keyForm(this.keyed));
   }
-}
-
-/** Where a key is entered; `keyed()` is called with it saved. */
-export function keyForm(keyed) {
-  const field = h("input", {
-    type: "password",
-    autocomplete: "off",
-    "aria-label": "API key",
-    placeholder: savedKey() ? "a key is saved" : "none is saved",
-  });
-  const keep = h("input", { type: "checkbox", checked: Boolean(localStorage.getItem("omniloop.key")) });
-  const onsubmit = (event) => {
-    event.preventDefault();
-    saveKey(field.value.trim(), keep.checked);
-    keyed();
-  };
-  return h(
-    "form",
-    { class: "key", onsubmit },
-    field,
-    h("label", { class: "check" }, keep, "Keep it in this browser, not only in this tab"),
-    h("button", { type: "submit", class: "strong" }, "Use this key"),
-  );
 }
 
 function object(text) {

@@ -1,4 +1,8 @@
-"""/openapi.json and /docs: what this server understands, made from its own types; off with --disable-docs."""
+"""/openapi.json, made from this server's own types, and /docs/api, a page that shows it; off with --disable-docs.
+
+The page's files are of server/playground, under the same content policy; page and files need no key, the description
+does.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.exchange import state_of
+from server.routes import playground
 from server.routes.endpoint import route
 from server.state import AppState
 
@@ -25,13 +30,6 @@ def document(root_path: str) -> bytes:
     return orjson.dumps(openapi(root_path))
 
 
-@cache
-def page() -> str:
-    from server.openapi import openapi, page
-
-    return page(openapi())
-
-
 async def description(request: Request) -> Response:
     state = state_of(request)
     data = await in_pool(state, document, state.config.server.root_path)
@@ -39,9 +37,14 @@ async def description(request: Request) -> Response:
 
 
 async def reading(request: Request) -> Response:
-    headers = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    html = await in_pool(state_of(request), page)
-    return Response(html, media_type="text/html; charset=utf-8", headers=headers)
+    """The page of the API, which reads the description itself, with a key where one is needed."""
+    made = await playground.read(request)
+    return playground.html(request, made.api, made.digest)
+
+
+async def leading(request: Request) -> Response:
+    """Where FastAPI's users look."""
+    return Response(status_code=307, headers={"location": "docs/api"})
 
 
 async def in_pool(state: AppState, make: Callable[..., T], *given: Any) -> T:
@@ -49,4 +52,9 @@ async def in_pool(state: AppState, make: Callable[..., T], *given: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(state.pool, make, *given)
 
 
-ROUTES = [route("/openapi.json", description, "GET"), route("/docs", reading, "GET")]
+ROUTES = [
+    route("/openapi.json", description, "GET"),
+    route("/docs", leading, "GET"),
+    route("/docs/api", reading, "GET"),
+    route("/docs/api/{digest}/{name:path}", playground.file, "GET"),
+]

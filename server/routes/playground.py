@@ -63,9 +63,10 @@ A_YEAR = "public, max-age=31536000, immutable"
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The page, its files by their path in the folder, and the digest of all of them."""
+    """The chat page and the API's, their files by path in the folder, and the digest of all of them."""
 
     html: bytes
+    api: bytes
     files: dict[str, bytes]
     digest: str
 
@@ -77,16 +78,22 @@ def pages() -> Pages:
     found = {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in paths}
     digest = hashlib.sha256(b"".join(name.encode() + data for name, data in found.items())).hexdigest()[:16]
     html = found.pop("index.html").replace(b"{files}", f"playground/{digest}".encode())
-    return Pages(html, found, digest)
+    api = found.pop("api.html").replace(b"{files}", f"api/{digest}".encode())
+    return Pages(html, api, found, digest)
 
 
 async def page(request: Request) -> Response:
     made = await read(request)
-    tag = f'"{made.digest}"'
+    return html(request, made.html, made.digest)
+
+
+def html(request: Request, content: bytes, digest: str) -> Response:
+    """A page that a browser asks for each time."""
+    tag = f'"{digest}"'
     headers = {**HEADERS, "cache-control": "no-cache", "etag": tag}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(made.html, media_type="text/html; charset=utf-8", headers=headers)
+    return Response(content, media_type="text/html; charset=utf-8", headers=headers)
 
 
 async def file(request: Request) -> Response:

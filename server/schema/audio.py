@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+from server.schema import fields
+from server.schema.fields import said
 
 
 class SpeechForm(msgspec.Struct, kw_only=True):
     """What both routes take."""
 
-    model: str | None = None
-    prompt: str | None = None
-    response_format: str | None = None
-    temperature: float | None = None
-    stream: bool | None = None
-    stream_include_usage: bool | None = None
-    stream_continuous_usage_stats: bool | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    max_completion_tokens: int | None = None
-    hotwords: str | None = None
-    n: int | None = None
-    use_beam_search: bool | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
+    model: fields.Model = None
+    prompt: Annotated[str | None, said("Words before the recording, or an instruction to models that take one.")] = None
+    response_format: Annotated[
+        str | None, said("The form of the answer: json, text, srt, vtt or verbose_json.", "json")
+    ] = None
+    temperature: fields.Temperature = None
+    stream: Annotated[bool | None, said("Whether the text comes as server-sent events while it is made.")] = None
+    stream_include_usage: Annotated[bool | None, said("Whether a last event holds the token counts.")] = None
+    stream_continuous_usage_stats: Annotated[bool | None, said("Whether each event holds the token counts so far.")] = (
+        None
+    )
+    top_p: fields.TopP = None
+    top_k: fields.TopK = None
+    min_p: fields.MinP = None
+    seed: fields.Seed = None
+    frequency_penalty: fields.FrequencyPenalty = None
+    presence_penalty: fields.PresencePenalty = None
+    repetition_penalty: fields.RepetitionPenalty = None
+    max_completion_tokens: Annotated[int | None, said("Most tokens to generate for a piece of the recording.")] = None
+    hotwords: Annotated[str | None, said("Refused: models here take no such list; put the words into prompt.")] = None
+    n: Annotated[int | None, said("Number of answers; 1 is the only one.", 1)] = None
+    use_beam_search: Annotated[bool | None, said("Refused where it is set: transcriptions are sampled.")] = None
+    cache_salt: fields.CacheSalt = None
+    priority: fields.Priority = None
 
 
 class TranscriptionForm(SpeechForm, kw_only=True):
-    language: str | None = None
-    timestamp_granularities: list[str] | None = None
-    include: list[str] | None = None
+    language: fields.Language = None
+    timestamp_granularities: Annotated[
+        list[str] | None, said("Times in verbose_json: segment or word.", ["segment"])
+    ] = None
+    include: Annotated[list[str] | None, said("Parts to add: logprobs.")] = None
 
 
 class TranslationForm(SpeechForm, kw_only=True):
-    language: str | None = None  # of the recording
-    to_language: str | None = None
+    language: fields.Language = None
+    to_language: Annotated[str | None, said("The language of the answer as an ISO 639-1 code.", "en")] = None

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from server.schema import fields
 from server.schema.common import SamplingFields
+from server.schema.fields import said
 
 
 class CompletionBody(SamplingFields, kw_only=True):
     """What differs from chat. `prompt`: a text, texts, token ids, or lists of token ids; not mixed."""
 
-    prompt: str | list[str | int | list[int]] | None = None
-    prompt_embeds: str | list[str] | None = None
-    suffix: str | None = None
-    logprobs: int | None = None
-    echo: bool | None = None
+    prompt: Annotated[
+        str | list[str | int | list[int]] | None,
+        said("A text, texts, token ids or lists of token ids to continue, not mixed.", "Once upon a time"),
+    ] = None
+    prompt_embeds: Annotated[
+        str | list[str] | None,
+        said(
+            "Embeddings in place of a prompt, as base64 of a safetensors or torch file; needs --enable-prompt-embeds."
+        ),
+    ] = None
+    suffix: Annotated[
+        str | None, said("The text after the answer; for models with tokens for filling in the middle.")
+    ] = None
+    logprobs: fields.Logprobs = None
+    echo: Annotated[bool | None, said("Whether the answer begins with the prompt.")] = None

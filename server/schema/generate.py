@@ -5,43 +5,53 @@ Spans and hashes here are what a client says; render/widened.py recomputes them,
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from server.schema import fields
 from server.schema.common import SamplingFields, StreamOptions
+from server.schema.fields import said
 
 
 class TokenSampling(SamplingFields, kw_only=True):
     """`sampling_params`."""
 
-    logprobs: int | None = None
+    logprobs: fields.Logprobs = None
 
 
 class Place(msgspec.Struct, kw_only=True):
     """Where an item's rows stand among the token ids."""
 
-    offset: int
-    length: int
+    offset: Annotated[int, said("The first of the item's token ids.", 4)]
+    length: Annotated[int, said("The number of the item's token ids.", 256)]
 
 
 class Features(msgspec.Struct, kw_only=True):
     """Media items by modality, in prompt order: the hash of each, and its place."""
 
-    mm_hashes: dict[str, list[str]]
-    mm_placeholders: dict[str, list[Place]]
+    mm_hashes: Annotated[dict[str, list[str]], said("Hashes of the items, by modality, in the order of the prompt.")]
+    mm_placeholders: Annotated[
+        dict[str, list[Place]], said("Places of the items, by modality, in the order of the prompt.")
+    ]
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
-    token_ids: list[int]
-    sampling_params: TokenSampling | None = None
-    model: str | None = None
-    features: Features | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    output_mode: Literal["tokens", "text"] | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    return_routed_experts: bool | None = None  # here, or in sampling_params
-    kv_transfer_params: dict[str, Any] | None = None
+    token_ids: Annotated[list[int], said("The prompt.", [1, 2, 3])]
+    sampling_params: Annotated[TokenSampling | None, said("How to sample.")] = None
+    model: fields.Model = None
+    features: Annotated[Features | None, said("The media of the prompt, as a render endpoint returned them.")] = None
+    stream: fields.Stream = None
+    stream_options: Annotated[StreamOptions | None, said("What a stream reports in addition to the answer.")] = None
+    output_mode: Annotated[
+        Literal["tokens", "text"] | None,
+        said("Whether choices have token ids alone (tokens) or text too (text).", "tokens"),
+    ] = None
+    cache_salt: fields.CacheSalt = None
+    priority: fields.Priority = None
+    request_id: fields.RequestId = None
+    return_routed_experts: fields.ReturnRoutedExperts = None
+    kv_transfer_params: Annotated[
+        dict[str, Any] | None,
+        said("Refused where it has an entry: keys and values are not transferred between servers."),
+    ] = None

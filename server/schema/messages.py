@@ -6,36 +6,63 @@ ignored by the decoder.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from server.schema import fields
+from server.schema.fields import said
 
 
 class CountBody(msgspec.Struct, kw_only=True):
     """What makes the prompt."""
 
-    model: str | None = None
-    messages: list[dict[str, Any]]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: str | None = None
+    model: fields.Model = None
+    messages: Annotated[
+        list[dict[str, Any]],
+        said(
+            "The conversation: messages with role and content, where content is a text or a list of blocks.",
+            [{"role": "user", "content": "Hello"}],
+        ),
+    ]
+    system: Annotated[
+        str | list[dict[str, Any]] | None,
+        said("Instructions before the conversation: a text, or blocks of text.", "Be brief."),
+    ] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, said("The tools that the model may use: name, description and input_schema.")
+    ] = None
+    tool_choice: Annotated[
+        dict[str, Any] | None,
+        said("Whether tools are used: an object of type auto, any, tool or none.", {"type": "auto"}),
+    ] = None
+    thinking: Annotated[
+        dict[str, Any] | None,
+        said(
+            "Whether the model thinks, and for how many tokens: an object of type enabled, disabled or adaptive.",
+            {"type": "disabled"},
+        ),
+    ] = None
+    output_config: Annotated[
+        dict[str, Any] | None, said("The effort of thinking and the format of the answer.", {"effort": "low"})
+    ] = None
+    chat_template_kwargs: fields.ChatTemplateKwargs = None
+    cache_salt: fields.CacheSalt = None
 
 
 class MessagesBody(CountBody, kw_only=True):
     """And what is asked for."""
 
-    max_tokens: int
-    stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stream: bool | None = None
-    metadata: dict[str, Any] | None = None
-    priority: int | None = None
-    thread: dict[str, Any] | None = None  # refused: a conversation that the server keeps
-    output_format: dict[str, Any] | None = None  # the older place of output_config.format
-    return_routed_experts: bool | None = None
+    max_tokens: Annotated[int, said("Most tokens to generate.", 256)]
+    stop_sequences: Annotated[list[str] | None, said("Texts that end the answer.", ["END"])] = None
+    temperature: fields.Temperature = None
+    top_p: fields.TopP = None
+    top_k: fields.TopK = None
+    stream: fields.Stream = None
+    metadata: Annotated[dict[str, Any] | None, said("The caller's data; accepted without effect.")] = None
+    priority: fields.Priority = None
+    thread: Annotated[
+        dict[str, Any] | None, said("Refused: this server stores no conversations for this protocol.")
+    ] = None
+    output_format: Annotated[dict[str, Any] | None, said("The older place of output_config.format.")] = None
+    return_routed_experts: fields.NoRoutedExperts = None

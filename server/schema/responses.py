@@ -6,66 +6,95 @@ are ignored.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from server.schema import fields
+from server.schema.fields import said
+
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    effort: str | None = None
-    summary: str | None = None
+    effort: Annotated[
+        str | None, said("How long the model thinks: none, minimal, low, medium, high, xhigh or max.", "low")
+    ] = None
+    summary: Annotated[str | None, said("The kind of summary that is wanted; returned without effect.")] = None
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
-    format: dict[str, Any] | None = None
-    verbosity: str | None = None
+    format: Annotated[
+        dict[str, Any] | None,
+        said("The form of the answer: an object of type text, json_object or json_schema.", {"type": "text"}),
+    ] = None
+    verbosity: Annotated[str | None, said("How long the answer is meant to be; returned without effect.")] = None
 
 
 class InputBody(msgspec.Struct, kw_only=True):
     """What makes the prompt, of /v1/responses and /v1/responses/input_tokens. `input`: a text, or items."""
 
-    input: str | list[dict[str, Any]]
-    model: str | None = None
-    instructions: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # no part of OpenAI's API
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    truncation: str | None = None
-    previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: dict[str, Any] | None = None
+    input: Annotated[
+        str | list[dict[str, Any]],
+        said("A text, or items: messages, calls, results of calls, reasoning.", "What is 12 + 30?"),
+    ]
+    model: fields.Model = None
+    instructions: Annotated[
+        str | None, said("Instructions before the input; not taken over from the previous response.", "Be brief.")
+    ] = None
+    chat_template_kwargs: fields.ChatTemplateKwargs = None
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        said("The tools that the model may call; functions are flat: name, parameters, strict."),
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        said("Whether tools are called: auto, none, required, or an object that names a tool.", "auto"),
+    ] = None
+    parallel_tool_calls: fields.ParallelToolCalls = None
+    text: Annotated[TextOptions | None, said("The form of the answer.")] = None
+    reasoning: Annotated[ReasoningOptions | None, said("How the model thinks.")] = None
+    truncation: Annotated[
+        str | None, said("Whether an input that is too long is cut (auto) or refused (disabled).", "disabled")
+    ] = None
+    previous_response_id: Annotated[str | None, said("The id of the stored response that this one continues.")] = None
+    conversation: Annotated[
+        str | dict[str, Any] | None, said("Refused: this server stores responses, not conversations.")
+    ] = None
+    prompt: Annotated[dict[str, Any] | None, said("Refused: this server stores no prompts.")] = None
 
 
 class ResponsesBody(InputBody, kw_only=True):
     """And what is asked for."""
 
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None  # from here on fields that are no part of OpenAI's API
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    skip_special_tokens: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    stream: bool | None = None
-    store: bool | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = None
-    metadata: dict[str, str] | None = None
-    background: bool | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
-    return_routed_experts: bool | None = None
+    max_output_tokens: Annotated[int | None, said("Most tokens to generate.", 256)] = None
+    temperature: fields.Temperature = None
+    top_p: fields.TopP = None
+    top_k: fields.TopK = None
+    min_p: fields.MinP = None
+    presence_penalty: fields.PresencePenalty = None
+    frequency_penalty: fields.FrequencyPenalty = None
+    repetition_penalty: fields.RepetitionPenalty = None
+    seed: fields.Seed = None
+    stop: fields.Stop = None
+    stop_token_ids: fields.StopTokenIds = None
+    include_stop_str_in_output: fields.IncludeStopStrInOutput = None
+    ignore_eos: fields.IgnoreEos = None
+    logit_bias: fields.LogitBias = None
+    structured_outputs: fields.StructuredOutputs = None
+    skip_special_tokens: fields.SkipSpecialTokens = None
+    priority: fields.Priority = None
+    cache_salt: fields.CacheSalt = None
+    stream: fields.Stream = None
+    store: Annotated[bool | None, said("Whether the response can be read and continued later.", True)] = None
+    include: Annotated[
+        list[str] | None, said("Parts to add: message.output_text.logprobs, reasoning.encrypted_content.")
+    ] = None
+    top_logprobs: Annotated[
+        int | None, said("Number of likeliest tokens to report at each place, where log-probabilities are included.")
+    ] = None
+    metadata: Annotated[
+        dict[str, str] | None, said("The caller's texts by name; returned unchanged.", {"topic": "sums"})
+    ] = None
+    background: Annotated[bool | None, said("Whether the answer is made without a waiting client; needs store.")] = None
+    user: Annotated[str | None, said("An identifier of the caller's user; returned unchanged.")] = None
+    prompt_cache_key: Annotated[str | None, said("A key of the caller's cache; returned unchanged.")] = None
+    return_routed_experts: fields.NoRoutedExperts = None

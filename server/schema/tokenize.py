@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from server.schema import fields
+from server.schema.fields import said
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """Either `prompt`, or `messages` and what goes with them."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    model: fields.Model = None
+    prompt: Annotated[str | None, said("The text to tokenize; or else messages.", "Hello")] = None
+    messages: Annotated[list[dict[str, Any]] | None, said("A conversation to render and tokenize.")] = None
+    tools: Annotated[list[dict[str, Any]] | None, said("Tools for the chat template.")] = None
+    add_special_tokens: fields.AddSpecialTokens = None
+    return_token_strs: Annotated[bool | None, said("Whether the answer has the tokens as texts too.")] = None
+    add_generation_prompt: fields.EndsOpen = None
+    continue_final_message: Annotated[bool | None, said("Whether the last message stays open.")] = None
+    chat_template: fields.ChatTemplate = None
+    chat_template_kwargs: fields.ChatTemplateKwargs = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    model: str | None = None
-    tokens: list[int]
+    model: fields.Model = None
+    tokens: Annotated[list[int], said("The token ids.", [1, 2, 3])]
 
 
 class AbortBody(msgspec.Struct, kw_only=True):
-    request_ids: list[str]
+    request_ids: Annotated[
+        list[str], said("Ids of requests or answers; ids that are not running are ignored.", ["chatcmpl-1"])
+    ]

@@ -54,8 +54,7 @@ async def steps_of(engine: Any, requests: list[Any]) -> tuple[float, float]:
 
 def grammar_of(vocab: int) -> Any:
     """A schema over a vocabulary of single bytes and short words."""
-    from engine.grammar.spec import GrammarSpec
-
+    from engine.base.grammar import GrammarSpec
     from engine.grammar.compile import compile_now
     from engine.grammar.vocabulary import GrammarVocabulary
 

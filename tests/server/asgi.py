@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from tests.server.answers import check
+
 LENGTH = {"max_tokens": 4, "ignore_eos": True}  # answers of known length, whatever the weights
 
 
@@ -102,6 +104,8 @@ class Call:
         assert self._task is not None
         async with asyncio.timeout(timeout):
             await self._task
+        if self.complete:
+            check(self.method, self.path, self.status, self.reply_headers.get("content-type", ""), self.content)
         return self
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""/openapi.json and /docs: made from the schema types, complete, switched off by their flag."""
+"""/openapi.json and /docs/api: made from the schema types, complete, switched off by their flag."""
 
 from __future__ import annotations
 
@@ -42,17 +42,31 @@ async def test_every_reference_leads_somewhere(client):
     assert {"temperature", "use_beam_search", "repetition_detection"} <= set(chat["properties"])
 
 
-async def test_the_page_needs_no_other_server_and_no_script(client):
-    reply = await client.get("/docs")
-    page = reply.content.decode()
-    assert reply.reply_headers["content-type"] == "text/html; charset=utf-8"
-    assert "/v1/chat/completions" in page
-    assert "repetition_detection" in page
-    assert "<script" not in page
-    assert "http" not in page
+async def test_the_page_has_the_strict_policy_and_its_files_are_served(client):
+    page = await client.get("/docs/api")
+    assert page.reply_headers["content-type"] == "text/html; charset=utf-8"
+    assert page.reply_headers["content-security-policy"] == playground.HEADERS["content-security-policy"]
+    named = re.findall(r'(?:src|href)="(api/[^"]+)"', page.content.decode())
+    assert {name.rpartition(".")[2] for name in named} == {"js", "css", "svg"}
+    for name in named:
+        assert (await client.get(f"/docs/{name}")).status == 200
+    assert (await client.get(f"/docs/{named[0].rpartition('/')[0]}/..%2fopenapi.py")).status == 404
+    again = await client.get("/docs/api", headers={"if-none-match": page.reply_headers["etag"]})
+    assert again.status == 304
+    led = await client.get("/docs")
+    assert (led.status, led.reply_headers["location"]) == (307, "docs/api")
 
 
-async def test_docs_can_be_switched_off_and_need_a_key_like_the_rest(serve):
-    for path in ("/docs", "/openapi.json"):
+async def test_docs_can_be_switched_off(serve):
+    digest = playground.pages().digest
+    for path in ("/docs", "/docs/api", f"/docs/api/{digest}/reference.js", "/openapi.json"):
         assert (await serve(server={"disable_docs": True}).get(path)).status == 404
-        assert (await serve(server={"api_key": ("k",)}).get(path)).status == 401
+        assert (await serve(server={"disable_docs": True, "api_key": ("k",)}).get(path)).status == 401
+
+
+async def test_s02_the_page_needs_no_key_and_the_description_does(serve):
+    client = serve(server={"api_key": ("k",)})
+    for path in ("/docs/api", f"/docs/api/{playground.pages().digest}/reference.js"):
+        assert (await client.get(path)).status == 200
+    assert (await client.get("/openapi.json")).status == 401
+    assert (await client.get("/openapi.json", headers={"x-api-key": "k"})).status == 200

@@ -33,8 +33,8 @@ DRAW = """async ([folder, texts, piece]) => {
             return `{${node.querySelector("annotation")?.textContent ?? "TEXT " + node.textContent}}`;
         if (node.matches(".wide")) return outline(node.firstChild);
         const facts = [node.getAttribute("href"), node.getAttribute("start"), node.className, node.checked && "x"];
-        const told = facts.filter(Boolean).map((fact) => " " + fact).join("");
-        return `<${node.localName}${told}>${[...node.childNodes].map(outline).join("")}</>`;
+        const parts = facts.filter(Boolean).map((fact) => " " + fact).join("");
+        return `<${node.localName}${parts}>${[...node.childNodes].map(outline).join("")}</>`;
     };
     const found = [];
     for (const text of texts) {

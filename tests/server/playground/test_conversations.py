@@ -255,7 +255,7 @@ def test_each_conversation_has_its_system_prompt(still, script):
     assert script.bodies[-1]["messages"][0]["content"] == "Be brief."
 
 
-def test_a_server_that_restarts_is_met_anew(still, script):
+def test_a_server_that_restarts_is_asked_anew(still, script):
     still.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"), times=1)
     script.replies.append(said("back"))
     ask(still, "Hello")

@@ -36,6 +36,12 @@ def told(page: Any, chunks: list[dict[str, Any]], end: str = "data: [DONE]\n\n")
     return bodies
 
 
+def serious(run: Any) -> list[tuple[str, list[str]]]:
+    """What axe takes for serious: its name, and the elements."""
+    found = [item for item in run.response["violations"] if item["impact"] in SERIOUS]
+    return [(item["id"], [node["html"] for node in item["nodes"]]) for item in found]
+
+
 def test_text_picture_and_sound_are_answered_rightly_and_counted(page):
     ask(page, "What is 12 + 30?")
     first = answer(page)
@@ -236,8 +242,47 @@ def test_axe_finds_nothing_serious(browser, url, scheme):
         page.get_by_role("alert").filter(has_text="no").wait_for()
         found.append(Axe().run(page))
         assert [text for text in page.complaints if "429" not in text] == []
-    serious = [item for run in found for item in run.response["violations"] if item["impact"] in SERIOUS]
-    assert not serious, [(item["id"], [node["html"] for node in item["nodes"]]) for item in serious]
+    assert [fault for run in found for fault in serious(run)] == []
+
+
+def test_the_api_is_read_and_tried(browser, url):
+    from axe_playwright_python.sync_playwright import Axe
+
+    with opened(browser, f"{url}docs") as page:
+        assert page.url == f"{url}docs/api"
+        page.get_by_role("searchbox", name="Find a route").fill("chat")
+        assert page.locator("#get_health").is_hidden()
+        route = page.locator("#create_chat_completion")
+        route.locator("summary").click()
+        route.get_by_text("Sampling takes this many of the likeliest tokens").wait_for()
+        route.get_by_role("button", name="Send").click()
+        route.get_by_role("status").filter(has_text=re.compile("^200, .*request [0-9a-f]{32}")).wait_for()
+        assert '"content": "42"' in route.locator("pre").inner_text()
+        route.get_by_role("textbox", name="Body").fill('{"messages": [], "stream": true}')
+        route.get_by_role("button", name="Send").click()
+        route.get_by_role("status").filter(has_text=re.compile("^400")).wait_for()
+        assert "messages: is empty" in route.locator("pre").inner_text()
+        route.get_by_role("link", name="ChatCompletionChunk").click()
+        page.locator("#ChatCompletionChunk").get_by_text("an event of", exact=False).first.wait_for()
+        page.get_by_role("searchbox", name="Find a route").fill("")
+        assert [text for text in page.complaints if "400" not in text] == []
+        assert serious(Axe().run(page)) == []
+
+
+def test_the_api_page_asks_for_a_key_where_one_is_needed(browser, url):
+    def guard(route: Any) -> None:
+        right = route.request.headers.get("authorization") == "Bearer right"
+        route.continue_() if right else route.fulfill(status=401, json={"error": {"message": "a key is needed"}})
+
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.route("**/openapi.json", guard)
+        page.goto(f"{url}docs/api")
+        page.get_by_text("This server needs an API key.").wait_for()
+        page.get_by_role("textbox", name="API key").fill("right")
+        page.keyboard.press("Enter")
+        page.locator("#create_message summary").wait_for()
+        assert page.locator("#trouble").is_hidden()
 
 
 def test_nothing_scrolls_sideways_on_a_telephone(browser, url):

@@ -1,0 +1,185 @@
+"""Examples of requests and answers for /openapi.json: by operationId, what is sent and what comes back.
+
+A test sends each request to a server and decodes the answer here with the type of its route.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+SUM = [{"role": "user", "content": "What is 12 + 30?"}]
+USAGE = {
+    "prompt_tokens": 20,
+    "completion_tokens": 3,
+    "total_tokens": 23,
+    "prompt_tokens_details": {"cached_tokens": 0, "multimodal_tokens": None},
+    "completion_tokens_details": {"reasoning_tokens": 0},
+}
+POOLING_USAGE = {"prompt_tokens": 8, "total_tokens": 8}
+MODEL = {"created": 1790000000, "model": "omniloop"}
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "create_chat_completion": {"messages": SUM, "max_tokens": 16},
+    "create_completion": {"prompt": "1 2 3", "max_tokens": 4},
+    "create_message": {"messages": SUM, "max_tokens": 16},
+    "count_message_tokens": {"messages": SUM},
+    "create_response": {"input": "What is 12 + 30?", "max_output_tokens": 16},
+    "count_response_tokens": {"input": "What is 12 + 30?"},
+    "generate": {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}},
+    "render_chat_completion": {"messages": SUM},
+    "render_completion": {"prompt": "1 2 3"},
+    "tokenize": {"prompt": "Hello"},
+    "detokenize": {"tokens": [1, 2, 3]},
+    "abort_requests": {"request_ids": ["chatcmpl-1"]},
+    "create_embedding": {"input": ["The film was good.", "The film was bad."]},
+    "pool": {"input": "The film was good."},
+    "classify": {"input": "The film was good."},
+    "score": {"text_1": "What is a cat?", "text_2": ["A cat is an animal.", "It rains."]},
+    "rerank": {"query": "What is a cat?", "documents": ["A cat is an animal.", "It rains."], "top_n": 1},
+}
+REQUESTS |= {"score_v1": REQUESTS["score"], "rerank_v1": REQUESTS["rerank"], "rerank_v2": REQUESTS["rerank"]}
+
+SCORES = {
+    "id": "score-5f0c",
+    **MODEL,
+    "object": "list",
+    "data": [{"index": 0, "object": "score", "score": 0.87}, {"index": 1, "object": "score", "score": 0.02}],
+    "usage": POOLING_USAGE,
+}
+RANKS = {
+    "id": "rerank-5f0c",
+    **MODEL,
+    "results": [{"index": 0, "document": {"text": "A cat is an animal."}, "relevance_score": 0.87}],
+    "usage": POOLING_USAGE,
+}
+ANSWERS: dict[str, Any] = {
+    "create_chat_completion": {
+        "id": "chatcmpl-5f0c",
+        "object": "chat.completion",
+        **MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "42", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
+        "usage": USAGE,
+        "system_fingerprint": None,
+        "service_tier": None,
+        "prompt_logprobs": None,
+    },
+    "create_completion": {
+        "id": "cmpl-5f0c",
+        "object": "text_completion",
+        **MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "text": " 4 5",
+                "logprobs": None,
+                "finish_reason": "length",
+                "stop_reason": None,
+                "prompt_logprobs": None,
+            }
+        ],
+        "usage": USAGE,
+        "system_fingerprint": None,
+    },
+    "create_message": {
+        "id": "msg_5f0c",
+        "type": "message",
+        "role": "assistant",
+        "model": "omniloop",
+        "content": [{"type": "text", "text": "42"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 20,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 3,
+        },
+    },
+    "create_response": {
+        "id": "resp_5f0c",
+        "object": "response",
+        "created_at": 1790000000,
+        "background": False,
+        "instructions": None,
+        "max_output_tokens": 16,
+        "metadata": {},
+        "model": "omniloop",
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": None,
+        "store": True,
+        "temperature": 0.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "user": None,
+        "status": "completed",
+        "error": None,
+        "incomplete_details": None,
+        "output": [
+            {
+                "id": "msg_5f0c",
+                "type": "message",
+                "status": "completed",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "42", "annotations": [], "logprobs": []}],
+            }
+        ],
+        "usage": {
+            "input_tokens": 20,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 3,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 23,
+        },
+    },
+    "generate": {
+        "request_id": "5f0c",
+        "choices": [
+            {"index": 0, "token_ids": [4, 5], "finish_reason": "length", "stop_reason": None, "logprobs": None}
+        ],
+        "usage": USAGE,
+        "prompt_logprobs": None,
+    },
+    "create_transcription": {"text": "Hello.", "usage": {"type": "duration", "seconds": 2}},
+    "create_translation": {"text": "Hello.", "usage": {"type": "duration", "seconds": 2}},
+    "create_embedding": {
+        "id": "embd-5f0c",
+        "object": "list",
+        **MODEL,
+        "data": [{"index": 0, "object": "embedding", "embedding": [0.1, -0.2]}],
+        "usage": POOLING_USAGE,
+    },
+    "pool": {
+        "id": "pool-5f0c",
+        "object": "list",
+        **MODEL,
+        "data": [{"index": 0, "object": "pooling", "data": [0.1, -0.2]}],
+        "usage": POOLING_USAGE,
+    },
+    "classify": {
+        "id": "classify-5f0c",
+        "object": "list",
+        **MODEL,
+        "data": [{"index": 0, "label": "positive", "probs": [0.1, 0.9], "num_classes": 2}],
+        "usage": POOLING_USAGE,
+    },
+    "score": SCORES,
+    "score_v1": SCORES,
+    "rerank": RANKS,
+    "rerank_v1": RANKS,
+    "rerank_v2": RANKS,
+}

@@ -1,0 +1,59 @@
+"""Every answer that a test gets is decoded with the type that /openapi.json names for its route.
+
+Unknown fields are forbidden in these types, so a field that is not described fails the test that received it.
+`Call.finish` of tests/server/asgi.py calls `check`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from server.openapi import STREAM, TABLE, Operation, error_of
+from server.schema.answers_common import Error
+from server.schema.answers_server import Root
+
+
+@cache
+def patterns() -> list[tuple[str, re.Pattern[str], str]]:
+    """(method, pattern, path) of the table, those without names in them first."""
+    ordered = sorted(TABLE, key=lambda line: "{" in line[1])
+    return [(method, re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(path))), path) for method, path in ordered]
+
+
+@cache
+def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def described(method: str, path: str) -> tuple[str, Operation] | None:
+    """The line of the table that this request is of."""
+    plain = path.partition("?")[0]
+    for known, pattern, line in patterns():
+        if known == method and pattern.fullmatch(plain):
+            return line, TABLE[known, line]
+    return None
+
+
+def check(method: str, path: str, status: int, media: str, content: bytes) -> None:
+    """Raises msgspec.ValidationError where the answer is not as described."""
+    found = described(method, path)
+    if found is None:
+        return
+    line, operation = found
+    fault = error_of(line)
+    if media.startswith("application/json"):
+        if status >= 300:
+            decoder(fault).decode(content)
+        elif line == "/":
+            decoder(Root).decode(content)
+        else:
+            assert operation.answer is not None, f"{method} {line} answers with JSON and has no type"
+            decoder(operation.answer).decode(content)
+    elif media.startswith(STREAM):
+        for data in re.findall(rb"^data: (.+)$", content, re.MULTILINE):
+            if data != b"[DONE]":
+                decoder(Error if data.startswith(b'{"error"') else operation.event).decode(data)
