@@ -32,7 +32,7 @@ from mm.recording import Recording, record
 from mm.report import MediaReport
 from mm.transform.quiet import Cutting
 
-_PLURALS: dict[Modality, str] = {"image": "pictures", "audio": "sound", "video": "films"}
+_PLURALS: dict[Modality, str] = {"image": "images", "audio": "audio", "video": "video"}
 
 
 class MediaLoader:

@@ -288,7 +288,7 @@ async def test_kinds_the_model_lacks_are_refused_by_name() -> None:
         media = MediaLoader(MediaLimits(), None, pool)
         error = await refusal(media, MediaRef("image", IMAGE, param="messages[1].content[0]"))
         assert (error.status, error.reason, error.param) == (400, "media_unsupported", "messages[1].content[0]")
-        assert error.message == "this model does not read pictures"
+        assert error.message == "this model does not read images"
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,7 @@ def test_check_says_how_it_is_served(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"image_token": "no token"}, "names no single token for the place of a picture (image_token='no token')"),
+        ({"image_token": "no token"}, "has no single token for the place of the image (image_token='no token')"),
         ({"img_patch_token": "<|VIDEO|>"}, "writes no token 274 where a picture stands"),
     ],
 )
