@@ -239,7 +239,7 @@ def test_axe_finds_nothing_serious(browser, url, scheme):
         page.get_by_label("System prompt of this conversation").fill("Be brief.")
         page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json={"error": {"message": "no"}}))
         ask(page, "Again")
-        page.get_by_role("alert").filter(has_text="no").wait_for()
+        page.locator("#refused", has_text="no").wait_for()
         found.append(Axe().run(page))
         assert [text for text in page.complaints if "429" not in text] == []
     assert [fault for run in found for fault in serious(run)] == []
