@@ -1,4 +1,5 @@
-# The server on CPUs: docker build -t omniloop . && docker run -p 8000:8000 -v omniloop-cache:/cache omniloop
+# The server on CPUs: docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu -t omniloop .
+# docker run --rm -p 127.0.0.1:8000:8000 -v omniloop-cache:/cache omniloop
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim-bookworm AS build
 RUN apt-get update \
@@ -6,8 +7,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/omniloop
 ENV PATH=/opt/omniloop/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 OMNILOOP_BUILD_JOBS=4
-# The torch to install, first: it is large and seldom changes. TORCH_INDEX: an index of builds for CPUs alone, if you have
-# one, makes a small image.
+# torch is installed first: it is large and seldom changes. Without TORCH_INDEX, an index of builds for CPUs, the image
+# holds the libraries of CUDA too.
 ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=
 RUN pip install ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "${TORCH}"

@@ -5,6 +5,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 PORT ?= 8000
+HOST ?= 127.0.0.1
 ARGS ?=
 GPU_PY ?= python3
 
@@ -18,10 +19,10 @@ MAKEFLAGS += -j2
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: serve test test-full test-ray lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
-.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel
+.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel wheel-check
 
-serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")
-	$(PY) -m server --port $(PORT) $(ARGS)
+serve: .stamp-build  ## the server at 127.0.0.1:8000 with the model in the package (HOST=, PORT=, ARGS="--model ...")
+	$(PY) -m server --host $(HOST) --port $(PORT) $(ARGS)
 
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(PY) -m mypy && $(BIN)/cython-lint _fast
 # A worker per core, files as units (tests/conftest.py); the slowest 20 tests are printed. Lint runs beside the tests. No
@@ -117,6 +118,11 @@ gpu-wheels: .stamp-venv  ## the wheels that `make gpu` needs, into .whl/ and .wh
 
 wheel: .stamp-venv
 	$(PY) -m pip wheel -q --no-deps -w dist .
+
+# A wheel built in isolation for one Python, installed into a new environment, started from another folder, asked once.
+# TORCH is what `make serve` installs; needs a package index.
+wheel-check:  ## PYTHON=python3.12: whether its wheel installs, starts and answers
+	$(PYTHON) -m tests.deploy.wheel_check --torch '$(TORCH)'
 
 clean:
 	rm -rf build dist .stamp-* *.egg-info

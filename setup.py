@@ -73,6 +73,8 @@ class SourceArchive(sdist):
     def make_distribution(self) -> None:
         folder = Path("_fast")
         self.filelist.extend(str(path) for kind in ("pyx", "pxd", "c", "h") for path in folder.rglob(f"*.{kind}"))
+        self.filelist.append("CHANGELOG.md")
+        self.filelist.exclude_pattern("tests/*", anchor=True)  # setuptools adds those named test*.py at the top
         super().make_distribution()
 
 

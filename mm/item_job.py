@@ -229,7 +229,9 @@ class ItemJob:
             container = as_audio(container)
         formats = self._shared.limits.formats(self._modality)
         if container not in formats:
-            raise unsupported(f"the {self._modality} is {container or 'of no known format'}; send {', '.join(formats)}")
+            raise unsupported(
+                f"the {self._modality} is {container or 'in an unknown format'}; send {', '.join(formats)}"
+            )
         if isinstance(source, Embedded) and source.mime and not agrees(source.mime, container, self._modality):
             raise invalid_data_url(f"the data: URL says {source.mime[:64]}; its content is {container}")
         digest = hashlib.sha256(self._shared.key)  # which processors have instructions for: half of blake2b's time

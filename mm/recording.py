@@ -137,7 +137,7 @@ class _Opened:
         self.seconds = 0.0  # of work in the pool
         container = as_audio(sniff(data))
         if container is None or container not in limits.audio_formats:
-            got = container or "of no known format"
+            got = container or "in an unknown format"
             raise unsupported(f"the audio is {got}; send {', '.join(limits.audio_formats)}")
         self._container = container
         if len(data) > limits.audio_max_bytes:

@@ -105,7 +105,7 @@ def _inputs(place: Placed, prompt_len: int) -> list[MediaInput]:
         ):
             raise MediaError(500, "internal_error", "the media processor contradicts itself")
         if sum(runs[-1]) > len(place.filling.token_ids) and not ends_prompt:
-            raise _mismatch(f"this model hears while it answers: nothing may follow the {part.modality} in the prompt")
+            raise _mismatch(f"this model takes {part.modality} while it answers: nothing may follow it in the prompt")
         spans = tuple((place.start + start, length) for start, length in runs)
         inputs.append(MediaInput(part.modality, part.hash, spans, part.num_tokens, part.features))
     return inputs

@@ -20,7 +20,11 @@ def start() -> int:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("_fast."):
             raise
-        print(f"omniloop: the extension {error.name} is not built; run `make build`", file=sys.stderr)
+        print(
+            f"omniloop: the extension {error.name} is not built; run `make build`, which needs a C compiler, "
+            "or install a wheel",
+            file=sys.stderr,
+        )
         return 1
 
 

@@ -29,6 +29,7 @@ from server.routes import (
     health,
     messages,
     models,
+    pages,
     playground,
     realtime,
     render,
@@ -77,7 +78,7 @@ def routes_of(config: Config) -> list[Route]:
     server = config.server
     switched = [health.WITHOUT_PAGE if server.disable_playground else playground.ROUTES]
     switched += [
-        *([] if server.disable_docs else [docs.ROUTES]),
+        *([] if server.disable_docs else [docs.ROUTES, pages.ROUTES]),
         *([dev.ROUTES] if server.enable_dev_endpoints else []),
     ]
     return [line for lines in (*(family.ROUTES for family in FAMILIES), *switched) for line in lines]

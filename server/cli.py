@@ -1,12 +1,13 @@
 """The command line: subcommands, Config from flags (server/flags), contradictions between flags, one-line refusals.
 
-`python -m server [serve] [MODEL] [--flag value ...]`, `--config file.yaml` with the same names (the command line wins).
+`omniloop [serve] [MODEL] [--flag value ...]`, `--config file.yaml` with the same names (the command line wins).
 A refusal ends with status 2 and one line. Runs before the loop exists; imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import sys
 import typing
@@ -16,18 +17,13 @@ from typing import Any
 from engine.base.errors import ConfigError, EngineError
 from mm.item import MediaOptions
 from server import __version__
-from server.flags.command_line import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
+from server.flags.command_line import Arguments, UsageError, all_flags, from_file
 from server.flags.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
+from server.flags.help import COMMANDS, help_text, page
 from server.flags.media_flags import check_media
 from server.ops.proxies import TrustedProxies
 from server.start import signals
 
-COMMANDS = {
-    "serve": "start the server (the default)",
-    "check": "say whether the model can be served here, and what it takes; reads headers only",
-    "bench": "measure a server or the engine; python -m server bench --help lists what",
-    "info": "print libraries, processor, driver, cards, flags and the model, and exit",
-}
 # What keeps others out: `--api-key "$UNSET"` must not open the server to them.
 CLOSING = (
     *("api-key", "api-key-file", "admin-api-key", "ssl-keyfile", "ssl-certfile", "host", "uds"),
@@ -113,12 +109,18 @@ def check_reading(chat: ChatConfig) -> None:
 def parse(argv: Sequence[str]) -> tuple[str, Config]:
     """(command, config); raises UsageError, or SystemExit(0) after printing help."""
     words = list(argv)
-    command = words.pop(0) if words and words[0] in COMMANDS else "serve"
+    named = words.pop(0) if words and words[0] in COMMANDS else ""
+    command = named or "serve"
     flags = all_flags()
+    if not named and words:
+        check_command(words[0])
     arguments = Arguments(flags)
     arguments.read(words)
-    if arguments.help or arguments.version:
-        say(help_text(flags, arguments.help) if arguments.help else f"omniloop {__version__}")
+    if arguments.version and arguments.help is None:
+        say(f"omniloop {__version__}")
+        raise SystemExit(0)
+    if arguments.help is not None:
+        say(help_text(flags, arguments.help, named))
         raise SystemExit(0)
     values = from_file(arguments.config_file, flags) if arguments.config_file is not None else {}
     config = build({**values, **arguments.values})
@@ -128,24 +130,14 @@ def parse(argv: Sequence[str]) -> tuple[str, Config]:
     return command, config
 
 
-def help_text(flags: dict[str, Flag], word: str = "all") -> str:
-    """Everything, or the lines of the flags that speak of a word."""
-    if word != "all":
-        asked = word.strip("-").lower()
-        lines = [
-            line for line in flag_lines(flags) if line.startswith("  ") and asked.replace("_", "-") in line.lower()
-        ]
-        if not lines:
-            raise UsageError(f"--help={word}: no flag speaks of it; --help lists them all")
-        return "\n".join(lines)
-    lines = ["usage: python -m server [COMMAND] [MODEL] [--flag value ...]", "", "commands:"]
-    lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
-    lines += ["", "  --config FILE.yaml  flags by the same names; the command line wins"]
-    lines += [
-        "  --help=WORD         only the flags whose lines hold the word",
-        "  --version           print the version and exit",
-    ]
-    return "\n".join([*lines, *flag_lines(flags)])
+def check_command(word: str) -> None:
+    """Refuses a misspelt command, which would be taken for a model. A folder or file of that name is a model."""
+    if word.startswith("-") or "/" in word or os.path.exists(word):
+        return
+    near = difflib.get_close_matches(word, [*COMMANDS, "help"], n=1, cutoff=0.7)
+    if near:
+        meant = "--help" if near[0] == "help" else near[0]
+        raise UsageError(f"{word}: there is no such command, file or folder; did you mean {meant}?")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,7 +155,15 @@ def run(words: Sequence[str]) -> int:
 
         signals.release()
         return bench(words[1:], say, build)
+    if words and words[0] == "explain":
+        from server.start.explain import main as explain
+
+        signals.release()
+        return explain(words[1:], say, build)
     try:
+        if words and words[0] == "docs":
+            say(page(list(words[1:])))
+            return 0
         command, config = parse(words)
     except UsageError as error:
         print(f"omniloop: {error}", file=sys.stderr)

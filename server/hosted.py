@@ -38,7 +38,7 @@ def hosted(*flags: str) -> Hosted:
     """The app for these flags; raises UsageError and ConfigError before anything is loaded."""
     command, config = parse(flags)
     if command != "serve":
-        raise UsageError(f"{command}: is a command of `python -m server`; an app takes flags only")
+        raise UsageError(f"{command}: is a command of the command line; an app takes flags only")
     return Hosted(config)
 
 
@@ -109,6 +109,6 @@ def refuse_flags_of_the_host(config: Config) -> None:
         for name in OF_THE_HOST:
             if getattr(group, name, None) != getattr(defaults, name, None):
                 raise UsageError(
-                    f"--{name.replace('_', '-')}: is for `python -m server`; here the host listens and parses, so set "
-                    "it there"
+                    f"--{name.replace('_', '-')}: has no effect in a hosted app; set it at the host, which "
+                    "listens and parses"
                 )

@@ -109,10 +109,10 @@ TABLE: dict[tuple[str, str], Operation] = {
         chat.CompletionChunk,
     ),
     ("POST", "/v1/audio/transcriptions"): upload(
-        "create_transcription", "Write down what a recording says", TranscriptionForm
+        "create_transcription", "Transcribe a recording", TranscriptionForm
     ),
     ("POST", "/v1/audio/translations"): upload(
-        "create_translation", "Write down in English what a recording says", TranslationForm
+        "create_translation", "Translate a recording into English", TranslationForm
     ),
     ("POST", "/v1/messages"): work(
         "create_message", "Messages", "Answer a conversation, in the Anthropic protocol", MessagesBody,
@@ -179,7 +179,9 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("GET", "/load"): Operation("get_load", "Server", "Choices that are prepared, wait or run", about.Load),
     ("GET", "/metrics"): text("get_metrics", "Prometheus text"),
     ("GET", "/openapi.json"): Operation("get_openapi", "Server", "This description", dict[str, Any]),
-    ("GET", "/docs"): Operation("get_docs", "Server", "Redirects to /docs/api", statuses=(307, *READ[1:])),
+    ("GET", "/docs/"): text("list_docs", "The pages for users", HTML),
+    ("GET", "/docs/{name}"): text("get_doc", "One page for users", HTML),
+    ("GET", "/docs"): Operation("get_docs", "Server", "Redirects to /docs/", statuses=(307, *READ[1:])),
     ("GET", "/docs/api"): text("get_api_page", "This description, to read and to try", HTML),
     ("GET", "/docs/api/{digest}/{name}"): text("get_api_page_file", "The files of that page", "text/javascript"),
     ("POST", "/v1/embeddings"): work(

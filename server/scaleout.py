@@ -1,4 +1,4 @@
-"""Scaleout: replicas of this server under Ray Serve, which starts, places, scales and routes them (`omniloop[ray]`).
+"""Scaleout: replicas of this server under Ray Serve, which starts, places, scales and routes them (`ray[serve]`).
 
 Owner: `build`, OpenTokensPolicy and SessionRouter run in Ray's controller and proxies, Replica in a process of its own
 with its accelerators, on the replica's loop. In: arguments of a Serve config file or of Python. Out: an application

@@ -18,7 +18,7 @@ from engine.engine import Engine
 from server.errors import ApiError
 from server.flags.config import Config
 from server.ops.expert_watch import ExpertWatch
-from server.ops.limits import ApiKeys, BodyBudget, Places, WrongKeys
+from server.ops.limits import ApiKeys, BodyBudget, Places, Sessions, WrongKeys
 from server.ops.metrics import Metrics
 from server.ops.pool import Pool
 from server.ops.proxies import TrustedProxies
@@ -92,6 +92,7 @@ class AppState:
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
         self.proxies = TrustedProxies(config.server.trusted_proxies)
         self.body_budget = BodyBudget(config.limits.body_budget_bytes)
+        self.sessions = Sessions(config.limits.max_realtime_sessions, config.limits.max_inflight_per_key)
         self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)
         self.metrics = Metrics()
         self.experts: ExpertWatch | None = None  # of a model that has experts
@@ -130,6 +131,7 @@ class AppState:
             "exchanges": len(self.open_exchanges),
             "places": self.places.taken,
             "body_bytes": self.body_budget.used,
+            "sessions": self.sessions.shares.used,
             "background": self.responses.running,
             **media,
         } | {f"engine_{name}": count for name, count in self.engine.ledger().items()}

@@ -90,8 +90,8 @@ def _shortest_or_longest(starts: np.ndarray, n: int, count: int) -> int:
 def _check_routed(count: int, limits: Limits) -> None:
     if not limits.has_experts:
         raise RequestError(
-            "return_routed_experts: this model's layers have no experts, or run through modules of transformers that "
-            "do not tell them; leave the field out",
+            "return_routed_experts: this model's layers have no experts, or run through modules of "
+            "transformers that do not report them; leave the field out",
             "return_routed_experts",
         )
     if not limits.routed_experts:

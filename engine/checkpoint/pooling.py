@@ -100,7 +100,7 @@ def _embedder(
     width = body.hidden_size
     for place, (name, path) in enumerate(modules):
         if normalize and modules:
-            raise ConfigError(f"{MODULES}: {name} stands behind Normalize, which must be last")
+            raise ConfigError(f"{MODULES}: {name} follows Normalize, which must be the last module")
         if (name == "Transformer") != (place == 0) or (name == "Pooling") != (place == 1 and not one_by_one):
             raise ConfigError(f"{MODULES}: {name} is module {place}; supported is Transformer, Pooling, then others")
         if name == "Pooling":

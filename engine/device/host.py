@@ -11,35 +11,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 from engine.base.errors import ConfigError
 
-
-class HostEvent:
-    """Fires when everything launched before it has run; `fired_at` is time.perf_counter() seconds."""
-
-    __slots__ = ("_lock", "fired_at")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self.fired_at = 0.0
-
-    def fire(self) -> None:
-        """Called once, on the stream's thread."""
-        self.fired_at = time.perf_counter()
-        self._lock.release()
-
-    def wait(self, timeout: float) -> bool:
-        """Blocks without the GIL until the event has fired; False after `timeout` seconds."""
-        if not self._lock.acquire(timeout=timeout):
-            return False
-        self._lock.release()
-        return True
+LEAST_CAPABILITY = (8, 0)  # of NVIDIA's cards
 
 
 class HostStream:
@@ -86,7 +64,19 @@ def choose_device(requested: str) -> str:
         raise ConfigError(f"--device cuda: torch {torch.__version__} sees no accelerator ({cause}); use --device cpu")
     if not HAS_TRITON:
         raise ConfigError(f"--device {requested}: the kernels need Triton, which is not installed; use --device cpu")
+    if torch.version.hip is None:
+        _check_capability(requested, torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
     return "cuda:0"
+
+
+def _check_capability(requested: str, card: str, capability: tuple[int, int]) -> None:
+    """Refuses a card of NVIDIA's without bfloat16 units, in which every kernel multiplies."""
+    if capability < LEAST_CAPABILITY:
+        raise ConfigError(
+            f"--device {requested}: {card} has compute capability {capability[0]}.{capability[1]} and no bfloat16 "
+            "units; cards of 8.0 and above have them (A100, A10, L4, H100, B200, RTX 3060 to 5090): use one of these, "
+            "or --device cpu; see /docs/hardware"
+        )
 
 
 def usable_cores() -> int:

@@ -96,7 +96,7 @@ def read_audio(section: Section) -> Phi4AudioConfig:
             raise ConfigError(f"{body.path}: {key}={given!r}; this tower is supported with {needed!r}")
     bias = body.section("relative_attention_bias_args")
     if bias.values.get("type", "t5") != "t5" or bias.boolean("t5_bias_symmetric", False):
-        raise ConfigError(f"{bias.path}: supported is the type 't5' that tells before from behind")
+        raise ConfigError(f"{bias.path}: supported is the type 't5' (positions with a sign)")
     hidden = body.size("attention_dim", 1024)
     config = Phi4AudioConfig(
         num_mels=body.size("input_size", 80),

@@ -208,7 +208,7 @@ class DenseSelfAttention(PagedSelfAttention):
         return queries, keys
 
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        raise TypeError("an input is computed as a whole: there is no step of which nobody reads a token")
+        raise TypeError("an input is computed as a whole: every step has a token that is read")
 
 
 def self_attention(text: TextConfig, layer: LayerConfig) -> PagedSelfAttention:

@@ -43,8 +43,8 @@ def groups_of(settings: Section) -> list[dict[str, Any]]:
         _check_weights(f"{path}.weights", weights, form)
         if inputs.get("type") == "int" and form == "int-quantized" and inputs.get("num_bits", 8) != 8:
             raise ConfigError(
-                f"{path}.input_activations.num_bits={inputs['num_bits']}; integers meet inputs of 8 bits: quantise the "
-                "checkpoint again with 8"
+                f"{path}.input_activations.num_bits={inputs['num_bits']}; integer weights need inputs of 8 "
+                "bits: quantise the checkpoint again with 8"
             )
         if inputs.get("type") == "int" and form == "int-quantized" and not inputs.get("symmetric", True):
             raise ConfigError(

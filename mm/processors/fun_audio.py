@@ -46,8 +46,8 @@ class FunAudio(Whisper):
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if len(item.data) > self.mel.chunk:
             raise too_large(
-                f"the sound is longer than the {self.seconds:g} seconds that this model hears at a time; send shorter "
-                "sounds, or the recording to /v1/audio/transcriptions, which cuts it"
+                f"the audio is longer than the {self.seconds:g} seconds that this model takes at a time; send "
+                "shorter audio, or the recording to /v1/audio/transcriptions, which cuts it"
             )
         samples = np.pad(item.data, (0, max(0, self.mel.n_fft - len(item.data))))
         codes = max(1, int(len(samples) / self.mel.sample_rate * CODES_PER_S))

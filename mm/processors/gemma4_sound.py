@@ -71,8 +71,8 @@ class Front:
         """float32 [frames, mels]."""
         if len(samples) > LONGEST:
             raise too_large(
-                f"the sound is longer than the {LONGEST / self.rate:g} seconds that this model hears at a time; send "
-                "shorter sounds, or the recording to /v1/audio/transcriptions, which cuts it"
+                f"the audio is longer than the {LONGEST / self.rate:g} seconds that this model takes at a "
+                "time; send shorter audio, or the recording to /v1/audio/transcriptions, which cuts it"
             )
         ahead = self.frame // 2
         samples = np.pad(samples, (ahead, max(0, self.frame + 1 - ahead - len(samples)))) * np.float32(self.gain)

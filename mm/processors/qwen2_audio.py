@@ -37,8 +37,8 @@ class Qwen2Audio(Whisper):
         samples, window = item.data, self.mel.chunk
         if len(samples) > window:
             raise too_large(
-                f"the sound is longer than the {self.seconds:g} seconds that this model hears at a time; send shorter "
-                "sounds, or the recording to /v1/audio/transcriptions, which cuts it"
+                f"the audio is longer than the {self.seconds:g} seconds that this model takes at a time; send "
+                "shorter audio, or the recording to /v1/audio/transcriptions, which cuts it"
             )
         frames = max(_MIN_FRAMES, num_frames(len(samples), self.mel))
         features = {

@@ -74,7 +74,7 @@ class Through:
         self.marks[kind], self.mark_ids[kind], self.row_ids[kind] = mark, int(written[0]), token
         extractor = getattr(self.processor, "feature_extractor", None) if kind == "audio" else None
         if (rate := getattr(extractor, "sampling_rate", RATE)) != RATE:
-            raise ValueError(f"its processor hears {rate} samples a second; sounds are decoded to {RATE}")
+            raise ValueError(f"its processor takes audio at {rate} samples a second; audio is decoded to {RATE}")
 
     def placeholder(self, modality: Modality) -> int:
         return self.mark_ids[modality]

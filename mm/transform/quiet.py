@@ -1,9 +1,9 @@
 """Where to cut a long recording: windows that begin and end in quiet places, and leave out what is silent.
 
-Pool only. In: float32 [samples], mono. Out: windows as (start, end) in samples, ascending and disjoint. Loudness is the
-root mean square of frames of 20 ms. A frame is quiet below a threshold between the recording's quiet and its loud
-frames, so that a noisy recording has quiet places too. Loudness and pauses equal librosa's (tests/mm/test_librosa.py).
-The server does without librosa, whose first use takes 2 s of imports, and which brings 190 MB of a compiler.
+Pool only. In: float32 [samples], mono. Out: windows as (start, end) in samples, ascending and disjoint. Loudness and
+pauses are librosa's, in frames of 20 ms. A frame is quiet below a threshold between the recording's quiet and its loud
+frames, so that a noisy recording has quiet places too. librosa is imported at the first use, which takes 2 s of the
+interpreter: `prepare` does so in the pool of a server that is idle (server/start/lifespan).
 
     loudness   .__/^^\\_/^\\____________/^^^\\__.
     windows     [        ]            [      ]      a pause as long as `pause` ends a window
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 FRAME_S = 0.02
-MARGIN_S = 0.2  # kept around what is loud: the quiet beginnings and ends of words
+MARGIN_S = 0.2  # around what is loud: the quiet beginnings and ends of words
 SMOOTH = 5  # frames whose mean loudness decides where a long window is cut
 SILENCE = 1e-3  # full scale is 1: what is below -60 dB is silent in every recording
 LEVEL = 0.25  # of the way from the quiet to the loud frames, in decibels
 LEAST_RANGE = 6.0  # decibels between quiet and loud frames; with less there are no pauses
-_PIECE = 1 << 20  # samples that are squared at a time
+_PIECE = 1 << 20  # samples that librosa gets at a time: it squares a copy of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def windows(samples: np.ndarray, rate: int, cutting: Cutting) -> list[tuple[int,
     loud = loudness(samples, frame)
     if loud.max(initial=0.0) < SILENCE:
         return []
-    parts = [(0, len(loud))] if cutting.pause <= 0 else _parts(loud, cutting.pause)
+    parts = [(0, len(loud))] if cutting.pause <= 0 else _parts(samples, loud, frame, cutting.pause)
     longest = max(SMOOTH, int(cutting.longest * rate) // frame)
     cut = [piece for part in parts for piece in _pieces(loud, part, longest)]
     return [(start * frame, min(end * frame, len(samples))) for start, end in cut]
@@ -57,16 +57,24 @@ def quiet_end(samples: np.ndarray, rate: int, first: int, full: bool) -> int | N
     return (start + at + SMOOTH // 2 + 1) * frame if full or smooth[at] < threshold(loud) else None
 
 
+def prepare() -> None:
+    """Imports librosa; the first time on a machine numba compiles, which takes longer."""
+    from librosa import effects, feature
+
+    _ = effects.split, feature.rms  # librosa's modules are imported by the names in them
+
+
 def loudness(samples: np.ndarray, frame: int) -> np.ndarray:
     """Root mean square of each frame, the ragged last one included; float32 [frames]."""
-    count = -(-len(samples) // frame)
-    found = np.empty(count, np.float32)
-    step = max(1, _PIECE // frame)
-    for first in range(0, count, step):
-        piece = samples[first * frame : (first + step) * frame]
-        padded = np.pad(piece, (0, -len(piece) % frame)).reshape(-1, frame)
-        found[first : first + step] = np.sqrt(np.einsum("ij,ij->i", padded, padded) / frame)
-    return found
+    from librosa import feature
+
+    found = [np.zeros(0, np.float32)]
+    step = max(1, _PIECE // frame) * frame
+    for first in range(0, len(samples), step):
+        piece = samples[first : first + step]
+        padded = np.pad(piece, (0, -len(piece) % frame))
+        found.append(feature.rms(y=padded, frame_length=frame, hop_length=frame, center=False)[0])
+    return np.concatenate(found)
 
 
 def threshold(loud: np.ndarray) -> float:
@@ -78,12 +86,20 @@ def threshold(loud: np.ndarray) -> float:
     return max(SILENCE, float(10 ** ((low + LEVEL * (high - low)) / 20)))
 
 
-def _parts(loud: np.ndarray, pause: float) -> list[tuple[int, int]]:
+def _parts(samples: np.ndarray, loud: np.ndarray, frame: int, pause: float) -> list[tuple[int, int]]:
     """Runs of frames between pauses, with their margins."""
-    active = np.flatnonzero(loud >= threshold(loud))
-    gaps = np.flatnonzero(np.diff(active) > pause / FRAME_S)
-    starts = active[np.concatenate([[0], gaps + 1])]
-    ends = active[np.concatenate([gaps, [len(active) - 1]])] + 1
+    from librosa import effects
+
+    level, step = threshold(loud), max(1, _PIECE // frame) * frame
+    found = []
+    for first in range(0, len(samples), step):
+        spans = effects.split(samples[first : first + step], top_db=0, ref=level, frame_length=frame, hop_length=frame)
+        found.append(first + spans)
+    spans = -(-np.concatenate(found) // frame)  # the last one may end within a frame
+    if not len(spans):
+        return []
+    gaps = np.flatnonzero(spans[1:, 0] - spans[:-1, 1] > pause / FRAME_S)
+    starts, ends = spans[np.concatenate([[0], gaps + 1]), 0], spans[np.concatenate([gaps, [-1]]), 1]
     margin = int(MARGIN_S / FRAME_S)
     return [(max(0, int(start) - margin), min(len(loud), int(end) + margin)) for start, end in zip(starts, ends)]
 

@@ -1,4 +1,4 @@
-"""python -m server bench COMMAND: the table of bench commands, their flags and help.
+"""omniloop bench COMMAND: the table of bench commands, their flags and help.
 
 Owner: main thread. A command is a dataclass of flags and a module with `run`. Commands that start an engine or a server
 take the server's flags too, and are given its Config or the words of these flags. A refusal ends with status 2 and one
@@ -19,9 +19,10 @@ from engine.base.errors import EngineError
 from server.bench import options
 from server.bench.foreign_flags import FOREIGN as BENCH
 from server.bench.output import words_of
-from server.flags.command_line import Arguments, Flag, UsageError, all_flags, flag_lines, flags_of, from_file
+from server.flags.command_line import Arguments, Flag, UsageError, all_flags, flags_of, from_file
 from server.flags.config import Config
 from server.flags.foreign_flags import FOREIGN
+from server.flags.help import grouped
 
 HERE = "server.bench"
 
@@ -39,21 +40,27 @@ class Command:
 COMMANDS = {
     "serve": Command("load a server over its socket: times, rates, failures", f"{HERE}.serve", options.ServeOptions),
     "throughput": Command(
-        "the engine alone: tokens per second of a crowd", f"{HERE}.throughput", options.ThroughputOptions, "config"
+        "the engine alone: tokens per second",
+        f"{HERE}.throughput",
+        options.ThroughputOptions,
+        "config",
     ),
     "latency": Command("the engine alone: times of batches", f"{HERE}.latency", options.LatencyOptions, "config"),
     "startup": Command(
-        "the server's start by phase, cold and warm", f"{HERE}.startup", options.StartupOptions, "words"
+        "the start of the server by phase, cold and warm",
+        f"{HERE}.startup",
+        options.StartupOptions,
+        "words",
     ),
     "media": Command(
-        "pictures, sounds and films: render, load, first token", f"{HERE}.media", options.MediaBenchOptions, "config"
+        "images, audio and video: render, load, first token", f"{HERE}.media", options.MediaBenchOptions, "config"
     ),
     "attention": Command(
-        "the attention kernel, beside this machine's rates", f"{HERE}.attention", options.AttentionOptions
+        "the attention kernel, and the rates of this machine", f"{HERE}.attention", options.AttentionOptions
     ),
-    "sample": Command("the choice of tokens, beside torch's way", f"{HERE}.sample", options.SampleOptions),
-    "linear": Command("a product by form of weight, beside the floats'", f"{HERE}.linear", options.LinearOptions),
-    "moe": Command("a layer of experts, beside this machine's rates", f"{HERE}.moe", options.MoeOptions),
+    "sample": Command("sampling of tokens, and the same in torch", f"{HERE}.sample", options.SampleOptions),
+    "linear": Command("a matrix product in every format of weights", f"{HERE}.linear", options.LinearOptions),
+    "moe": Command("a layer of experts, and the rates of this machine", f"{HERE}.moe", options.MoeOptions),
     "sweep": Command("one of these over a grid of flags, with a plot", f"{HERE}.sweep", options.SweepOptions),
 }
 Say = Callable[[str], None]
@@ -77,7 +84,7 @@ def parse(words: Sequence[str], say: Say, build: Build) -> Callable[[], int]:
     others = BENCH if name == "serve" else FOREIGN
     arguments = Arguments(flags, others)
     arguments.read(words[1:])
-    if arguments.help:
+    if arguments.help is not None:
         say(command_help(name, command, own))
         raise SystemExit(0)
     values = from_file(arguments.config_file, flags, others) if arguments.config_file is not None else {}
@@ -107,16 +114,16 @@ def check_writable(flag: str, path: str) -> None:
 
 
 def help_text() -> str:
-    lines = ["usage: python -m server bench COMMAND [--flag value ...]", "", "commands:"]
+    lines = ["usage: omniloop bench COMMAND [--flag value ...]", "", "commands:"]
     lines += [f"  {name:12} {command.text}" for name, command in COMMANDS.items()]
-    return "\n".join([*lines, "", "python -m server bench COMMAND --help lists the command's flags"])
+    return "\n".join([*lines, "", "omniloop bench COMMAND --help lists the flags of a command"])
 
 
 def command_help(name: str, command: Command, flags: dict[str, Flag]) -> str:
-    lines = [f"usage: python -m server bench {name} [--flag value ...]", "", command.text]
-    lines += ["", "  --config FILE.yaml  flags by the same names", *flag_lines(flags)]
+    lines = [f"usage: omniloop bench {name} [--flag value ...]", "", command.text, ""]
+    lines += [grouped(flags), "", "  --config FILE.yaml  flags by the same names"]
     if command.takes:
-        lines += ["", "and the server's flags, as python -m server --help lists them"]
+        lines += ["", "The flags of the server work too: omniloop --help=all"]
     return "\n".join(lines)
 
 

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from server.flags.foreign_flags import NO_ADAPTERS, Foreign, always, renamed
 
-USAGE = "tokens are those that usage counts; leave the flag out"
-IN_BODY = """use --extra-body '{"top_p": 0.9}' with the fields themselves"""
+USAGE = "tokens are counted by usage; leave the flag out"
+IN_BODY = "use --extra-body with the field, such as '{\"top_p\": 0.9}'"
 RATES = "use --request-rate for the first and --ramp-to for the last rate"
 RESULTS = "use --json FILE"
 
 FOREIGN = {
-    "backend": Foreign("OpenAI's API is spoken; --endpoint chat or completions chooses", ("openai-chat", "vllm-chat")),
+    "backend": Foreign("the API is OpenAI's; --endpoint selects chat or completions", ("openai-chat", "vllm-chat")),
     "base-url": renamed("url"),
     "dataset-name": renamed("dataset"),
     "disable-tqdm": always("there is no progress bar"),
-    "header": Foreign("use --api-key; other headers are not sent"),
+    "header": Foreign("use --api-key; other headers are not supported"),
     "host": Foreign("use --url http://HOST:PORT"),
     "logprobs": Foreign(IN_BODY),
     "lora-modules": Foreign(NO_ADAPTERS),
     "metric-percentiles": renamed("percentiles"),
     "output-file": renamed("json"),
-    "percentile-metrics": Foreign("the percentiles of all times are shown; leave the flag out"),
+    "percentile-metrics": Foreign("the report has the percentiles of all times; leave the flag out"),
     "port": Foreign("use --url http://HOST:PORT"),
     "profile": Foreign("use the server's --enable-dev-endpoints and POST /start_profile", switch=True),
     "ramp-up-end-rps": Foreign(RATES),
@@ -44,5 +44,5 @@ FOREIGN = {
     "tokenizer-mode": Foreign(USAGE),
     "top-k": Foreign(IN_BODY),
     "top-p": Foreign(IN_BODY),
-    "trust-remote-code": always("no code of a model folder ever runs"),
+    "trust-remote-code": always("code in a checkpoint never runs"),
 }

@@ -44,7 +44,9 @@ async def measure(options: MediaBenchOptions, config: Config) -> dict[str, float
         state.engine = Engine(config.engine(state.folder))
         await load.load(state)
         if state.media is None:
-            raise ValueError(f"{config.model_names[0]} takes text only; name a model that sees or hears with --model")
+            raise ValueError(
+                f"{config.model_names[0]} takes text only; use --model MODEL with one that takes images, audio or video"
+            )
         reads = state.media.processor.modalities if state.media.processor is not None else frozenset()
         for kind, make in KINDS.items():
             if kind in reads & {*state.engine.model.modalities}:

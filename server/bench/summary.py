@@ -129,7 +129,7 @@ def table(found: dict[str, Any], options: ServeOptions) -> str:
         client += f", requests sent at most {found['sent_late_ms_max']:.1f} ms late"
     lines.append(client)
     if found["cut_off"]:
-        lines.append(f"cut off: {found['cut_off']} that were open at the end; no number tells of them")
+        lines.append(f"cut off: {found['cut_off']} requests were open at the end; the numbers leave them out")
     lines += [f"failed, {count} x: {text}" for text, count in found["failures"].items()]
     return "\n".join(lines)
 

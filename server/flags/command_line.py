@@ -23,6 +23,21 @@ from server.flags.foreign_flags import FOREIGN, Foreign, foreign, long_name, mea
 from server.flags.media_flags import LEAST, MEDIA_HELP, SPANS
 
 Others = Mapping[str, Foreign]  # flags of other servers, by name
+GROUPS = {  # as Config names them
+    "server": "address, keys, names, browsers, stop and log",
+    "limits": "what one request, or all of them, may take",
+    "model": "which checkpoint, and how it is read",
+    "chat": "chat templates, tool calls, reasoning",
+    "media": "sources, formats, sizes and times of media",
+    "speech": "transcription and translation of audio",
+    "cache": "the cache of keys and values",
+    "scheduler": "what runs in a step, and what waits",
+    "traces": "timelines and spans",
+    "pooling": "embeddings, scores and reranking",
+    "rows": "embeddings as input",
+}
+UNITS = {1 << 30: "GiB", 1 << 20: "MiB", 1 << 10: "KiB"}
+SIZE = re.compile(r"([\d.]+) ?([KMGT])iB")
 
 
 class UsageError(Exception):
@@ -70,18 +85,6 @@ def flags_of(section: type, group: str) -> dict[str, Flag]:
     return found
 
 
-def flag_lines(flags: dict[str, Flag]) -> list[str]:
-    """What `--help` prints of flags, by group."""
-    lines: list[str] = []
-    group = ""
-    for entry in flags.values():
-        if entry.group != group:
-            group = entry.group
-            lines += ["", f"{group}:"]
-        lines.append(f"  --{entry.name + value_name(entry):38} {entry.hints['help']} ({shown(entry)})")
-    return lines
-
-
 def plain(kind: Any) -> Any:
     """The type without `| None`; mappings are JSON objects."""
     if isinstance(kind, types.UnionType):
@@ -96,8 +99,18 @@ def shown(flag: Flag) -> str:
     if isinstance(flag.default, tuple):
         return ("-" if flag.hints.get("span") else " ").join(map(str, flag.default)) or "none"
     if isinstance(flag.default, dict):
-        return json.dumps(flag.default)
-    return "none" if flag.default in ("", None) else str(flag.default)
+        return json.dumps(flag.default) if flag.default else "none"
+    if flag.default in ("", None):
+        return "none"
+    if flag.name.endswith("-bytes"):
+        return size(flag.default)
+    return f"{flag.default:g}" if isinstance(flag.default, float) else str(flag.default)
+
+
+def size(count: int) -> str:
+    """Bytes for people: `64 MiB`."""
+    unit, name = next(((unit, name) for unit, name in UNITS.items() if count and count % unit == 0), (1, "bytes"))
+    return f"{count // unit} {name}" if count else "0"
 
 
 def convert(flag: Flag, text: str) -> Any:
@@ -140,11 +153,14 @@ def number(flag: Flag, text: str) -> int | float:
     try:
         if counts_tokens and text == "auto":
             return 0
+        if flag.name.endswith("-bytes") and (found := SIZE.fullmatch(text)):
+            return int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2])))
         if (counts_tokens or flag.name.endswith("-bytes")) and text[-1:] in scale:
             return int(float(text[:-1]) * scale[text[-1]])
         return flag.kind(text)
     except (ValueError, OverflowError):  # the second for `infk`
         what = "a whole number" if flag.kind is int else "a number"
+        what += ", such as 64MiB" if flag.name.endswith("-bytes") else ""
         raise UsageError(f"--{flag.name} {text}: must be {what}") from None
 
 
@@ -192,7 +208,7 @@ class Arguments:
         self.others = others
         self.values: dict[str, Any] = {}
         self.config_file: str | None = None
-        self.help = ""  # "all", or the word that the lines shown must hold
+        self.help: str | None = None  # "": without a word
         self.version = False
         self.several = ""  # a list flag that goes on taking words
         self.switch = ""  # the last flag, if it takes none
@@ -201,7 +217,7 @@ class Arguments:
         words = iter(argv)
         for word in words:
             if word in ("-h", "--help"):
-                self.help = "all"
+                self.help = ""
             elif word.startswith("--help="):
                 self.help = word[7:]
             elif word in ("-v", "--version"):

@@ -28,20 +28,22 @@ class Meant(NamedTuple):
     value: str = ""
 
 
-ONE_DEVICE = "one process drives one device; start a server for each device behind a router (examples/deploy)"
-NO_ADAPTERS = "adapters are not served; merge the adapter into the checkpoint (peft: merge_and_unload) and serve that"
-OWN_KERNELS = "the attention kernels are this server's own; leave the flag out"
-NO_CODE = "no code of a request or a model folder runs here; leave the flag out"
+ONE_DEVICE = "one process uses one device; start a server for each device behind a router (see /docs/deployment)"
+NO_ADAPTERS = (
+    "adapters are not supported; merge the adapter into the checkpoint (peft: merge_and_unload) and serve the result"
+)
+OWN_KERNELS = "the server has its own attention kernels; leave the flag out"
+NO_CODE = "code from a request or a checkpoint never runs; leave the flag out"
 NO_DRAFTS = "draft tokens are not supported; leave the flag out"
-NO_TRANSFER = "cached blocks stay in this process; leave the flag out"
-NO_STATES = "models with state layers are not served; leave the flag out"
+NO_TRANSFER = "the cache is not shared with other processes; leave the flag out"
+NO_STATES = "models with state layers are not supported; leave the flag out"
 NO_BALANCE = "one device holds all experts; leave the flag out"
 NO_OFFLOAD = "keys and values stay on the device; leave the flag out"
-NO_CLIENT_CERTIFICATES = "clients show keys, not certificates (--api-key); a proxy in front can ask for certificates"
+NO_CLIENT_CERTIFICATES = "clients authenticate by keys (--api-key); a proxy in front can check certificates"
 
 
 def renamed(name: str) -> Foreign:
-    return Foreign(f"is called --{name} here")
+    return Foreign(f"use --{name}")
 
 
 def always(advice: str) -> Foreign:
@@ -51,22 +53,26 @@ def always(advice: str) -> Foreign:
 
 FOREIGN = {
     # vLLM
-    "additional-config": Foreign("no platform needs settings of its own; leave the flag out", ("{}",)),
+    "additional-config": Foreign("no platform has settings of its own; leave the flag out", ("{}",)),
     "aggregate-engine-logging": always("one process writes one log"),
     "all2all-backend": Foreign(ONE_DEVICE),
-    "api-server-count": Foreign("one process speaks HTTP; leave the flag out", ("1",)),
+    "api-server-count": Foreign("one process serves HTTP; leave the flag out", ("1",)),
     "async-scheduling": always("the next step is always planned while one runs"),
     "attention-backend": Foreign(OWN_KERNELS),
     "attention-config": Foreign(OWN_KERNELS),
-    "calculate-kv-scales": always("scales of an FP8 cache come from the checkpoint or are made per token and head"),
+    "calculate-kv-scales": always(
+        "scales of an FP8 cache come from the checkpoint, or are computed per token and head"
+    ),
     "code-revision": Foreign(NO_CODE),
     "collect-detailed-traces": Foreign("use --trace FILE, or POST /start_profile"),
-    "compilation-config": Foreign("steps are captured in graphs; --cudagraph-capture-sizes and --enforce-eager choose"),
-    "config-format": Foreign("the folder's files tell its format", ("auto", "hf", "mistral")),
-    "convert": Foreign("heads come from the checkpoint; use --runner pooling", ("auto", "none")),
+    "compilation-config": Foreign(
+        "graphs are always recorded; --cudagraph-capture-sizes and --enforce-eager change that"
+    ),
+    "config-format": Foreign("the format is read from the files", ("auto", "hf", "mistral")),
+    "convert": Foreign("heads are those of the checkpoint; use --runner pooling", ("auto", "none")),
     "cp-kv-cache-interleave-size": Foreign(ONE_DEVICE, ("1",)),
-    "cpu-offload-gb": Foreign("all weights lie on the device; leave the flag out", ("0",)),
-    "cpu-offload-params": Foreign("all weights lie on the device; leave the flag out"),
+    "cpu-offload-gb": Foreign("all weights are on the device; leave the flag out", ("0",)),
+    "cpu-offload-params": Foreign("all weights are on the device; leave the flag out"),
     "cuda-graph-sizes": renamed("cudagraph-capture-sizes"),
     "cudagraph-metrics": Foreign("read the step's histograms at /metrics; leave the flag out", switch=True),
     "data-parallel-address": Foreign(ONE_DEVICE),
@@ -83,26 +89,30 @@ FOREIGN = {
     "dcp-kv-cache-interleave-size": Foreign(ONE_DEVICE, ("1",)),
     "decode-context-parallel-size": Foreign(ONE_DEVICE, ("1",)),
     "default-mm-loras": Foreign(NO_ADAPTERS),
-    "disable-access-log-for-endpoints": Foreign("use --disable-access-log: no line for any path"),
-    "disable-async-output-proc": Foreign("text is made beside the steps; leave the flag out", switch=True),
+    "disable-access-log-for-endpoints": Foreign("use --disable-access-log, which applies to all paths"),
+    "disable-async-output-proc": Foreign(
+        "text is always made while the next step runs; leave the flag out", switch=True
+    ),
     "disable-cascade-attn": always("there is no cascade attention"),
     "disable-chunked-mm-input": Foreign(
-        "families whose pictures see both ways get them whole; leave the flag out", switch=True
+        "images with attention in both directions are never cut; leave the flag out", switch=True
     ),
-    "disable-custom-all-reduce": always("one device needs no reduction"),
-    "disable-fastapi-docs": Foreign("is called --disable-docs here", switch=True),
+    "disable-custom-all-reduce": always("one device has nothing to reduce"),
+    "disable-fastapi-docs": Foreign("use --disable-docs", switch=True),
     "disable-frontend-multiprocessing": always("HTTP and the device share one process"),
     "disable-hybrid-kv-cache-manager": Foreign(
-        "layers with windows keep only their window; leave the flag out", switch=True
+        "layers with a window cache only their window; leave the flag out", switch=True
     ),
     "disable-log-requests": always("requests are logged only with --enable-log-requests"),
     "disable-mm-preprocessor-cache": Foreign("use --mm-processor-cache-gb 0", switch=True),
     "disable-nccl-for-dp-synchronization": Foreign(ONE_DEVICE, switch=True),
     "disable-sliding-window": Foreign("use --max-model-len of at most the window", switch=True),
-    "disable-uvicorn-access-log": Foreign("is called --disable-access-log here", switch=True),
+    "disable-uvicorn-access-log": Foreign("use --disable-access-log", switch=True),
     "distributed-executor-backend": Foreign(f"{ONE_DEVICE}; Ray: examples/deploy/ray", ("mp", "uni")),
-    "ec-transfer-config": Foreign("what encoders made stays in this process; leave the flag out"),
-    "enable-chunked-prefill": always("prompts are always cut to fit a step; --max-prefill-chunk bounds a row's part"),
+    "ec-transfer-config": Foreign("outputs of encoders are not shared with other processes; leave the flag out"),
+    "enable-chunked-prefill": always(
+        "prompts are always split to fit a step; --max-prefill-chunk limits the part of a request"
+    ),
     "enable-dbo": Foreign(ONE_DEVICE, switch=True),
     "enable-elastic-ep": Foreign(NO_BALANCE, switch=True),
     "enable-eplb": Foreign(NO_BALANCE, switch=True),
@@ -115,20 +125,22 @@ FOREIGN = {
     "enable-lora": Foreign(NO_ADAPTERS, switch=True),
     "enable-mfu-metrics": Foreign("read the step's histograms at /metrics; leave the flag out", switch=True),
     "enable-mm-processor-stats": Foreign("use --trace FILE, or bench media", switch=True),
-    "enable-offline-docs": always("/docs asks no other server for anything"),
+    "enable-offline-docs": always("/docs contacts no other server"),
     "enable-prompt-adapter": Foreign(NO_ADAPTERS, switch=True),
     "enable-prompt-tokens-details": always("usage always has prompt_tokens_details"),
-    "enable-reasoning": always("thinking is always kept apart where the template has it"),
+    "enable-reasoning": always("reasoning is always separated from the answer, if the template has it"),
     "enable-request-id-headers": always("every answer has X-Request-Id"),
     "enable-server-load-tracking": always("/load is always there"),
-    "enable-sleep-mode": Foreign("a server that must give its memory back is stopped; leave the flag out", switch=True),
-    "enable-ssl-refresh": Foreign("a new certificate needs a restart, or a proxy in front", switch=True),
+    "enable-sleep-mode": Foreign(
+        "sleep is not supported: stop the server to free its memory; leave the flag out", switch=True
+    ),
+    "enable-ssl-refresh": Foreign("a new certificate needs a restart, or use a proxy in front", switch=True),
     "enable-tokenizer-info-endpoint": always("/tokenizer_info is always there"),
     "eplb-config": Foreign(NO_BALANCE),
     "expert-placement-strategy": Foreign(NO_BALANCE, ("linear",)),
-    "fail-on-environ-validation": always("no variable of vLLM's is read"),
+    "fail-on-environ-validation": always("the server reads no variables of vLLM"),
     "fully-sharded-loras": Foreign(NO_ADAPTERS, switch=True),
-    "grpc": Foreign("HTTP is spoken; leave the flag out", switch=True),
+    "grpc": Foreign("the server has HTTP only; leave the flag out", switch=True),
     "guided-decoding-backend": renamed("structured-outputs-backend"),
     "guided-decoding-disable-any-whitespace": Foreign(
         "whitespace follows the grammar; leave the flag out", switch=True
@@ -138,19 +150,19 @@ FOREIGN = {
     "headless": Foreign(ONE_DEVICE, switch=True),
     "hf-config-path": Foreign("the model's config.json is read; --hf-overrides changes it"),
     "ignore-patterns": Foreign("only configurations, tokenizer and safetensors are fetched; leave the flag out"),
-    "interleave-mm-strings": always("media stand where the message has them"),
+    "interleave-mm-strings": always("media are always placed where the message has them"),
     "io-processor-plugin": Foreign(NO_CODE),
-    "kernel-config": Foreign("kernels are chosen at the start; leave the flag out"),
+    "kernel-config": Foreign("kernels are chosen at start; leave the flag out"),
     "kv-cache-memory": renamed("kv-cache-memory-bytes"),
-    "kv-cache-metrics": always("/metrics has the KV cache's numbers"),
+    "kv-cache-metrics": always("/metrics has the numbers of the cache"),
     "kv-cache-metrics-sample": Foreign("/metrics counts all blocks; leave the flag out"),
     "kv-events-config": Foreign(NO_TRANSFER),
     "kv-offloading-backend": Foreign(NO_OFFLOAD),
     "kv-offloading-size": Foreign(NO_OFFLOAD),
-    "kv-sharing-fast-prefill": Foreign("prompts compute every layer; leave the flag out", switch=True),
+    "kv-sharing-fast-prefill": Foreign("prompts always compute every layer; leave the flag out", switch=True),
     "kv-transfer-config": Foreign(NO_TRANSFER),
     "log-config-file": Foreign("use --log-level and --log-format"),
-    "log-error-stack": always("a fault's stack is always in the log"),
+    "log-error-stack": always("the log always has the stack of a fault"),
     "logits-processor-pattern": Foreign(NO_CODE),
     "logits-processors": Foreign(NO_CODE),
     "long-prefill-token-threshold": renamed("max-prefill-chunk"),
@@ -170,26 +182,26 @@ FOREIGN = {
     "max-loras": Foreign(NO_ADAPTERS),
     "max-num-partial-prefills": Foreign("all prompts of a step share its tokens; use --max-prefill-chunk"),
     "max-parallel-loading-workers": Foreign("the number follows from the cores; leave the flag out"),
-    "max-seq-len-to-capture": Foreign("graphs hold any context; --cudagraph-capture-sizes lists their rows"),
+    "max-seq-len-to-capture": Foreign("graphs work for any context; --cudagraph-capture-sizes lists their sizes"),
     "middleware": Foreign("host the app in your own server and wrap it there (server/hosted.py)"),
     "mm-encoder-attn-backend": Foreign(OWN_KERNELS),
-    "mm-encoder-only": Foreign("the towers run beside their decoder; leave the flag out", switch=True),
-    "mm-encoder-tp-mode": Foreign("one device runs the towers", ("data", "weights")),
+    "mm-encoder-only": Foreign("encoders run together with their decoder; leave the flag out", switch=True),
+    "mm-encoder-tp-mode": Foreign("one device runs the encoders", ("data", "weights")),
     "mm-processor-cache-type": Foreign(
-        "processed media lie in this process; --mm-processor-cache-gb bounds them", ("lru",)
+        "processed media are cached in this process; --mm-processor-cache-gb limits the cache", ("lru",)
     ),
     "mm-shm-cache-max-object-size-mb": Foreign(
-        "processed media lie in this process; --mm-processor-cache-gb bounds them"
+        "processed media are cached in this process; --mm-processor-cache-gb limits the cache"
     ),
     "model-loader-extra-config": Foreign("the loader has no settings of that kind", ("{}",)),
-    "moe-backend": Foreign("the kernels of experts are this server's own; leave the flag out", ("auto",)),
+    "moe-backend": Foreign("the server has its own kernels for experts; leave the flag out", ("auto",)),
     "nnodes": Foreign(ONE_DEVICE, ("1",)),
     "node-rank": Foreign(ONE_DEVICE, ("0",)),
     "num-lookahead-slots": Foreign(NO_DRAFTS, ("0",)),
     "num-redundant-experts": Foreign(NO_BALANCE, ("0",)),
     "num-scheduler-steps": Foreign("the next step is always planned while one runs; leave the flag out", ("1",)),
-    "numa-bind": Foreign("use numactl in front of the command", switch=True),
-    "offload-backend": Foreign("all weights lie on the device; leave the flag out", ("auto",)),
+    "numa-bind": Foreign("start the command with numactl", switch=True),
+    "offload-backend": Foreign("all weights are on the device; leave the flag out", ("auto",)),
     "optimization-level": Foreign("steps are captured in graphs; --enforce-eager leaves graphs out", ("1", "2", "3")),
     "override-attention-dtype": Foreign("use --dtype"),
     "override-pooler-config": renamed("pooler-config"),
@@ -197,40 +209,40 @@ FOREIGN = {
         "use --max-num-batched-tokens: more tokens per second, or a sooner first token", ("balanced",)
     ),
     "pipeline-parallel-size": Foreign(ONE_DEVICE, ("1",)),
-    "preemption-mode": Foreign("a preempted request is computed again; leave the flag out", ("recompute",)),
+    "preemption-mode": Foreign("a preempted request is always computed again; leave the flag out", ("recompute",)),
     "prefill-context-parallel-size": Foreign(ONE_DEVICE, ("1",)),
-    "prefix-caching-hash-algo": Foreign("prefixes are found by a keyed hash; leave the flag out"),
+    "prefix-caching-hash-algo": Foreign("prefixes are always found by a keyed hash; leave the flag out"),
     "profiler-config": Foreign("use --enable-dev-endpoints and POST /start_profile, or --trace FILE"),
-    "pt-load-map-location": Foreign("pickles are never opened; serve safetensors"),
+    "pt-load-map-location": Foreign("pickles are never read; serve safetensors"),
     "qlora-adapter-name-or-path": Foreign(NO_ADAPTERS),
-    "quantization-config": Foreign("config.json says it; --hf-overrides changes that"),
+    "quantization-config": Foreign("it is read from config.json; --hf-overrides changes it"),
     "ray-workers-use-nsight": Foreign(ONE_DEVICE, switch=True),
-    "reasoning-config": Foreign("use --reasoning-parser; thinking_token_budget bounds a request's"),
+    "reasoning-config": Foreign("use --reasoning-parser; thinking_token_budget in a request limits the reasoning"),
     "renderer-num-workers": renamed("pool-threads"),
     "rope-scaling": Foreign("""use --hf-overrides '{"rope_scaling": {...}}'"""),
     "rope-theta": Foreign("""use --hf-overrides '{"rope_theta": ...}'"""),
     "safetensors-load-strategy": Foreign("shards stream to the device; leave the flag out", ("lazy", "auto")),
     "scheduler-cls": Foreign("use --scheduling-policy fcfs or priority"),
-    "scheduler-delay-factor": Foreign("prompts start at once; leave the flag out", ("0", "0.0")),
+    "scheduler-delay-factor": Foreign("prompts always start at once; leave the flag out", ("0", "0.0")),
     "show-hidden-metrics-for-version": Foreign("no metric is hidden; leave the flag out"),
-    "skip-mm-profiling": always("memory of towers is planned, not tried"),
+    "skip-mm-profiling": always("the memory of encoders is always computed, not measured"),
     "speculative-config": Foreign(NO_DRAFTS),
     "speculative-model": Foreign(NO_DRAFTS),
     "ssl-ca-certs": Foreign(NO_CLIENT_CERTIFICATES),
     "ssl-cert-reqs": Foreign(NO_CLIENT_CERTIFICATES, ("0",)),
-    "ssl-ciphers": Foreign("ciphers are those of the TLS library; a proxy in front can choose"),
+    "ssl-ciphers": Foreign("the TLS library chooses the ciphers; a proxy in front can choose others"),
     "structured-outputs-config": Foreign("use --structured-outputs-backend; whitespace follows the grammar"),
-    "swap-space": Foreign("nothing is swapped: a preempted request is computed again; leave the flag out", ("0", "4")),
+    "swap-space": Foreign("a preempted request is computed again instead of swapped; leave the flag out", ("0", "4")),
     "task": Foreign("use --runner generate or --runner pooling", ("auto", "generate")),
     "tensor-parallel-size": Foreign(ONE_DEVICE, ("1",)),
     "tokenizer-revision": Foreign("use --revision, or --tokenizer with a folder"),
-    "tokens-only": Foreign("use --skip-tokenizer-init: token ids in, token ids out", switch=True),
-    "tool-server": Foreign("tools run at the client; leave the flag out"),
-    "use-tqdm-on-load": Foreign("--log-level debug shows how the start goes; leave the flag out", switch=True),
+    "tokens-only": Foreign("use --skip-tokenizer-init", switch=True),
+    "tool-server": Foreign("tools always run at the client; leave the flag out"),
+    "use-tqdm-on-load": Foreign("use --log-level debug for the progress of the start; leave the flag out", switch=True),
     "use-v2-block-manager": always("there is one block pool"),
     "uvicorn-log-level": renamed("log-level"),
     "video-pruning-rate": Foreign("""use --media-io-kwargs '{"video": {"num_frames": 8}}'""", ("0", "0.0")),
-    "weight-transfer-config": Foreign("weights are read at the start; leave the flag out"),
+    "weight-transfer-config": Foreign("weights are read at start only; leave the flag out"),
     "worker-cls": Foreign(NO_CODE, ("auto",)),
     "worker-extension-cls": Foreign(NO_CODE),
     # SGLang
@@ -238,21 +250,21 @@ FOREIGN = {
     "context-length": renamed("max-model-len"),
     "cuda-graph-bs": renamed("cudagraph-capture-sizes"),
     "cuda-graph-max-bs": Foreign("use --cudagraph-capture-sizes with the sizes themselves"),
-    "disable-cuda-graph": Foreign("is called --enforce-eager here", switch=True),
+    "disable-cuda-graph": Foreign("use --enforce-eager", switch=True),
     "disable-overlap-schedule": Foreign(
         "the next step is always planned while one runs; leave the flag out", switch=True
     ),
-    "disable-radix-cache": Foreign("is called --no-enable-prefix-caching here", switch=True),
+    "disable-radix-cache": Foreign("use --no-enable-prefix-caching", switch=True),
     "dp": Foreign(ONE_DEVICE, ("1",)),
     "dp-size": Foreign(ONE_DEVICE, ("1",)),
     "enable-metrics": always("/metrics is always there"),
-    "enable-mixed-chunk": always("prompts and decoding rows share steps"),
-    "enable-multimodal": always("towers of the checkpoint are built; --language-model-only leaves them out"),
+    "enable-mixed-chunk": always("prompts and decoding requests always share steps"),
+    "enable-multimodal": always("encoders of the checkpoint are always built; --language-model-only leaves them out"),
     "enable-torch-compile": Foreign("steps are captured in graphs; leave the flag out", switch=True),
     "grammar-backend": renamed("structured-outputs-backend"),
     "is-embedding": Foreign("use --runner pooling", switch=True),
     "json-model-override-args": renamed("hf-overrides"),
-    "log-requests": Foreign("is called --enable-log-requests here", switch=True),
+    "log-requests": Foreign("use --enable-log-requests", switch=True),
     "max-prefill-tokens": renamed("max-num-batched-tokens"),
     "max-running-requests": renamed("max-num-seqs"),
     "mem-fraction-static": renamed("gpu-memory-utilization"),
@@ -260,9 +272,9 @@ FOREIGN = {
     "model-path": renamed("model"),
     "page-size": renamed("block-size"),
     "random-seed": renamed("seed"),
-    "sampling-backend": Foreign("tokens are drawn by this server's own kernels; leave the flag out"),
+    "sampling-backend": Foreign("the server has its own sampling kernels; leave the flag out"),
     "schedule-policy": Foreign("use --scheduling-policy fcfs or priority", ("fcfs",)),
-    "skip-server-warmup": Foreign("the warm-up measures the largest step; leave the flag out", switch=True),
+    "skip-server-warmup": Foreign("the start always measures the largest step; leave the flag out", switch=True),
     "speculative-algorithm": Foreign(NO_DRAFTS),
     "tokenizer-path": renamed("tokenizer"),
     "tp": Foreign(ONE_DEVICE, ("1",)),
@@ -274,23 +286,23 @@ FOREIGN = {
     "cache-type-k": renamed("kv-cache-dtype"),
     "cache-type-v": renamed("kv-cache-dtype"),
     "chat-template-file": renamed("chat-template"),
-    "cont-batching": always("rows join and leave between steps"),
+    "cont-batching": always("batching is always continuous"),
     "ctx-size": renamed("max-model-len"),
     "embedding": Foreign("use --runner pooling", switch=True),
     "embeddings": Foreign("use --runner pooling", switch=True),
     "flash-attn": Foreign(OWN_KERNELS),
-    "hf-file": Foreign("fetch the file, and name it: --model FILE.gguf"),
+    "hf-file": Foreign("download the file and use --model FILE.gguf"),
     "hf-repo": renamed("model"),
-    "jinja": always("the checkpoint's template is always used"),
+    "jinja": always("the template of the checkpoint is always used"),
     "metrics": always("/metrics is always there"),
-    "mlock": Foreign("the loader locks no memory; leave the flag out", switch=True),
-    "mmproj": Foreign("towers lie in the model's own folder; leave the flag out"),
+    "mlock": Foreign("the server locks no memory; leave the flag out", switch=True),
+    "mmproj": Foreign("encoders are read from the model's folder; leave the flag out"),
     "n-gpu-layers": Foreign("all layers run on one device; --device cpu or cuda chooses"),
     "n-predict": Foreign(
-        "a request says max_tokens; --override-generation-config '{\"max_new_tokens\": N}' for all", ("-1",)
+        "use max_tokens in a request, or --override-generation-config '{\"max_new_tokens\": N}'", ("-1",)
     ),
     "no-mmap": Foreign("shards stream to the device; leave the flag out", switch=True),
-    "no-webui": Foreign("is called --disable-playground here", switch=True),
+    "no-webui": Foreign("use --disable-playground", switch=True),
     "parallel": renamed("max-num-seqs"),
     "reranking": Foreign("use --runner pooling", switch=True),
     "temp": Foreign("""use --override-generation-config '{"temperature": ...}'"""),
@@ -300,31 +312,31 @@ FOREIGN = {
     "verbose": Foreign("use --log-level debug", switch=True),
 }
 # Values of our own flags, by flag and value.
-PICKLES = Meant("pickles are never opened; serve safetensors")
-READ_ANYWAY = Meant("files tell their format", "auto")
+PICKLES = Meant("pickles are never read; serve safetensors")
+READ_ANYWAY = Meant("the format is read from the files", "auto")
 ONE_LIBRARY = Meant("one library compiles all grammars", "auto")
 VALUES = {
-    "dtype": {"half": Meant("is called float16 here", "float16"), "float": Meant("is called float32 here", "float32")},
+    "dtype": {"half": Meant("use float16", "float16"), "float": Meant("use float32", "float32")},
     "endpoint": {
-        "/v1/chat/completions": Meant("is called chat here", "chat"),
-        "/v1/completions": Meant("is called completions here", "completions"),
+        "/v1/chat/completions": Meant("use chat", "chat"),
+        "/v1/completions": Meant("use completions", "completions"),
     },
     "kv-cache-dtype": {
-        "bf16": Meant("is called bfloat16 here", "bfloat16"),
-        "float16": Meant("numbers of 16 bits are bfloat16 here; use auto or bfloat16"),
+        "bf16": Meant("use bfloat16", "bfloat16"),
+        "float16": Meant("16-bit values are bfloat16; use auto or bfloat16"),
         "fp8_inc": Meant("use fp8"),
     },
     "load-format": {
         **dict.fromkeys(("bitsandbytes", "gguf", "mistral", "fastsafetensors", "hf", "runai_streamer"), READ_ANYWAY),
         **dict.fromkeys(("pt", "npcache"), PICKLES),
     },
-    "max-model-len": {"-1": Meant("is called auto here", "auto")},
-    "model-impl": {"vllm": Meant("is called native here", "native")},
-    "request-rate": {"inf": Meant("all requests at once is called 0 here", "0")},
+    "max-model-len": {"-1": Meant("use auto", "auto")},
+    "model-impl": {"vllm": Meant("use native", "native")},
+    "request-rate": {"inf": Meant("use 0 for all requests at once", "0")},
     "structured-outputs-backend": dict.fromkeys(
         ("guidance", "lm-format-enforcer", "outlines", "xgrammar"), ONE_LIBRARY
     ),
-    "tokenizer-mode": {"slow": Meant("use hf: tokenizer.json is read by its own library")},
+    "tokenizer-mode": {"slow": Meant("use hf, which reads tokenizer.json with its own library")},
 }
 SHORT = {
     "O": "optimization-level",

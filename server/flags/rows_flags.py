@@ -10,8 +10,6 @@ class RowsFlags:
     """Off: whoever chooses what a model reads below its tokens passes by every check of texts and pictures."""
 
     enable_prompt_embeds: bool = field(
-        default=False, metadata={"help": "let requests bring prompt_embeds: rows in the place of text"}
+        default=False, metadata={"help": "let requests send prompt_embeds instead of text"}
     )
-    enable_mm_embeds: bool = field(
-        default=False, metadata={"help": "let chat bring image_embeds: rows in the place of pictures"}
-    )
+    enable_mm_embeds: bool = field(default=False, metadata={"help": "let requests send image_embeds instead of images"})

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError, shown, unavailable
 from server.http.exchange import PROBES
-from server.ops.limits import presented_key, wrong_key
+from server.ops.limits import ADMIN, presented_key, wrong_key
 
 if TYPE_CHECKING:
     from server.http.exchange import Exchange
@@ -115,7 +115,7 @@ class Edge:
         presented = presented_key(scope)
         name = keys.match(presented) if presented else None
         if name is None and presented and self.state.admin_keys.match(presented):
-            name = "admin"
+            name = ADMIN
         if name is None:
             self.state.wrong_keys.note(self.state.proxies.client_of(scope))
             raise wrong_key()

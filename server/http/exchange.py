@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
 from server.http.websocket import accepting, as_exchange_scope, refusing
+from server.ops.proxies import home
 from server.ops.request_times import Generation, RequestTimes
 from server.render.errors import RenderError
 from server.state import AppState, OpenAnswer
@@ -62,6 +63,7 @@ class Exchange:
 
     __slots__ = (
         "abort",
+        "address",
         "answer_open",
         "answered",
         "arrival",
@@ -109,6 +111,7 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
         self.route = "other"  # the route's template once it is known
         self.key_name = ""
+        self.address = state.proxies.client_of(scope)
         self.status = 0
         self.reason = ""
         self.started = False
@@ -124,6 +127,11 @@ class Exchange:
         self.answer_open: OpenAnswer | None = None  # set while the engine works for it
         self.task = asyncio.current_task()
         self.on_drain: Callable[[], None] = nothing  # set by what may wait for its client without end
+
+    @property
+    def client(self) -> str:
+        """Whose share of a bounded quantity counts: its key's name, or its address where it sent no key."""
+        return self.key_name or home(self.address)
 
     def drain(self) -> None:
         """The server takes no more work: what runs goes on, and nobody waits for a client to ask for more."""

@@ -14,9 +14,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from engine.base.errors import GrammarError
+from engine.base.errors import GrammarBusyError, GrammarError
+from engine.base.grammar import GrammarSpec
 from engine.base.request import Modality, Request
-from engine.grammar.spec import GrammarSpec
 from mm.item import MediaOptions
 from mm.report import MediaReport
 from mm.splice import Spliced, splice
@@ -85,10 +85,13 @@ def job_of(
     state = exchange.state
     ids = spliced.prompt_token_ids
     if (state.engine.model.lead or state.engine.model.adds_media) and not spliced.media:
-        text = "this model writes down recordings and does nothing else; send them to /v1/audio/transcriptions"
+        text = "this model only transcribes recordings; send them to /v1/audio/transcriptions"
         raise ApiError(400, "sound_required", text, param)
     if state.engine.model.adds_media and asked.beam:  # beams would go on behind the sound's end
-        raise not_here("use_beam_search", "use_beam_search: not with a model that hears while it answers; leave it out")
+        raise not_here(
+            "use_beam_search",
+            "use_beam_search: this model takes audio while it answers and has no beam search; leave the field out",
+        )
     length, room = len(ids), state.engine.max_model_len - len(ids)
     if length == 0:
         raise ApiError(400, "empty_prompt", "the prompt has no tokens; send at least one", param)
@@ -130,7 +133,9 @@ async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsin
     for job in jobs:
         key, make = behind(state, structure, job.prompt, parsing)
         try:
-            grammar = await state.grammars.get(key, make, structure.param)
+            grammar = await state.grammars.get(key, make, structure.param, exchange.client)
+        except GrammarBusyError as error:
+            raise ApiError(429, error.reason, str(error), headers={"retry-after": str(error.retry_after)}) from None
         except GrammarError as error:
             raise ApiError(400, error.reason, f"{structure.param}: {error}", structure.param) from None
         given = grammar if budget is None else with_budget(grammar, budget)

@@ -57,7 +57,9 @@ def of_request(state: AppState, body: ChatBody) -> MediaOptions | None:
         return None
     if not state.config.chat.trust_request_mm_kwargs:
         name = asked[0]
-        text = f"{name}: this server takes none from requests; its operator decides with --trust-request-mm-kwargs"
+        text = (
+            f"{name}: this server accepts it only if it is started with --trust-request-mm-kwargs; leave the field out"
+        )
         raise ApiError(403, "override_not_trusted", text, name)
     standing = state.media.options if state.media is not None else MediaOptions()
     try:

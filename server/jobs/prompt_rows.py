@@ -38,7 +38,7 @@ def refuse_others(state: AppState, body: SamplingFields) -> None:
         )  # fmt: skip
     for name, nothing in NEEDS_TOKENS.items():
         if getattr(body, name, None) not in nothing:
-            raise invalid(name, f"{name}: not with prompt_embeds, which do not tell their tokens")
+            raise invalid(name, f"{name}: needs token ids, which prompt_embeds do not have; leave the field out")
 
 
 async def read(state: AppState, text: str, param: str) -> ClientRows:

@@ -157,7 +157,10 @@ def check_beam(
 ) -> None:
     """Beam search, n wide, must not meet fields that it would ignore."""
     if body.stream:
-        raise invalid("use_beam_search", "use_beam_search: not with stream: true; the best is known at the end")
+        raise invalid(
+            "use_beam_search",
+            "use_beam_search: not with stream: true, because the best answer is known at the end; send stream: false",
+        )
     if max_tokens == 0:
         raise invalid("max_tokens", "max_tokens: must be at least 1 with use_beam_search")
     if mode != "raw_logprobs":
@@ -167,7 +170,7 @@ def check_beam(
         raise invalid("n", f"n: got {n}; beam search on this server is at most {most} wide (--max-logprobs)")
     for name in BEAM_CANNOT:
         if getattr(params, name) != getattr(PLAIN, name):
-            raise invalid(name, f"{name}: has no part in beam search; leave it out, or use_beam_search")
+            raise invalid(name, f"{name}: has no effect in beam search; leave out this field or use_beam_search")
 
 
 def repetition_of(fields: RepetitionFields) -> Repetition | None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from _fast.histogram import Histogram
 from engine.base.stats import EncoderCounts
+from server.ops.logs import lines_dropped
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from engine.base.stats import EngineStats, StepStats
-    from engine.step.spread import LayerSpread
+    from engine.step.parts.expert_load import LayerLoad
     from mm.isolation.helpers import HelperCounts
     from mm.report import MediaReport
 
@@ -38,6 +39,32 @@ GAP = [5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.01, 0.1]
 MEDIA = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60]
 MEDIA_PARTS = ("fetch", "decode", "prepare")  # of a request's media, as MediaReport names them
 HTTP = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
+HISTOGRAMS = {  # what each of them counts
+    "time_to_first_token_seconds": "Seconds from the request to the first token.",
+    "inter_token_latency_seconds": "Seconds per token between two steps of a stream.",
+    "request_time_per_output_token_seconds": "Mean seconds per output token of a choice, after the first.",
+    "e2e_request_latency_seconds": "Seconds from the request to its end.",
+    "request_queue_time_seconds": "Seconds that a request waited for room.",
+    "request_inference_time_seconds": "Seconds from the request to the last token of a choice.",
+    "request_prefill_time_seconds": "Seconds from the request to the first token of a choice.",
+    "request_decode_time_seconds": "Seconds from the first to the last token of a choice.",
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Generated tokens of a choice.",
+    "request_params_max_tokens": "max_tokens of a request.",
+    "request_max_num_generation_tokens": "Generated tokens of a choice.",
+    "request_params_n": "n of a request.",
+    "iteration_tokens_total": "Tokens of a step.",
+    "step_gap_seconds": "Idle seconds of the device between two steps; one step in 64, on accelerators.",
+    "step_schedule_seconds": "Seconds to plan a step.",
+    "step_launch_seconds": "Seconds to launch a step.",
+    "step_wait_seconds": "Seconds that the host waited for a step.",
+    "step_commit_seconds": "Seconds to record the tokens of a step.",
+    "step_device_seconds": "Seconds of a step on the device.",
+    "mm_fetch_seconds": "Seconds to fetch the media of a request.",
+    "mm_decode_seconds": "Seconds to decode the media of a request.",
+    "mm_prepare_seconds": "Seconds to prepare the media of a request for the encoder.",
+    "mm_encode_seconds": "Seconds in the encoder for media that no request sent before.",
+}
 
 
 def one_two_five(limit: int) -> list[float]:
@@ -65,7 +92,7 @@ class Metrics:
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by method and handler
         self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
         self.helpers: Callable[[], HelperCounts] | None = None  # where media are decoded in processes of their own
-        self.experts: Callable[[], list[LayerSpread]] = list  # of one step in many, by layer
+        self.experts: Callable[[], list[LayerLoad]] = list  # of one step in many, by layer
         self.resize(1 << 17)
 
     def relax(self, keywords: Sequence[str]) -> None:
@@ -130,11 +157,17 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """The collector interface of prometheus_client."""
+        from prometheus_client.core import CounterMetricFamily
+
         yield from self._engine_families()
+        yield from self._expert_families()
         yield from self._request_families()
         yield from self._http_families()
         if self.helpers is not None:
             yield from helper_families(self.helpers())
+        dropped = CounterMetricFamily("log_lines_dropped", "Lines of the log that nothing read in time.")
+        dropped.add_metric([], lines_dropped())
+        yield dropped
 
     def _engine_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -142,20 +175,25 @@ class Metrics:
         stats = self.engine()
         names, values = ["model_name", "engine"], [self.model_name, "0"]
         gauges = {
-            "num_requests_running": ("Rows in the running batch.", stats.running if stats else 0),
-            "num_requests_waiting": ("Requests that wait for a row.", stats.waiting if stats else 0),
-            "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1.", stats.kv_usage if stats else 0.0),
+            "num_requests_running": ("Requests that run.", stats.running if stats else 0),
+            "num_requests_waiting": ("Requests that wait for room.", stats.waiting if stats else 0),
+            "kv_cache_usage_perc": (
+                "Share of the cache of keys and values in use, 0 to 1.",
+                stats.kv_usage if stats else 0.0,
+            ),
         }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=names)
             gauge.add_metric(values, value)
             yield gauge
-        reasons = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", "Why they wait.", labels=[*names, "reason"])
+        reasons = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.", labels=[*names, "reason"]
+        )
         reasons.add_metric([*values, "capacity"], stats.waiting if stats else 0)
         reasons.add_metric([*values, "deferred"], 0)  # nothing here waits for anything but room
         yield reasons
         sleep = GaugeMetricFamily(
-            "vllm:engine_sleep_state", "1 for the state it is in.", labels=[*names, "sleep_state"]
+            "vllm:engine_sleep_state", "1 for the current sleep state.", labels=[*names, "sleep_state"]
         )
         for state in SLEEP_STATES:
             sleep.add_metric([*values, state], float(state == "awake"))  # this engine does not sleep
@@ -167,68 +205,85 @@ class Metrics:
             "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", stats.cached_tokens if stats else 0),
             "generation_tokens": ("Tokens generated.", stats.generation_tokens if stats else 0),
             "steps": ("Steps of the engine.", stats.steps if stats else 0),
-            "steps_failed": ("Of these, those that raised.", stats.failed_steps if stats else 0),
-            "steps_in_python": ("Of these, those that needed the interpreter.", stats.python_steps if stats else 0),
-            "num_preemptions": ("Requests set back to make room.", stats.preemptions if stats else 0),
+            "steps_failed": ("Steps that failed.", stats.failed_steps if stats else 0),
+            "steps_in_python": ("Steps that ran Python code.", stats.python_steps if stats else 0),
+            "num_preemptions": ("Requests whose blocks were freed to make room.", stats.preemptions if stats else 0),
             "prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.prefix_queries if stats else 0),
             "prefix_cache_hits": ("Tokens found in the prefix cache.", stats.prefix_hits if stats else 0),
             "mm_cache_queries": ("Media items looked up in the processor cache.", queries),
-            "mm_cache_hits": ("Media items found there.", hits),
-            "mm_encoder_calls": ("Runs of towers.", encoder.calls),
-            "mm_encoder_seconds": ("Time that towers took, by the device's clock.", encoder.seconds),
+            "mm_cache_hits": ("Media items found in the processor cache.", hits),
+            "mm_encoder_calls": ("Runs of encoders of images, audio and video.", encoder.calls),
+            "mm_encoder_seconds": ("Seconds in encoders, by the clock of the device.", encoder.seconds),
             "mm_encoder_cache_queries": ("Media items looked up in the encoder cache.", encoder.queries),
-            "mm_encoder_cache_hits": ("Media items found there, encoded or about to be.", encoder.hits),
+            "mm_encoder_cache_hits": ("Media items found in the encoder cache.", encoder.hits),
         }
         for name, (text, value) in counters.items():
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=names)
             counter.add_metric(values, value)
             yield counter
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "Settings of the cache, as labels.", labels=[*names, *self.cache_info]
+        )
+        info.add_metric([*values, *self.cache_info.values()], 1)
+        yield info
+
+    def _expert_families(self) -> Iterator[Metric]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        names, values = ["model_name", "engine"], [self.model_name, "0"]
         touched = GaugeMetricFamily(
-            "vllm:moe_experts_touched", "Experts that the tokens of a sampled step chose.", labels=[*names, "layer"]
+            "vllm:moe_experts_touched",
+            "Different experts that the tokens of a sampled step used.",
+            labels=[*names, "layer"],
         )
         largest = GaugeMetricFamily(
-            "vllm:moe_largest_share", "Share of its tokens that chose the busiest expert.", labels=[*names, "layer"]
+            "vllm:moe_largest_share",
+            "Share of the tokens of a sampled step that used the busiest expert.",
+            labels=[*names, "layer"],
         )
         for layer in self.experts():
             touched.add_metric([*values, str(layer.layer)], layer.touched)
             largest.add_metric([*values, str(layer.layer)], layer.largest)
         yield from (touched, largest)
-        info = GaugeMetricFamily("vllm:cache_config_info", "The cache's settings.", labels=[*names, *self.cache_info])
-        info.add_metric([*values, *self.cache_info.values()], 1)
-        yield info
 
     def _request_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
         names, values = ["model_name", "engine"], [self.model_name, "0"]
-        success = CounterMetricFamily("vllm:request_success", "Ended choices.", labels=[*names, "finished_reason"])
+        success = CounterMetricFamily(
+            "vllm:request_success", "Finished choices by reason.", labels=[*names, "finished_reason"]
+        )
         for reason, count in self.finished.items():
             success.add_metric([*values, reason], count)
         yield success
-        rejected = CounterMetricFamily("vllm:admission_rejections", "Requests refused.", labels=[*names, "reason"])
+        rejected = CounterMetricFamily(
+            "vllm:admission_rejections", "Refused requests by reason.", labels=[*names, "reason"]
+        )
         for reason, count in self.rejections.items():
             rejected.add_metric([*values, reason], count)
         yield rejected
         relaxed = CounterMetricFamily(
-            "structured_relaxed", "Keywords of tools that grammars left out.", labels=["keyword"]
+            "structured_relaxed", "Keywords in the schemas of tools that are not enforced.", labels=["keyword"]
         )
         for keyword, count in self.relaxed.items():
             relaxed.add_metric([keyword], count)
         yield relaxed
         for name, histogram in self.histograms.items():
-            family = HistogramMetricFamily(f"vllm:{name}", name.replace("_", " ").capitalize() + ".", labels=names)
+            family = HistogramMetricFamily(f"vllm:{name}", HISTOGRAMS[name], labels=names)
             family.add_metric(values, histogram.buckets(), histogram.total)
             yield family
 
     def _http_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-        requests = CounterMetricFamily("http_requests", "HTTP exchanges.", labels=["method", "status", "handler"])
+        requests = CounterMetricFamily(
+            "http_requests", "HTTP requests by method, status class and route.", labels=["method", "status", "handler"]
+        )
         for key, count in self.http_count.items():
             requests.add_metric(list(key), count)
         yield requests
         seconds = HistogramMetricFamily(
-            "http_request_duration_seconds", "HTTP exchanges.", labels=["method", "handler"]
+            "http_request_duration_seconds", "Seconds of an HTTP request.", labels=["method", "handler"]
         )
         for place, histogram in self.http_seconds.items():
             seconds.add_metric(list(place), histogram.buckets(), histogram.total)
@@ -236,16 +291,16 @@ class Metrics:
 
 
 def helper_families(counts: HelperCounts) -> Iterator[Metric]:
-    """Processes that decode media."""
+    """Processes that decode media, by state."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    processes = GaugeMetricFamily("media_helpers", "Processes that decode media.", labels=["state"])
+    processes = GaugeMetricFamily("media_helpers", "Processes that decode media, by state.", labels=["state"])
     processes.add_metric(["busy"], counts.busy)
     processes.add_metric(["idle"], counts.idle)
     yield processes
     for name, text, count in (
-        ("media_helpers_started", "Processes that decode media, started.", counts.started),
-        ("media_helpers_ended", "Of these, killed at a limit or dead by themselves.", counts.ended),
+        ("media_helpers_started", "Started processes that decode media.", counts.started),
+        ("media_helpers_ended", "Decoding processes that were killed at a limit or crashed.", counts.ended),
     ):
         counter = CounterMetricFamily(name, text)
         counter.add_metric([], count)

@@ -41,7 +41,8 @@ class Spans:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"--otlp-traces-endpoint: {error.name} is not installed; pip install 'omniloop[otel]'"
+                f"--otlp-traces-endpoint: {error.name} is not installed; run pip install "
+                "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
             ) from None
         from server import __version__
 

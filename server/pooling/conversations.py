@@ -107,8 +107,8 @@ class Conversations:
                 return
         roles = "`query` and `document`" if contents == 2 else "`user`"
         raise ApiError(
-            501, "not_implemented", f"the checkpoint's chat template does not show what the roles {roles} say; name "
-            "another by --chat-template",
+            501, "not_implemented", f"the checkpoint's chat template drops messages of the roles {roles}; use "
+                                    "another one with --chat-template",
         )  # fmt: skip
 
     def rendered(self, contents: Sequence[Content]) -> str:

@@ -142,7 +142,7 @@ def _named(part: Any) -> str:
     kind = part.get("type") or next((key for key in BARE_KEYS if key in part and key != "text"), None)
     if kind is None or kind in ("text", "input_text"):
         return f"an object with {', '.join(shown(key) for key in part)}" if part else "an empty object"
-    return f"a part of type {shown(kind)}, and this model reads texts alone"
+    return f"a part of type {shown(kind)}; this model takes text only"
 
 
 def _text_of(item: Any, param: str, holds_media: bool) -> str:
@@ -188,7 +188,7 @@ def prepared(
             for query, document in pairs.of
         ])  # fmt: skip
     if instruction is not None:
-        raise invalid("instruction", "instruction: this model's pairs hold none; leave the field out")
+        raise invalid("instruction", "instruction: this model takes none; leave the field out")
     prompt = config.prompts.get(config.default_prompt or "", "")
     asked = [prompt + query for query in pairs.queries]
     queries = encoded(state, asked, pairs.query_param, cut.limit)  # longer ones are refused below

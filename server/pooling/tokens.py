@@ -229,7 +229,7 @@ def counted_from(
     before, after = frame
     count = len(before) + len(encoded(state, [prompt], param)[0]) + max(len(after) - 1, 0) if prompt else 0
     if count and cut.asked is not None and cut.side == "left":
-        text = "truncation_side: left cuts the prompt, which this model must tell from the text; send right"
+        text = "truncation_side: left would cut the prompt, which this model leaves out of the vector; send right"
         raise invalid("truncation_side", text)
     for at, ids in enumerate(inputs):
         if len(ids) <= count:

@@ -2,7 +2,7 @@
 
 Owner: pool. In: the contents of a pair, each a text or parts. Out: token ids; the document stands first, and a token
 behind all of it is the one that the model's score is read at. Both are as the model's own code has them
-(engine/models/jina_vl).
+(engine/models/pooling/jina_vl).
 """
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ def pairs_of(state: AppState, config: PoolingConfig, instruction: str | None) ->
     if config.template != "jina_vl":
         return Conversations(state, pair(config, instruction), 2, config.template_opens_answer)
     if instruction is not None:
-        raise invalid("instruction", "instruction: this model's pairs hold none; leave the field out")
+        raise invalid("instruction", "instruction: this model takes none; leave the field out")
     return WrittenPair(state)

@@ -110,4 +110,4 @@ class MistralTokenizer(Tokenizer):
 
 
 def _missing(source: Path) -> ConfigError:
-    return ConfigError(f"{source}: needs mistral-common to be read; install it with pip install 'omniloop[mistral]'")
+    return ConfigError(f"{source}: needs mistral-common; run pip install 'mistral-common[sentencepiece]'")

@@ -119,9 +119,7 @@ class TiktokenTokenizer(Tokenizer):
             ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
             return cls(ranks, family_of(source, config), config, read_templates(source.parent, config))
         except ImportError as error:
-            raise ConfigError(
-                f"{source}: needs tiktoken to be read; install it with pip install 'omniloop[mistral]'"
-            ) from error
+            raise ConfigError(f"{source}: needs tiktoken; run pip install tiktoken") from error
         except (ValueError, OSError) as error:
             raise ConfigError(f"{source}: not a merge file that this server reads ({error})") from error
 

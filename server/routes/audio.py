@@ -39,11 +39,11 @@ NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty"
            "repetition_penalty", "stream", "cache_salt", "priority")  # fmt: skip
 MAX_PROMPT_BYTES = 16384
 UNSERVED = {
-    "known_speaker_names": "no model here tells speakers apart; leave it out",
-    "known_speaker_references": "no model here tells speakers apart; leave it out",
-    "keywords": "leave it out, or write the words into prompt",
-    "languages": "send one language, or leave it out",
-    "chunking_strategy": "only auto is served: long recordings are cut where they are quiet",
+    "known_speaker_names": "no served model identifies speakers; leave the field out",
+    "known_speaker_references": "no served model identifies speakers; leave the field out",
+    "keywords": "is not supported; write the words into prompt",
+    "languages": "is not supported; send one language, or leave the field out",
+    "chunking_strategy": "only auto is supported: long recordings are cut at quiet places",
 }  # fields of OpenAI's client that would change the transcript or what is told of it
 
 
@@ -139,7 +139,10 @@ def task_of(exchange: Exchange, fields: SpeechForm, header: str) -> Task:
     translates = isinstance(fields, TranslationForm)
     one_of("response_format", fields.response_format, (*FORMATS, "diarized_json"))
     if fields.response_format == "diarized_json":
-        raise not_here("response_format", "response_format: diarized_json needs a model that tells speakers apart")
+        raise not_here(
+            "response_format",
+            "response_format: diarized_json needs a model that identifies speakers; send json or verbose_json",
+        )
     if fields.stream and (fields.response_format or "json") != "json":
         raise invalid("stream", f"stream: only with response_format json, not {fields.response_format}")
     for name in ("hotwords", "use_beam_search"):
@@ -188,7 +191,7 @@ def granularities_of(fields: SpeechForm, tells_words: bool) -> Sequence[str]:
     if asked and fields.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "timestamp_granularities: only with response_format verbose_json")
     if "word" in asked and not tells_words:
-        text = "timestamp_granularities: word: this model tells times of segments; Whisper tells those of words, too"
+        text = "timestamp_granularities: word: this model has times of segments only; send segment, or use Whisper"
         raise not_here("timestamp_granularities", text)
     return asked or ("segment",)
 

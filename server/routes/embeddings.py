@@ -197,7 +197,7 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
     if body.messages is None:
         return await inputs_made(exchange, body, cut, salt)
     if body.input is not None:
-        raise invalid("input", "input: stands beside messages; send one of the two")
+        raise invalid("input", "input: not together with messages; send one of the two")
     config, opens = pooling_of(state), body.add_generation_prompt
     before = prompt_of(state, body.prompt_name)
     if config.one_each:

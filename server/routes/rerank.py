@@ -106,9 +106,11 @@ async def scored(
     salt, priority = salt_of(body), priority_of(body, state.config, gateway_priority(request))
     cut = cut_of(state, body.truncate_prompt_tokens, body.truncation_side)
     if body.normalize is not None:
-        raise invalid("normalize", "normalize: is called use_activation here, and is on where it is not sent")
+        raise invalid("normalize", "normalize: send use_activation instead, which is on by default")
     if body.add_special_tokens is False:
-        raise invalid("add_special_tokens", "add_special_tokens: pairs are told apart by special tokens; leave it out")
+        raise invalid(
+            "add_special_tokens", "add_special_tokens: special tokens separate the texts of a pair; leave the field out"
+        )
     config = pooling_of(state)
     reads_both = config.task == "classify"
     by_tokens = compares_tokens(config, body.task)
@@ -139,7 +141,9 @@ async def scored(
 def compares_tokens(config: PoolingConfig, task: str | None) -> bool:
     """Whether texts are compared token by token; 400 or 501 where the model cannot."""
     if config.task == "classify" and config.tokens_only:
-        raise not_here("model", "the served model makes classes of tokens; a score is of a model of pairs or vectors")
+        raise not_here(
+            "model", "the served model returns classes of tokens; scores need a model of pairs or of vectors"
+        )
     if task is None:
         return config.tokens_only
     known = [known for known in config.tasks if known in ("embed", "token_embed")] or ["classify"]

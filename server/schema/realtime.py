@@ -104,10 +104,10 @@ EVENT_TYPES = (
 ONLY_VALUES = {
     "session.type": "transcription",
     "format.type": "audio/pcm: 16 bits, little end first, one channel, at a `rate` of 8,000 to 48,000",
-    "turn_detection.type": "server_vad, or turn_detection null where the client commits",
+    "turn_detection.type": "server_vad, or turn_detection null if the client commits",
     "input_audio_format": "pcm16",
-    "noise_reduction": "null: sound is heard as it comes",
-    "input_audio_noise_reduction": "null: sound is heard as it comes",
+    "noise_reduction": "null: audio is processed as it is received",
+    "input_audio_noise_reduction": "null: audio is processed as it is received",
 }
 
 

@@ -25,9 +25,13 @@ def hearer_of(exchange: Exchange, task: Task) -> Hearer:
     """The hearer of the served model. Raises ApiError where the model hears nothing."""
     state = exchange.state
     if state.media is None or "audio" not in state.engine.model.modalities:
-        raise not_here(None, "the served model hears no sound; serve one that does, such as Qwen2.5-Omni")
+        raise not_here(None, "the served model takes no audio; serve a model that does, such as Qwen2.5-Omni")
     if state.config.model.skip_tokenizer_init:
-        raise ApiError(400, "no_tokenizer", "this server has no tokenizer, so it cannot make texts")
+        raise ApiError(
+            400,
+            "no_tokenizer",
+            "this server has no tokenizer, so it cannot return text; start it without --skip-tokenizer-init",
+        )
     if state.whisper is not None:
         return WhisperHearer(exchange, task, state.whisper)
     kind = HEARERS.get(str(state.engine.model.raw.get("model_type")), ChatHearer)

@@ -96,7 +96,9 @@ class LiveListening(Listening):
             if count <= longest and sound.complete:
                 return count
             if count > first:
-                end = quiet_end(sound.samples[:longest], SAMPLE_RATE, first, count >= longest)
+                samples, full = sound.samples[:longest], count >= longest
+                loop = asyncio.get_running_loop()
+                end = await loop.run_in_executor(self._state.pool, quiet_end, samples, SAMPLE_RATE, first, full)
                 if end is not None:
                     return end
             if self._processor.settled(count) >= rows:
@@ -110,7 +112,7 @@ class LiveListening(Listening):
             await sound.until(count, idle)
         except TimeoutError:
             sound.late = True
-            text = f"no sound came for {idle:g} s within a turn; send silence too, or commit what has ended"
+            text = f"no audio came for {idle:g} s within a turn; send silence too, or commit the turn"
             raise ApiError(408, "upload_timeout", text) from None
         await sound.grow(self._state.pool)
 

@@ -45,11 +45,9 @@ class Qwen3AsrHearer(ChatHearer):
 
     def __init__(self, exchange: Exchange, task: Task) -> None:
         if task.name == "translate":
-            raise not_here(
-                None, "Qwen3-ASR writes down what is said and translates nothing; use /v1/audio/transcriptions"
-            )
+            raise not_here(None, "Qwen3-ASR transcribes and does not translate; use /v1/audio/transcriptions")
         if task.language and task.language not in HEARD:
-            text = f"language: got {task.language}; this model hears {', '.join(sorted(HEARD))}"
+            text = f"language: got {task.language}; this model transcribes {', '.join(sorted(HEARD))}"
             raise invalid("language", text)
         super().__init__(exchange, task)
         self._first = ""  # the first window's language

@@ -1,7 +1,7 @@
 """Turns: where speech begins and ends in sound that arrives bit by bit, by its energy.
 
 Owner: a realtime session, one thread at a time. In: float32 samples, mono, as they come. Out: edges, in samples since
-the beginning. Loudness is the root mean square of frames of 20 ms (mm/transform/quiet). A frame is loud above a level
+the beginning. Loudness is the root mean square of frames of 20 ms. A frame is loud above a level
 and well above the quietest frame of the last seconds, so that steady noise is no speech.
 
     loudness   .__/^^^\\_/^^\\________________
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mm.transform.quiet import FRAME_S, loudness
+from mm.transform.quiet import FRAME_S
 
 LEVEL = 0.02  # of full scale, at a threshold of 1: what is below -40 dB is no speech at 0.5
 ABOVE_NOISE = 3.0  # times the quietest frame
@@ -64,7 +64,9 @@ class TurnFinder:
         joined = np.concatenate([self._rest, samples])
         whole = len(joined) // self._frame * self._frame
         self._rest = joined[whole:]
-        return [edge for loud in loudness(joined[:whole], self._frame).tolist() if (edge := self._step(loud))]
+        frames = joined[:whole].reshape(-1, self._frame)
+        levels = np.sqrt(np.einsum("ij,ij->i", frames, frames) / self._frame).tolist()
+        return [edge for loud in levels if (edge := self._step(loud))]
 
     def _step(self, loud: float) -> Edge | None:
         self.recent.append(loud)

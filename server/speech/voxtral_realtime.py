@@ -26,10 +26,10 @@ class VoxtralRealtimeHearer(ChatHearer):
 
     def __init__(self, exchange: Exchange, task: Task) -> None:
         if task.name == "translate":
-            text = "Voxtral Realtime writes down what is said and translates nothing; use /v1/audio/transcriptions"
+            text = "Voxtral Realtime transcribes and does not translate; use /v1/audio/transcriptions"
             raise not_here(None, text)
         if task.prompt:
-            raise not_here("prompt", "prompt: Voxtral Realtime hears the sound and reads no text; leave the field out")
+            raise not_here("prompt", "prompt: Voxtral Realtime takes audio and no text; leave the field out")
         super().__init__(exchange, task)
 
     @property

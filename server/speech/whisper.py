@@ -49,11 +49,14 @@ class WhisperHearer:
 
     def __init__(self, exchange: Exchange, task: Task, tokens: WhisperTokens) -> None:
         if task.name == "translate" and (tokens.translate is None or task.to_language != "en"):
-            raise not_here("to_language", "to_language: Whisper translates into English, where it has many languages")
+            raise not_here(
+                "to_language",
+                "to_language: Whisper translates into English only, and only models with many languages translate",
+            )
         if task.language and tokens.languages and task.language not in tokens.languages:
             raise invalid("language", f"language: {task.language} is not among the model's languages")
         if not tokens.languages and task.language not in ("", "en"):
-            raise invalid("language", f"language: got {task.language}; this model hears English only")
+            raise invalid("language", f"language: got {task.language}; this model transcribes English only")
         self._exchange = exchange
         self._task = task
         self._tokens = tokens

@@ -89,7 +89,7 @@ def fetch(name: str, hub: Hub, weights: bool = True, check: Callable[[Path], obj
         except Unreachable as error:
             reason = f"{constants.ENDPOINT} cannot be reached ({error})"
             folder = cached(name, hub, weights, reason)
-            log.warning("%s; the copy of %s that was fetched before is served", reason, name)
+            log.warning("%s; the downloaded copy of %s is served", reason, name)
             return folder
         folder = download(name, hub, hub.revision or constants.DEFAULT_REVISION, beside(listing.sizes))
         if folder.name != listing.commit:  # the branch has moved meanwhile: all files come from one commit
@@ -218,9 +218,11 @@ def cached(name: str, hub: Hub, weights: bool, reason: str) -> Path:
     except IncompleteSnapshotError:
         gaps = [CONFIG]
     except LocalEntryNotFoundError:
-        raise ConfigError(f"{hub.flag} {name}: {reason}, and no copy of it is here; {remedy}") from None
+        raise ConfigError(f"{hub.flag} {name}: {reason}, and this machine has no copy; {remedy}") from None
     if gaps:
-        raise ConfigError(f"{hub.flag} {name}: {reason}, and the copy that is here lacks {', '.join(gaps)}; {remedy}")
+        raise ConfigError(
+            f"{hub.flag} {name}: {reason}, and the copy on this machine lacks {', '.join(gaps)}; {remedy}"
+        )
     return folder
 
 
@@ -295,8 +297,8 @@ def one_line(name: str, hub: Hub) -> Iterator[None]:
         raise ConfigError(f"--revision {hub.revision}: {name} has no branch, tag or commit of that name") from None
     except errors.GatedRepoError:
         raise ConfigError(
-            f"{named}: its makers want their terms accepted at {where}/{name}; then give the token of that "
-            "account with HF_TOKEN or --hf-token"
+            f"{named}: accept the terms at {where}/{name}, then give the token of that account with HF_TOKEN "
+            "or --hf-token"
         ) from None
     except errors.RepositoryNotFoundError:
         raise ConfigError(
@@ -310,8 +312,8 @@ def one_line(name: str, hub: Hub) -> Iterator[None]:
         raise ConfigError(f"{named}: {where} answers {status}; try again later") from None
     except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
         raise ConfigError(
-            f"{named}: the download broke off ({type(error.__cause__ or error).__name__}); start again, files "
-            "that came whole are kept"
+            f"{named}: the download was interrupted ({type(error.__cause__ or error).__name__}); start again, "
+            "complete files are reused"
         ) from None
     except errors.SafetensorsParsingError as error:
         raise ConfigError(f"{named}: a header of its weights is damaged ({error})".replace("\n", " ")) from None

@@ -20,6 +20,7 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 from engine.engine import Engine
+from mm.transform import quiet
 from server.ops import logs, tracing
 from server.ops.otel import Spans
 from server.ops.status import StatusLine
@@ -30,6 +31,7 @@ log = logging.getLogger("omniloop")
 
 JOIN_S = 10.0  # for threads and sockets after the drain
 FETCH_S = 2.0  # for a download to give up, which it does when bytes arrive
+IDLE_S = 5.0  # without an open request, before libraries are imported that later requests need
 TOLD_S = 2.0  # for the answers of requests that are told to end
 
 
@@ -42,6 +44,7 @@ class Lifespan:
         self.hurry = asyncio.Event()
         self.status: StatusLine | None = None
         self.cut_short = False  # the loading was; its threads go on until the process ends
+        self.preparing: asyncio.Future[None] | None = None
 
     def stop(self) -> None:
         """The host wants the end; the second call does not wait for running requests."""
@@ -67,10 +70,20 @@ class Lifespan:
         if config.traces.trace:
             tracing.begin(state)
         state.phase = "ready"
+        if "audio" in state.engine.model.modalities:
+            self.preparing = asyncio.ensure_future(self.prepare_recordings(IDLE_S))
         logs.log_startup({**state.startup, **state.engine.startup}, time.perf_counter() - begun)
         if not config.server.disable_log_stats:
             self.status = StatusLine(state)
             self.status.start()
+
+    async def prepare_recordings(self, idle: float) -> None:
+        """Imports what cuts recordings, once no request is open: the import takes 2 s of the interpreter."""
+        await asyncio.sleep(idle)
+        if self.state.open_exchanges:
+            self.state.idle.clear()
+            await self.state.idle.wait()
+        await asyncio.get_running_loop().run_in_executor(self.state.pool, quiet.prepare)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, None], timeout: float | None) -> bool:
         """Whether a part of the start has come to its end; False: `stop` came first."""
@@ -91,11 +104,14 @@ class Lifespan:
         """What the operator should know before the first request."""
         config = self.state.config
         if config.model.trust_remote_code:
-            log.warning("--trust-remote-code has no effect: no code of a model folder ever runs")
+            log.warning("--trust-remote-code has no effect: code in a checkpoint never runs")
         if config.chat.enable_auto_tool_choice:
-            log.info("--enable-auto-tool-choice is not needed: tool_choice auto has no switch here")
+            log.info("--enable-auto-tool-choice has no effect: tool_choice auto always works")
         if config.server.enable_log_requests or config.server.enable_log_outputs:
-            log.warning("clients' words are written to the log: --enable-log-requests or --enable-log-outputs is on")
+            log.warning(
+                "prompts or answers are written to the log (--enable-log-requests, "
+                "--enable-log-outputs): they hold the words of clients"
+            )
 
     async def drain(self) -> None:
         """Finishes what runs, within the timeout; the rest is told that the server is going."""
@@ -134,6 +150,8 @@ class Lifespan:
         state = self.state
         if self.status is not None:
             self.status.stop()
+        if self.preparing is not None:
+            self.preparing.cancel()
         if state.experts is not None:
             state.experts.close()
         if state.config.traces.trace and state.trace is not None:

@@ -241,8 +241,8 @@ def tell_defaults(defaults: Mapping[str, Any]) -> None:
 def tell_vocabularies(tokens: int, rows: int) -> None:
     """One line where texts may hold tokens that the model does not have; prompts with them are refused one by one."""
     if tokens > rows:
-        log.warning("the tokenizer has ids to %d and the model %d tokens: prompts that hold others are refused; "
-                    "--tokenizer names another tokenizer", tokens - 1, rows)  # fmt: skip
+        log.warning("the tokenizer has ids up to %d and the model has %d tokens: prompts with other ids are "
+                    "refused; --tokenizer selects another tokenizer", tokens - 1, rows)  # fmt: skip
 
 
 def tokenizer_of(state: AppState) -> Tokenizer:

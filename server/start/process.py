@@ -61,8 +61,6 @@ def leave(status: int) -> NoReturn:
     """At once: freeing what lies on a lost device can end in its libraries' abort(), with another status; and Python
     would wait for threads that import, download or load, and hear nobody. A download goes on at the next start."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(status)
 
 
@@ -104,12 +102,13 @@ class Process:
         """Loads, and says where the server listens."""
         config = self.state.config
         if not self.state.keys and not config.is_loopback:
-            log.warning("no --api-key is set and %s is not a loopback address: anybody who reaches it may use it",
+            log.warning("the server listens on %s without an API key, and every client that reaches it may use "
+                        "it; set --api-key, or --host 127.0.0.1",
                         config.server.host)  # fmt: skip
         await self.lifespan.start()
         if self.state.phase == "ready":
             own_interpreter()
-            print(f"Listening on {self.where}", flush=True)
+            logs.say(f"Listening on {self.where}")
 
     async def close(self, serving: asyncio.Task[None]) -> None:
         """Sockets, then what stands behind them; each with a timeout."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import GrammarSpec
 from server.errors import shown
 from server.flags.config import LimitsConfig
 from server.structure.call_values import literal, plain
@@ -156,7 +156,7 @@ class Writer:
         content, opening = tag.get("content"), literal(begin)
         if isinstance(content, dict) and content.get("type") == "any_text":
             if not all(texts):
-                raise wrong(f"{path}.end", "must not be empty behind any_text")
+                raise wrong(f"{path}.end", "must not be empty after any_text")
             name = self._name("text")
             self.rules.append(f"{name}[lazy]: {ANY} ({' | '.join(map(literal, texts))})")
             return f"{opening} {name}".strip()

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import GrammarSpec
 from server.errors import ApiError, invalid, shown
 from server.flags.config import LimitsConfig
 from server.schema.common import SamplingFields
@@ -57,7 +57,7 @@ def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None
         return asked
     name = "structured_outputs"
     if asked is not None:
-        raise invalid(name, "structured_outputs: not beside response_format; send one of them")
+        raise invalid(name, "structured_outputs: not together with response_format; send one of them")
     for key in fields:
         if key not in KINDS and key not in OPTIONS:
             raise invalid(f"{name}.{key}", f"{name}.{key}: is not known; there are {', '.join((*KINDS, *OPTIONS))}")
@@ -75,7 +75,7 @@ def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None
 @cache
 def tell_removed(names: str) -> None:
     """One warning in the process's life, whatever clients go on sending."""
-    logger.warning("a request has %s, which nothing here reads; structured_outputs holds answers to a form", names)
+    logger.warning("a request has %s, which has no effect; send structured_outputs instead", names)
 
 
 def format_structure(asked: dict[str, Any] | None, param: str, limits: LimitsConfig) -> Structure | None:

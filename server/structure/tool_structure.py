@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import GrammarSpec
 from server.errors import not_here
 from server.flags.config import LimitsConfig
 from server.output.parser import Parsers
@@ -55,7 +55,9 @@ def tool_structure(
     if parsers.written_tools is None and not parsers.reads_calls:
         if not calls.must and (answer is not None or parsers.tools_name == "none"):  # calls stay text
             return answer
-        raise not_here(param, f"{param}: this server cannot hold calls of this model to a schema; send auto, unstrict")
+        raise not_here(
+            param, f"{param}: this server cannot enforce a schema on the calls of this model; send auto, without strict"
+        )
     listed = [
         (tool["function"]["name"], tool["function"].get("parameters") or ANY_OBJECT, *place)
         for tool, place in zip(tools, places, strict=True)
@@ -89,7 +91,7 @@ def _make(
 
     def leave(strict: bool, keyword: str, path: str) -> None:
         if strict:
-            raise wrong(path, "cannot be held in this model's form of calls; leave it out")
+            raise wrong(path, "cannot be enforced in this model's form of calls; leave it out")
         dropped.append(keyword)
 
     tools = [
@@ -113,8 +115,8 @@ def _make(
     if text is None:
         raise not_here(
             param,
-            f"{param}: calls in the form {parsers.tools_name} cannot be held to a schema inside free text, because "
-            "nothing that a grammar sees tells where a call begins; send tool_choice required, or tools without strict",
+            f"{param}: calls in the form {parsers.tools_name} cannot follow a schema inside free text, because "
+            "a grammar cannot detect where a call begins; send tool_choice required, or tools without strict",
         )
     if spec is not None:
         text = text.replace("start: ", "start: answer | ", 1) + f"\nanswer: %json {spec.text}"

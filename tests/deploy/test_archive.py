@@ -10,7 +10,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KINDS = {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".jinja", ".json", ".safetensors", ".typed", ".js", ".css", ".html"}
+KINDS = {
+    ".md",
+    ".png",
+    ".py",
+    ".pyx",
+    ".pxd",
+    ".pyi",
+    ".c",
+    ".h",
+    ".jinja",
+    ".json",
+    ".safetensors",
+    ".typed",
+    ".js",
+    ".css",
+    ".html",
+}
 QUIET = ("--disable-pip-version-check", "--no-input", "-q")
 
 
@@ -38,7 +54,8 @@ def test_the_source_archive_holds_what_a_build_reads(archive):
         if path.suffix in KINDS
     }
     assert not sources - names
-    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "examples/"))]
     assert not [name for name in names if name.endswith(".so") or name.startswith("build/")]
 
 

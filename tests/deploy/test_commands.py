@@ -134,7 +134,7 @@ def test_the_image_is_built_says_that_it_is_healthy_and_answers(tmp_path):
 def test_the_image_for_amd_asks_for_an_index(tmp_path):
     (guard,) = (rest for word, rest in instructions(ROOT / "Dockerfile.rocm") if rest.startswith("test -n"))
     refused = shell(guard, {"TORCH_INDEX": ""}, tmp_path)
-    assert (refused.returncode, "name the package index" in refused.stdout) == (1, True)
+    assert (refused.returncode, "set the package index" in refused.stdout) == (1, True)
     assert shell(guard, {"TORCH_INDEX": "https://index"}, tmp_path).returncode == 0
 
 

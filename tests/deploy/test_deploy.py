@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
+from server import docs
 from server.app import routes_of
 from server.cli import build, parse
 from server.flags.command_line import all_flags, from_mapping
@@ -126,6 +127,19 @@ def test_an_image_is_small_unprivileged_and_says_how_it_is(path):
     assert probed in PATHS
 
 
+def test_only_what_is_copied_goes_to_the_daemon():
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    copied = {
+        source
+        for path in DOCKERFILES
+        for word, rest in instructions(path)
+        if word == "COPY" and "--from" not in rest
+        for source in rest.split()[:-1]
+    }
+    assert lines[0] == "*"
+    assert {line[1:] for line in lines if line.startswith("!")} == copied
+
+
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_an_image_is_built_from_what_is_here(path):
     copied = [rest.split()[:-1] for word, rest in instructions(path) if word == "COPY" and "--from" not in rest]
@@ -175,7 +189,14 @@ def test_the_unit_runs_our_command_and_waits_for_the_drain(tmp_path):
     unit = (DEPLOY / "systemd" / "omniloop.service").read_text()
     (content,) = documents("systemd/config.yaml")
     assert int(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)[0]) >= config_of(content).server.shutdown_timeout + 20
-    assert re.findall(r"^ExecStart=\S+/omniloop --config (\S+)$", unit, re.M) == ["/etc/omniloop/config.yaml"]
+    (command,) = re.findall(r"^ExecStart=\S+/omniloop (.+)$", unit, re.M)
+    assert command.startswith("--config /etc/omniloop/config.yaml ")
+    ((credential, source),) = re.findall(r"^LoadCredential=(\w+):(\S+)$", unit, re.M)
+    assert f"--api-key-file ${{CREDENTIALS_DIRECTORY}}/{credential}" in command
+    assert f"install -D -m 600 keys.txt {source}\n" in docs.text("deployment")
+    assert "api-key-file" not in content
+    flags = parse(command.replace("--config /etc/omniloop/config.yaml", "").split())[1]
+    assert flags.server.api_key_file.endswith("/keys")
     assert shutil.which("systemd-analyze") is None or verified(unit, tmp_path / "omniloop.service") == ""
 
 
@@ -197,11 +218,11 @@ def test_the_serve_file_has_arguments_that_scaleout_takes():
     known = {node.target.id for node in arguments.body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
     assert application["args"].keys() <= known
     assert config_of(application["args"]["flags"]).model.max_model_len == 32_000
-    page = (DEPLOY / "ray" / "README.md").read_text()
+    page = docs.text("ray")
     assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| ((?:`\w+`(?:, )?)+)", page, re.M)))) == known
 
 
-@pytest.mark.parametrize("page", sorted(DEPLOY.rglob("*.md")), ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", docs.NAMES)
 def test_files_that_a_page_names_are_there(page):
-    for path in re.findall(r"examples/\S+\.yaml|Dockerfile(?:\.\w+)?", page.read_text()):
+    for path in re.findall(r"examples/[\w/]+\.\w+|Dockerfile(?:\.\w+)?", docs.text(page)):
         assert (ROOT / path).is_file(), path

@@ -38,7 +38,7 @@ def test_arguments_are_refused_in_words():
         ({"replicas": {"min": 3, "max": 2}}, "must be a number, or min and max"),
         ({"replicas": {"max": 2}, "tokens_per_replica": 0}, "tokens_per_replica: got 0"),
         ({"flags": {"modle": "x"}}, "unknown flag --modle in flags; did you mean --model?"),
-        ({"flags": {"port": 8001}}, "--port: is for `python -m server`"),
+        ({"flags": {"port": 8001}}, "--port: has no effect in a hosted app"),
     ]:
         with pytest.raises(UsageError, match=re.escape(text)):
             build(arguments)
@@ -59,7 +59,7 @@ def test_a_busy_replica_comes_last_and_a_request_without_a_session_goes_to_the_s
     assert order([5], True) == [0]
 
 
-# What examples/deploy/ray/README.md says of streams around Ray's Python proxy.
+# What the page `ray` says of streams around Ray's Python proxy.
 HAPROXY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(x-session-id)\n hash-type consistent\n hash-balance-factor 125",

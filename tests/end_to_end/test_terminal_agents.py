@@ -1,4 +1,4 @@
-"""Agents of the terminal, as README says to start them: each runs a command by a call of the model's and ends.
+"""Agents of the terminal, as the page `clients` starts them: each runs a command by a call of the model's and ends.
 
 Claude Code speaks /v1/messages, Codex /v1/responses, opencode /v1/chat/completions.
 The model is that of tests/end_to_end/calling.py.
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import of_page, text_of
 from tests.end_to_end.calling import ANSWER, calling
 from tests.end_to_end.installed import NodeClient, run
 from tests.end_to_end.process import SMALL, ServerProcess
-from tests.end_to_end.test_readme import README
 
 pytestmark = [
     pytest.mark.full,  # 700 MB of programs
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 COMMAND = "echo seen > seen.txt"
-# by agent: the tool that runs a command, the field that holds the command, and what follows README's line
+# by agent: the tool that runs a command, the field that holds the command, and what follows the page's line
 AGENTS = {
     "claude": ("Bash", "command", ["--dangerously-skip-permissions", "--print", "look"]),
     "codex": (
@@ -56,13 +56,13 @@ def programs() -> Iterator[Path]:
 
 
 def told(agent: str) -> list[str]:
-    """The words of README's line that starts it, variables first."""
-    (line,) = re.findall(rf"^    ((?:[A-Z_]+=\S+ )*{agent}\b.*)$", README, re.M)
+    """The words of the page's line that starts it, variables first."""
+    (line,) = re.findall(rf"^    ((?:[A-Z_]+=\S+ )*{agent}\b.*)$", text_of("clients"), re.M)
     return shlex.split(line)
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_started_as_readme_says_runs_the_command_of_a_call(tmp_path, programs, agent):
+def test_an_agent_started_as_the_page_says_runs_the_command_of_a_call(tmp_path, programs, agent):
     tool, field, rest = AGENTS[agent]
     model = calling(tmp_path / "model", tool, {field: COMMAND, "description": "looks"})
     flags = [*SMALL, "--num-gpu-blocks-override", "16384", "--served-model-name", "coder"]
@@ -72,7 +72,7 @@ def test_an_agent_started_as_readme_says_runs_the_command_of_a_call(tmp_path, pr
         work, home = tmp_path / "work", tmp_path / "home"
         work.mkdir()
         home.mkdir()
-        (settings,) = re.findall(r"^```json\n(.*?)^```", README, re.M | re.S)
+        (settings,) = [code for code in of_page("clients", "json") if "provider" in code and "npm" in code]
         (work / "opencode.json").write_text(settings.replace("localhost:8000", f"localhost:{process.port}"))
         environment = {
             "HOME": str(home),
@@ -89,7 +89,7 @@ def test_an_agent_started_as_readme_says_runs_the_command_of_a_call(tmp_path, pr
         process.close()
 
 
-def test_readme_s_settings_name_the_model_that_its_lines_name():
-    (settings,) = re.findall(r"^```json\n(.*?)^```", README, re.M | re.S)
+def test_the_page_s_settings_name_the_model_that_its_lines_name():
+    (settings,) = [code for code in of_page("clients", "json") if "provider" in code and "npm" in code]
     assert json.loads(settings)["model"] == "omniloop/coder"
     assert all("coder" in told(agent) for agent in ("claude", "codex"))

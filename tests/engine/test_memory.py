@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 
-import engine.run.runtime
-import engine.step.device_executor
+import engine.run.start
+import engine.run.weights
+import engine.step.backend.device.startup
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
@@ -16,8 +17,9 @@ from engine.cache.spec import FullSpec
 from engine.device.host import choose_device
 from engine.device.memory import GIB, REMEDIES, DeviceMemory, enough_for
 from engine.kernels import target
-from engine.step.device_executor import DeviceExecutor
-from engine.step.startup import Startup
+from engine.step.backend.device.startup import Startup
+from engine.step.plain import Executor
+from server import cli
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import running
@@ -136,12 +138,12 @@ def test_out_of_memory_at_start_is_one_line(phase, flag):
 
 
 NO_ROOM = {
-    "weights": (engine.run.runtime, "load_weights"),
-    "buffers": (engine.step.device_executor, "StepBuffers"),
+    "weights": (engine.run.weights, "load_weights"),
+    "buffers": (engine.step.backend.device.startup, "StepBuffers"),
     "profiling": (Startup, "profile"),
     "cache": (Startup, "allocate"),
     "graphs": (Startup, "capture"),
-    "warmup": (DeviceExecutor, "launch_forward"),
+    "warmup": (Executor, "launch_forward"),
 }
 
 
@@ -151,7 +153,7 @@ async def test_each_phase_of_the_start_says_what_did_not_fit(phase, monkeypatch)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity")
 
     assert REMEDIES.keys() == NO_ROOM.keys()
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(*NO_ROOM[phase], full)
     with pytest.raises(ConfigError, match=f"during {phase}: 2.50 GiB more were asked for, 1024.00 GiB of") as error:
         async with running(tiny.checkpoint("qwen3")):
@@ -164,6 +166,36 @@ def test_other_faults_of_a_phase_stay_what_they_are():
         raise ValueError("mine")
 
 
+def put_in(monkeypatch, name: str, capability: tuple[int, int]) -> None:
+    """A card that torch sees."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(target, "HAS_TRITON", True)
+
+
+@pytest.mark.parametrize(("name", "capability"), [("Tesla T4", (7, 5)), ("Tesla V100", (7, 0))])
+def test_a_card_without_bfloat16_units_is_refused_with_those_that_have_them(monkeypatch, capsys, name, capability):
+    put_in(monkeypatch, name, capability)
+    for asked in ("auto", "cuda"):
+        with pytest.raises(
+            ConfigError, match=rf"{name} has compute capability {capability[0]}\.{capability[1]} and no"
+        ):
+            choose_device(asked)
+    assert choose_device("cpu") == "cpu"
+    assert cli.main(["check", str(tiny.checkpoint("qwen3"))]) == 1
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"refused: --device auto: {name} has")
+    assert "cards of 8.0 and above have them (A100," in last
+    assert last.endswith("see /docs/hardware")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (12, 0)])
+def test_cards_with_bfloat16_units_are_taken(monkeypatch, capability):
+    put_in(monkeypatch, "a card", capability)
+    assert choose_device("auto") == "cuda:0"
+
+
 def test_the_device_is_chosen_by_what_torch_sees(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == choose_device("cpu") == "cpu"
@@ -173,6 +205,7 @@ def test_the_device_is_chosen_by_what_torch_sees(monkeypatch):
         choose_device("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(target, "HAS_TRITON", True)
+    put_in(monkeypatch, "NVIDIA H100", (9, 0))
     assert choose_device("auto") == choose_device("cuda") == "cuda:0"
     assert choose_device("cpu") == "cpu"
     monkeypatch.setattr(target, "HAS_TRITON", False)

@@ -211,7 +211,7 @@ def test_gemma4_hears_where_it_has_a_tower_for_sounds(tmp_path) -> None:
     item = ours.process(MediaItem("audio", np.zeros(16000, np.float32)), bytes(16), PLAIN)
     assert ours.fill(item).token_ids.tolist() == [12, *[11] * 25, 13]
     longer = np.zeros(480_001, np.float32)
-    with pytest.raises(MediaError, match="the sound is longer than the 30 seconds that this model hears at a time"):
+    with pytest.raises(MediaError, match="the audio is longer than the 30 seconds that this model takes at a time"):
         ours.process(MediaItem("audio", longer), bytes(16), PLAIN)
     assert ours.process(MediaItem("audio", longer[1:]), bytes(16), PLAIN).parts[0].num_tokens == 750
     assert ours.process(MediaItem("audio", longer[:5]), bytes(16), PLAIN).parts[0].num_tokens == 1

@@ -302,7 +302,7 @@ REFUSED = [
     (
         "llama",
         {"architectures": None},
-        "config.json names no architecture .model_type 'llama'.; if its class is among the [0-9]+ that README",
+        "config.json names no architecture .model_type 'llama'.; if its class is among the [0-9]+ that `omniloop",
     ),
     ("llama", {"hidden_size": None}, "LlamaForCausalLM: config.json: hidden_size is missing"),
     ("omni", {"vision_config": 7}, "Qwen2_5OmniThinkerForConditionalGeneration: .*vision_config must be an object"),

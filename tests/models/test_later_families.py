@@ -33,7 +33,7 @@ FAMILIES = {
          "auto_map": {"AutoConfig": "configuration_kimi_vl.KimiVLConfig"}, "media_placeholder_token_id": 163605,
          "text_config": KIMI, "vision_config": TOWER | {"model_type": "moonvit", "merge_kernel_size": [2, 2]}},
         CODE.format("KimiVLForConditionalGeneration") + f"{WITHOUT}; {COPY}",
-        "whose DeepseekV3ForCausalLM runs in our steps",
+        "through transformers (DeepseekV3ForCausalLM)",
     ),
     "MiniCPM-V": (
         {"architectures": ["MiniCPMV"], "model_type": "minicpmv", "query_num": 64, **TEXT,
@@ -84,14 +84,14 @@ FAMILIES = {
         {"architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": "paddleocr_vl", "image_token_id": 150,
          "vision_config": TOWER, "text_config": TEXT},
         NO_PROCESSOR,
-        "whose PaddleOCRVLForConditionalGeneration runs in our steps",
+        "through transformers (PaddleOCRVLForConditionalGeneration)",
     ),
     "Aria": (
         {"architectures": ["AriaForConditionalGeneration"], "model_type": "aria", "image_token_index": 9,
          "projector_patch_to_query_dict": {"16": 8}, "vision_config": TOWER | {"model_type": "idefics3_vision"},
          "text_config": TEXT | {"model_type": "aria_text", "moe_num_experts": 8, "moe_topk": 2}},
         NO_PROCESSOR,
-        "whose AriaTextForCausalLM runs in our steps",
+        "through transformers (AriaTextForCausalLM)",
     ),
     "Idefics2": (
         {"architectures": ["Idefics2ForConditionalGeneration"], "model_type": "idefics2", "image_token_id": 150,

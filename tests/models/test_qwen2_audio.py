@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.request import MediaInput, Request, SamplingParams
 from engine.models.registry import load_model_config
 from mm.errors import MediaError
@@ -77,11 +77,11 @@ async def test_tokens_equal_transformers(chunk):
 
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     await check()
 
 
 def test_a_sound_longer_than_the_window_is_refused_with_the_way_out():
     long = MediaItem("audio", np.zeros(480001, np.float32))
-    with pytest.raises(MediaError, match=r"30 seconds that this model hears at a time.*/v1/audio/transcriptions"):
+    with pytest.raises(MediaError, match=r"30 seconds that this model takes at a time.*/v1/audio/transcriptions"):
         processor().process(long, bytes(16), MediaOptions())

@@ -114,7 +114,7 @@ def wanted(prompt):
 async def test_tokens_of_a_busy_engine_equal_transformers(device, monkeypatch):
     """In company, in chunks, preempted, from the prefix cache; and in padded steps with recorded graphs."""
     if device == "accelerator":
-        monkeypatch.setattr("engine.run.runtime.open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = {prompt: await asyncio.to_thread(wanted, prompt) for prompt in PROMPTS}
     longest = max(len(spliced(prompt).prompt_token_ids) for prompt in PROMPTS) + TOKENS
     one = CacheLayout(load().cache_specs(), 16).blocks_for(longest, CHUNK)  # of a row
@@ -131,7 +131,7 @@ def test_check_says_how_it_is_served(capsys):
     assert cli.main(["check", str(tiny.checkpoint(NAME))]) == 0
     said = capsys.readouterr().out.splitlines()[1]
     assert said == (
-        "served: its decoder natively, its towers through transformers "
+        "served: its decoder natively, its encoders through transformers "
         "(MossTranscribeDiarizeForConditionalGeneration); takes text, audio"
     )
 
@@ -173,7 +173,7 @@ def test_a_rate_that_sounds_are_not_decoded_to_is_refused(monkeypatch):
     made = AutoProcessor.from_pretrained(config.folder)
     made.feature_extractor.sampling_rate = 24_000
     monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda *_, **__: made)
-    with pytest.raises(ValueError, match="its processor hears 24000 samples a second; sounds are decoded to 16000"):
+    with pytest.raises(ValueError, match="its processor takes audio at 24000 samples a second; audio"):
         processor_for(config.processor, config.folder, config.raw)
 
 

@@ -21,7 +21,7 @@ from engine.cache.layout import CacheLayout
 from engine.models.registry import MODALITIES, build_model, load_model_config
 from engine.models.transformers_backend.pausing import Run
 from engine.quant.online import requested
-from engine.step.pieces import TowerRun
+from engine.step.parts.pieces import TowerRun
 from engine.weights.load import load_weights, weight_bytes
 from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions
@@ -234,7 +234,7 @@ def test_without_greenlet_the_refusal_says_what_to_install(monkeypatch):
         importlib.util, "find_spec", lambda name, *more: None if name == "greenlet" else find(name, *more)
     )
     with pytest.raises(
-        ConfigError, match=r'AyaVision.* is not supported.*; others may be with pip install "omniloop\[tr'
+        ConfigError, match=r"AyaVision.* is not supported.*; transformers may serve it: run pip install 'transformers"
     ):
         load_model_config(tiny.checkpoint("aya_vision"))
 
@@ -286,7 +286,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 @pytest.mark.parametrize("name", ["aya_vision", "paddleocr_vl"])
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
-    monkeypatch.setattr("engine.run.runtime.open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     await check_busy(name)
 
 
@@ -339,9 +339,7 @@ def test_a_decoder_of_ours_has_codes_where_it_is_asked_to():
 def test_check_says_how_it_is_served(capsys):
     assert cli.main(["check", str(tiny.checkpoint("aya_vision"))]) == 0
     said = capsys.readouterr().out.splitlines()[1]
-    assert said == (
-        "served: through transformers, whose AyaVisionForConditionalGeneration runs in our steps; takes text, image"
-    )
+    assert said == ("served: through transformers (AyaVisionForConditionalGeneration); takes text, image")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
-import engine.step.device_executor
+import engine.run.start
+import engine.step.backend.device.forward
 from engine.base.errors import ConfigError, RequestError
 from engine.base.limits import Limits
 from engine.base.limits import check as check_limits
@@ -114,9 +114,9 @@ async def test_tokens_in_chunks_with_few_blocks_equal_transformers():
 
 
 async def test_tokens_of_an_accelerators_steps_equal_transformers(monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     eager = mock.Mock(side_effect=AssertionError("steps that show sound have graphs"))
-    monkeypatch.setattr(engine.step.device_executor.DeviceExecutor, "_run_eagerly", eager)
+    monkeypatch.setattr(engine.step.backend.device.forward.DeviceForward, "_run_eagerly", eager)
     assert (await check(max_num_batched_tokens=64)).prefix_hits > 0
 
 
@@ -184,7 +184,7 @@ def test_media_reach_behind_the_prompt_only_where_the_model_adds_them_and_within
 
 def test_text_behind_a_sound_that_goes_on_is_refused():
     """As a template may write it; a second sound, too."""
-    with pytest.raises(MediaError, match="nothing may follow the audio in the prompt") as caught:
+    with pytest.raises(MediaError, match="takes audio while it answers: nothing may follow it in the prompt") as caught:
         splice([processor().placeholder("audio"), 50], [0], [processed(16000)], processor())
     assert (caught.value.status, caught.value.reason) == (400, "placeholder_mismatch")
 
@@ -194,7 +194,7 @@ def test_beams_are_refused():
     spliced = splice([processor().placeholder("audio")], [0], [processed(16000)], processor())
     model = SimpleNamespace(lead=0, adds_media=True)
     exchange = SimpleNamespace(state=SimpleNamespace(engine=SimpleNamespace(model=model)))
-    with pytest.raises(ApiError, match="use_beam_search: not with a model that hears while it answers"):
+    with pytest.raises(ApiError, match="use_beam_search: this model takes audio while it answers"):
         job_of(exchange, None, spliced, SimpleNamespace(beam=True), salt="", priority=0, param="messages")
 
 

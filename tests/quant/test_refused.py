@@ -52,7 +52,7 @@ SETTINGS = [
     ("ct int8", {"config_groups": {"g": {"targets": ["Linear"], "input_activations": {"type": "int", "symmetric": False}}}},
      "config_groups.g: input_activations with zero points; symmetric"),
     ("ct int8", {"config_groups": {"g": {"targets": ["Linear"], "input_activations": {"type": "int", "num_bits": 4}}}},
-     "config_groups.g.input_activations.num_bits=4; integers meet inputs of 8 bits: quantise"),
+     "config_groups.g.input_activations.num_bits=4; integer weights need inputs of 8 bits: quantise"),
     ("ct w4 32", {"quant_method": ["awq"]}, "quantized \\(\\['awq'\\]\\)"),
     ("ct w4 32", {"transform_config": {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["re:.*down_proj$"], "location": "input"}]}}}},
      "transform_config: config_groups.R4 rotates input while the model runs, .*: quantise the checkpoint with"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
 import os
 import re
 import subprocess
@@ -10,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from server import cli
+from server import cli, docs
 from server.bench.options import ServeOptions
 from server.cli import parse
-from server.flags.command_line import UsageError, all_flags, convert, flags_of
+from server.flags.command_line import GROUPS, UsageError, all_flags, convert, flags_of
 from server.flags.config import Config
 from server.flags.foreign_flags import FOREIGN, SHORT, VALUES
+from server.flags.help import COMMANDS, EXAMPLES, line
 
 
 def config_of(*words: str) -> Config:
@@ -41,6 +45,8 @@ def test_lengths_take_suffixes(text, tokens):
 def test_sizes_in_bytes_take_suffixes_too():
     assert config_of("--kv-cache-memory-bytes", "2G").cache.kv_cache_memory_bytes == 2 << 30
     assert config_of("--max-request-bytes=10m").limits.max_request_bytes == 10_000_000
+    assert config_of("--max-request-bytes", "64 MiB").limits.max_request_bytes == 64 << 20
+    assert config_of("--kv-cache-memory-bytes=1.5GiB").cache.kv_cache_memory_bytes == 3 << 29
 
 
 def test_booleans_switch_both_ways():
@@ -98,7 +104,12 @@ def test_the_model_may_stand_alone():
         (["-x"], "unknown flag"),
         (["--port.number", "1"], "unknown flag --port.number"),
         (["--tensor-paralel-size", "2"], "did you mean --tensor-parallel-size?"),
-        (["--help=frog"], "--help=frog: no flag speaks of it"),
+        (["--help=frog"], "--help=frog: no flag has this word; use --help=all, or a group: server, limits"),
+        (["serv"], "serv: there is no such command, file or folder; did you mean serve?"),
+        (["chek", "--port", "1"], "did you mean check?"),
+        (["help"], "did you mean --help?"),
+        (["docs", "modells"], "docs modells: there is no such page; use one of models, hardware"),
+        (["--max-request-bytes", "64MB"], "must be a whole number, such as 64MiB"),
         (["--port", "x"], "--port x: must be a whole number"),
         (["--max-model-len", "infk"], "--max-model-len infk: must be a whole number"),
         (["--port", "70000"], "--port 70000: must be 0 to 65535"),
@@ -253,13 +264,55 @@ def test_trusted_proxies_are_addresses_and_networks():
         config_of("--trusted-proxies", "proxy.local")
 
 
-def test_help_names_every_flag_with_its_default(capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(["--help"])
+def printed(*words: str) -> str:
+    """What a command line prints that ends well before it begins."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), pytest.raises(SystemExit) as ended:
+        parse(words)
     assert ended.value.code == 0
-    text = capsys.readouterr().out
-    for name in cli.all_flags():
+    return text.getvalue()
+
+
+def test_help_of_one_screen_shows_commands_common_flags_and_examples():
+    text = printed("--help")
+    lines = text.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 100
+    assert all(f"  {name} " in text for name in COMMANDS)
+    assert len(re.findall(r"^  --[a-z]", text, re.MULTILINE)) == 15 + 1  # and --config
+    assert len(re.findall(r"^  omniloop", text.partition("examples:")[2].partition("more:")[0], re.MULTILINE)) == 3
+    for words, _ in EXAMPLES:
+        assert parse(words.split()[1:])[0] in COMMANDS
+
+
+def test_help_of_everything_names_every_flag_with_its_default():
+    text = printed("--help=all")
+    for name, flag in all_flags().items():
+        assert line(flag) in text
         assert f"--{name}" in text
+    assert re.search(r"--max-request-bytes N +body of a route with media \(64 MiB\)", text)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_help_of_a_group_has_its_flags_and_no_others(group):
+    found = set(re.findall(r"^  --([a-z-]+)", printed(f"--help={group}"), re.MULTILINE))
+    assert found == {name for name, flag in all_flags().items() if flag.group == group}
+
+
+def test_groups_are_those_of_the_configuration():
+    assert set(GROUPS) == {field.name for field in dataclasses.fields(Config)}
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "info"])
+def test_commands_have_a_help_of_their_own(command):
+    assert printed(command, "--help").startswith(f"usage: omniloop {command} ")
+    assert printed(command, "--help=all") == printed("--help=all")
+
+
+def test_a_folder_with_the_name_of_a_misspelt_command_is_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serv").mkdir()
+    assert parse(["serv"])[1].model.model == "serv"
 
 
 def test_help_of_a_word_shows_the_flags_that_speak_of_it_and_version_the_version(capsys):
@@ -334,18 +387,18 @@ def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(wor
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: one process drives one device"),
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: one process uses one device"),
         (["-tp", "two"], "--tensor-parallel-size two: one process"),
         (["--no-mmap"], "--no-mmap: shards stream to the device"),
-        (["--no-enable-lora=false"], "--no-enable-lora false: adapters are not served"),
-        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always cut"),
-        (["--enable-chunked-prefill=false"], "--enable-chunked-prefill false: prompts are always cut"),
-        (["--uvicorn-log-level", "info"], "--uvicorn-log-level info: is called --log-level here"),
-        (["--enable-lora"], "--enable-lora: adapters are not served"),
+        (["--no-enable-lora=false"], "--no-enable-lora false: adapters are not supported"),
+        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always split"),
+        (["--enable-chunked-prefill=false"], "--enable-chunked-prefill false: prompts are always split"),
+        (["--uvicorn-log-level", "info"], "--uvicorn-log-level info: use --log-level"),
+        (["--enable-lora"], "--enable-lora: adapters are not supported"),
         (["--ctx-size"], "--ctx-size: needs a value"),
-        (["-cc.mode=3"], "--compilation-config 3: steps are captured"),
-        (["--compilation-config.mode", "3"], "--compilation-config 3: steps are captured"),
-        (["--kv-cache-dtype", "float16"], "--kv-cache-dtype float16: numbers of 16 bits are bfloat16 here"),
+        (["-cc.mode=3"], "--compilation-config 3: graphs are always recorded"),
+        (["--compilation-config.mode", "3"], "--compilation-config 3: graphs are always recorded"),
+        (["--kv-cache-dtype", "float16"], "--kv-cache-dtype float16: 16-bit values are bfloat16"),
     ],
 )
 def test_a_flag_of_another_server_is_refused_with_what_does_the_same_here(words, advice):
@@ -372,7 +425,7 @@ def test_a_file_may_hold_flags_of_another_server(tmp_path, capsys):
     assert config_of("--config", str(file)).server.port == 5
     assert capsys.readouterr().err.count("the flag changes nothing") == 3
     file.write_text("tensor-parallel-size: 2\n")
-    with pytest.raises(UsageError, match=r"--tensor-parallel-size 2 in .*flags\.yaml: one process drives"):
+    with pytest.raises(UsageError, match=r"--tensor-parallel-size 2 in .*flags\.yaml: one process uses"):
         config_of("--config", str(file))
 
 
@@ -390,10 +443,10 @@ def test_the_advice_for_flags_of_other_servers_names_flags_of_this_one():
 
 
 def test_the_page_for_people_who_come_from_vllm_names_flags_that_exist():
-    text = (Path(__file__).parents[2] / "examples" / "flags.md").read_text()
+    text = docs.text("flags")
     same = text.split("mean the same here:")[1].split("|")[0]
     assert {*re.findall(r"--([a-z-]+)", same)} <= {*all_flags()}
-    theirs = set(re.findall(r"^\| `--([a-z-]+)", text.split("| vLLM | here |")[1], re.MULTILINE))
+    theirs = set(re.findall(r"^\| `--([a-z-]+)", text.split("| vLLM | omniloop |")[1].split("## ")[0], re.MULTILINE))
     assert theirs <= {*all_flags(), *FOREIGN, *(f"no-{name}" for name in all_flags())}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from server.app import FAMILIES
 from server.openapi import TABLE
-from server.routes import docs, playground
+from server.routes import docs, pages, playground
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def test_every_route_is_described_and_nothing_else(client):
     routed = {
         (method, re.sub(r":path}", "}", line.path))
-        for family in (*FAMILIES, playground, docs)
+        for family in (*FAMILIES, playground, docs, pages)
         for line in family.ROUTES
         for method in line.methods - {"HEAD"}
     }
@@ -54,7 +54,7 @@ async def test_the_page_has_the_strict_policy_and_its_files_are_served(client):
     again = await client.get("/docs/api", headers={"if-none-match": page.reply_headers["etag"]})
     assert again.status == 304
     led = await client.get("/docs")
-    assert (led.status, led.reply_headers["location"]) == (307, "docs/api")
+    assert (led.status, led.reply_headers["location"]) == (307, "docs/")
 
 
 async def test_docs_can_be_switched_off(serve):

@@ -87,11 +87,16 @@ class LongProducts:
                 if least is not None:
                     self._launch_each(weight, least, most, dtype, shape.activation)
             except torch.OutOfMemoryError as error:
-                log.warning("products: %s cannot be widened (%s): tiles are, at any number of rows", name, error)
+                log.warning(
+                    "products: %s cannot be dequantised as a whole (%s): it is dequantised by tiles "
+                    "for any number of rows",
+                    name,
+                    error,
+                )
                 continue
             if least is not None:
                 self._least[shape] = least
-                log.info("products: %s is widened whole for %d rows and more", name, least)
+                log.info("products: %s is dequantised as a whole from %d rows on", name, least)
 
     def _gains(self, weight: Packed, rows: int, dtype: torch.dtype, activation: Activation | None) -> bool:
         x = torch.randn(rows, weight.depth, dtype=dtype, device=weight.codes.device)

@@ -58,9 +58,9 @@ def _coded(
         codes = [replace(matrix, inputs=None) for matrix in codes]
     if len(codes) < count or not alike(codes) or codes[0].order is not None:
         raise ConfigError(
-            "experts of a layer are stored in different ways, or by columns in an order of their own (desc_act); an "
-            "accelerator reads experts that are all stored alike, columns in order: quantise the checkpoint again so, "
-            "or serve it with --device cpu"
+            "experts of a layer differ in their format, or have columns in another order (desc_act); an "
+            "accelerator needs equal formats and columns in order: quantise the checkpoint again, or use "
+            "--device cpu"
         )
     bias = None if biases is None else biases.to(placement.device, torch.float32).contiguous()
     whole = joined(codes)

@@ -149,7 +149,7 @@ def calls_of(module: Any) -> Calls:
         )
     hidden = [call for call, of in zip(calls.attention, types) if of == "sliding_attention" and not call.window]
     if hidden:
-        raise ConfigError("has layers with a window that is told by a mask alone")
+        raise ConfigError("has layers whose window is set by a mask alone")
     return calls
 
 

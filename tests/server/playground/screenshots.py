@@ -1,4 +1,4 @@
-"""Pictures of the page: light.png, dark.png, phone.png, formulas.png and api.png in this folder.
+"""Pictures of the pages: dark.png, phone.png, formulas.png and api.png in this folder, that of README in server/docs.
 
 `python -m tests.server.playground.screenshots` draws them again, with the embedded model, and with a written answer for
 the formulas; no test reads them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from server import docs
 from tests.end_to_end.process import SMALL, serving
 from tests.server.playground.browser import answer, ask, chromium, opened
 from tests.server.playground.scripted import said, scripted
@@ -34,36 +35,35 @@ def softmax(x, T=1.0):
 WIDE = {"viewport": {"width": 1080, "height": 680}}
 
 
-def save(page: Any, name: str) -> None:
+def save(page: Any, path: Path) -> None:
     """With 64 colours, a few tens of kilobytes."""
     import io
 
     from PIL import Image
 
     drawn = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(64)
-    drawn.save(FOLDER / name, optimize=True)
+    drawn.save(path, optimize=True)
 
 
 def main() -> None:
     with serving(*SMALL) as process, chromium() as browser:
         url = f"http://127.0.0.1:{process.port}/"
-        with opened(browser, url, color_scheme="light", **WIDE) as page:
-            save(page, "light.png")
-        with opened(browser, url, color_scheme="dark", **WIDE) as page:
-            page.locator("#show-panel").click()
-            page.get_by_role("button", name="What is in the picture?").click()
-            answer(page)
-            ask(page, "Count from 3 to 7.")
-            answer(page, 1)
-            page.locator("#numbers dd", has_text="GiB").wait_for()
-            save(page, "dark.png")
+        for scheme, path in (("light", docs.FOLDER / docs.PICTURES[0]), ("dark", FOLDER / "dark.png")):
+            with opened(browser, url, color_scheme=scheme, **WIDE) as page:
+                page.locator("#show-panel").click()
+                page.get_by_role("button", name="What is in the picture?").click()
+                answer(page)
+                ask(page, "Count from 3 to 7.")
+                answer(page, 1)
+                page.locator("#numbers dd", has_text="GiB").wait_for()
+                save(page, path)
         with opened(browser, url, viewport={"width": 360, "height": 640}, has_touch=True) as page:
             page.get_by_role("button", name="What is in the picture?").click()
             answer(page)
-            save(page, "phone.png")
+            save(page, FOLDER / "phone.png")
         with opened(browser, f"{url}docs/api", color_scheme="light", **WIDE) as page:
             page.locator("#create_chat_completion summary").click()
-            save(page, "api.png")
+            save(page, FOLDER / "api.png")
     with (
         scripted() as server,
         chromium() as browser,
@@ -73,7 +73,7 @@ def main() -> None:
         ask(page, "What does softmax do?")
         answer(page).locator(".katex").nth(4).wait_for()
         page.evaluate("document.fonts.ready")
-        save(page, "formulas.png")
+        save(page, FOLDER / "formulas.png")
 
 
 if __name__ == "__main__":

@@ -359,5 +359,5 @@ def test_errors_name_the_file_and_the_way_out(tmp_path, monkeypatch, make):
     with pytest.raises(ConfigError, match="mode mistral"):
         load_tokenizer(tmp_path.parent, "mistral")
     monkeypatch.setitem(sys.modules, "mistral_common.tokens.tokenizers.mistral", None)
-    with pytest.raises(ConfigError, match=r"pip install 'omniloop\[mistral\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'mistral-common\[sentencepiece\]'"):
         load_tokenizer(tmp_path)

@@ -1,0 +1,17 @@
+"""The table of metrics, from the collector of /metrics."""
+
+from __future__ import annotations
+
+from mm.isolation.helpers import HelperCounts
+from server.ops.metrics import Metrics
+
+
+def metric_table() -> str:
+    """A line for each metric: name, kind, labels and meaning."""
+    metrics = Metrics()
+    metrics.helpers = lambda: HelperCounts(0, 0, 0, 0)
+    rows = [
+        f"| `{found.name}{'_total' if found.type == 'counter' else ''}` | {found.type} | {found.documentation} |"
+        for found in sorted(metrics.collect(), key=lambda found: found.name)
+    ]
+    return "\n".join(["| metric | kind | meaning |", "|---|---|---|", *rows]) + "\n"
