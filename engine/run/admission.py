@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,9 +19,10 @@ import numpy as np
 
 from _fast.scheduler import Scheduler
 from engine.base.ahead import Ahead, joints_of
-from engine.base.errors import AdmissionError, EngineError, scope_of
+from engine.base.errors import AdmissionError, EngineError, QueueTimeoutError, scope_of
 from engine.base.request import ADAPTER, Request, TokenLogprob
 from engine.kernels.sampling.draw import mix64
+from engine.run.flows import Backlog, Flows
 from engine.step.executor import Executor
 
 log = logging.getLogger("omniloop.engine")
@@ -79,13 +79,14 @@ class Admission:
         self.refused: dict[int, EngineError] = {}  # by the engine's number: until the loop has it
         self.routed: dict[int, np.ndarray] = {}  # by the engine's number: experts of tokens, until the loop has them
         self._slot_of: dict[int, int] = {}  # by the engine's number
-        self._backlog: OrderedDict[int, tuple[Request, int]] = OrderedDict()  # inputs without a slot: by number
+        self._flows = Flows(scheduler.queue.turns)
+        self._backlog = Backlog()
         self.siblings: dict[int, tuple[Request, list[int]]] = {}  # first choice -> the ones that wait for it
 
     def submit(self, request: Request, first_id: int) -> None:
         """Adds a request's choices; choices that cannot be added are `refused`."""
         if request.pooling is not None:
-            self._backlog.update((first_id + k, (request, k)) for k in range(request.n))
+            self._backlog.add(request, first_id)
             self._admit_backlog()
             return
         wait = request.n > 1 and self._share and request.sampling.prompt_logprobs is None
@@ -98,10 +99,10 @@ class Admission:
             self.refused |= dict.fromkeys(range(first_id, first_id + request.n), self.refused[first_id])
 
     def _admit_backlog(self) -> None:
-        """Inputs that wait for a slot take those that are free, in the order in which they came."""
+        """Inputs that wait for a slot take those that are free."""
         room = self._scheduler.max_slots - len(self.rows)
         while self._backlog and room > 0:
-            device_id, (request, k) = self._backlog.popitem(last=False)
+            device_id, request, k = self._backlog.pop()
             room -= self._admit(request.input(k), device_id, 0)
 
     def release_siblings(self, first_id: int) -> None:
@@ -114,10 +115,18 @@ class Admission:
     def abort(self, device_id: int) -> None:
         """Ends one choice; waiting siblings of an aborted first choice join now."""
         self._forget_sibling(device_id)
-        self._backlog.pop(device_id, None)
+        self._backlog.discard(device_id)
         if device_id in self._slot_of:
             self._leave(device_id)
         self.release_siblings(device_id)
+
+    def drop_expired(self) -> None:
+        """Ends choices whose deadline passed before their first step."""
+        for slot in self._scheduler.queue.take_expired():
+            device_id = self.rows[slot].device_id
+            self._leave(device_id)
+            self.refused[device_id] = QueueTimeoutError("the request waited longer for its first step than it may")
+            self.release_siblings(device_id)
 
     def conclude(self, device_id: int) -> None:
         """Ends one choice when its tokens so far are computed, and then reads their experts."""
@@ -135,6 +144,7 @@ class Admission:
             if length:
                 self.routed[row.device_id] = self._executor.routed_experts(slot, length)
             del self._slot_of[row.device_id]
+            self._flows.give(row.request.flow)
             self.fresh.discard(slot)
             _forget(self._executor.reset, slot, self._poison)
         for entry, dead in self._scheduler.take_evicted():
@@ -164,6 +174,7 @@ class Admission:
         return {
             "live_rows": len(self.rows),
             "backlog": len(self._backlog),
+            "flows": len(self._flows),
             "siblings": sum(len(choices) for _, choices in self.siblings.values()),
         } | self._executor.ledger()
 
@@ -217,7 +228,7 @@ class Admission:
         adapter = request.adapter(self._adapters) if self._adapters else 0
         if adapter:  # other keys and values, and of some media other rows
             root = hashlib.blake2b(bytes([adapter]), key=root, digest_size=16).digest()
-        slot = -1
+        slot, flow = -1, self._flows.take(request.flow)
         try:
             media, keys = self._media(request, root, made, adapter) if request.media else (None, None)
             slot = self._scheduler.add(
@@ -236,8 +247,13 @@ class Admission:
                 joints=joints_of(request, self._ahead) if self._ahead else None,
                 traced=params.return_routed_experts,
                 read_cache=self._reads_cache(request),
+                flow=flow,
+                weight=request.weight,
+                deadline=request.deadline,
             )
         finally:
+            if slot < 0:
+                self._flows.give(request.flow)
             for entry in made if slot < 0 else ():
                 if self._scheduler.discard_entry(entry):
                     self._encoder.evict(entry, dead=True)

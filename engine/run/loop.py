@@ -301,6 +301,8 @@ class DeviceThread:
         runtime.executor.wait_until_read(plan)
         self._set_budgets(runtime)
         rows = runtime.scheduler.schedule(plan)
+        if runtime.scheduler.queue.num_expired:
+            runtime.admission.drop_expired()
         stats.schedule_s += time.perf_counter() - begun
         return plan if rows else None
 
