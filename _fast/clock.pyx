@@ -1,6 +1,6 @@
 """StepClock: when the step in flight will end, and when to plan the step behind it.
 
-Owner: the device thread. Python's turn (engine/run/pace) and the GIL-free loop (_fast/steady) have a clock each: they need
+Owner: the device thread. Python's turn (engine/run/pace) and the GIL-free loop (_fast/steady) have a clock each, with
 different margins. In: how long settled steps took, and how long the thread had to wait for them. Out: a moment.
 
     step     begun ......................................... expected end

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GivenRows:
-    """What a client has made in the place of a tower: base64 of tensors (mm/rows)."""
+    """What a client has made in the place of a tower: base64 of tensors (mm/client_rows)."""
 
     rows: str
     grid: str | None = None

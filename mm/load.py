@@ -2,7 +2,7 @@
 
 Owner: loop; decoding and transforms run in the pool. In: MediaRefs in prompt order. Out: Processed items in the same
 order, or the first MediaError. Everything that can be refused cheaply is refused before anything is fetched, and
-memory is reserved before anything is decoded: `mm/job.py` draws the stages of an item.
+memory is reserved before anything is decoded: `mm/item_job.py` draws the stages of an item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mm.fetch import Fetcher
 from mm.heap import TRIM_AFTER, trim_heap
 from mm.isolation.helpers import Helpers
 from mm.item import MediaOptions, MediaRef, Processed
-from mm.job import Job, Shared
+from mm.item_job import ItemJob, Shared
 from mm.limits import MediaLimits
 from mm.permits import DecodePermits, MediaRequest
 from mm.processors.base import Processor
@@ -109,7 +109,7 @@ class MediaLoader:
         counted = replace(options or self.options, num_pictures=sum(ref.modality == "image" for ref in refs))
         request = MediaRequest(self.limits, counted, scope, decoding, report)
         shared = self._shared()
-        jobs = [Job(shared, request, ref) for ref in refs]
+        jobs = [ItemJob(shared, request, ref) for ref in refs]
         for job in jobs:
             job.check_source()
         self._requests += 1
@@ -177,7 +177,7 @@ class MediaLoader:
                 raise _too_many(f"{count} items of kind {modality}; at most {most} are allowed in one request", param)
 
 
-async def _all(jobs: list[Job]) -> list[Processed]:
+async def _all(jobs: list[ItemJob]) -> list[Processed]:
     """Run jobs together; the first failure ends the others and is raised alone."""
     failure: MediaError | None = None
     tasks: list[asyncio.Task[Processed]] = []

@@ -24,7 +24,7 @@ from mm.decode.magic import as_audio, sniff
 from mm.errors import MediaError, too_large, unsupported
 from mm.isolation.helper import Helper, IsolatedTrack
 from mm.item import MediaItem, Processed
-from mm.job import DIGEST_BYTES, Shared, in_pool
+from mm.item_job import DIGEST_BYTES, Shared, in_pool
 from mm.permits import DecodePermit, MediaRequest
 from mm.report import MediaReport
 from mm.transform.quiet import Cutting, windows

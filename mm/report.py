@@ -1,7 +1,7 @@
 """MediaReport: what became of the media of one request, for its answer, its log line and the metrics.
 
-Owner: loop; a Job's pool thread has written its times before the loop reads them. Times are seconds, and those of items
-that were loaded side by side add up. An item that the cache knew was neither decoded nor prepared.
+Owner: loop; an ItemJob's pool thread has written its times before the loop reads them. Times are seconds, and those of
+items that were loaded side by side add up. An item that the cache knew was neither decoded nor prepared.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from itertools import pairwise
 import numpy as np
 
 from engine.base.request import ROWS, MediaInput, Modality
+from mm.client_rows import ClientRows
 from mm.errors import MediaError
 from mm.item import Processed
 from mm.processors.base import Filling, Placed, Processor
-from mm.rows import ClientRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""`python -m server`: see cli.py for the command line and process.py for what starts in which order."""
+"""`python -m server`: cli.py has the command line, start/process.py the order of the start."""
 
 import os
 import sys
 
-from server import signals
+from server.start import signals
 
 signals.hold()  # before the imports below, which take a while
 

@@ -1,7 +1,8 @@
 """The app: the route table, and the layers between a connection and a handler.
 
-Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. What loads and drains behind the app is server/lifespan.py;
-`python -m server` puts the app on a socket (server/process.py), server/hosted.py gives the app to another server.
+Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. What loads and drains behind the app is
+server/start/lifespan.py; `python -m server` puts the app on a socket (server/start/process.py), server/hosted.py gives
+the app to another server.
 
     Exchanges -> Edge -> Gate -> root -> handler
 """
@@ -13,8 +14,8 @@ import difflib
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.config import Config
 from server.errors import ApiError, not_found
+from server.flags.config import Config
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.routes import (

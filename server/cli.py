@@ -15,11 +15,12 @@ from typing import Any
 
 from engine.base.errors import ConfigError, EngineError
 from mm.item import MediaOptions
-from server import __version__, signals
-from server.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
-from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
-from server.http.proxies import TrustedProxies
-from server.media_flags import check_media
+from server import __version__
+from server.flags.command_line import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
+from server.flags.config import MODALITIES, SAMPLING_DEFAULTS, ChatConfig, Config, environment_keys, unread_key
+from server.flags.media_flags import check_media
+from server.ops.proxies import TrustedProxies
+from server.start import signals
 
 COMMANDS = {
     "serve": "start the server (the default)",
@@ -98,7 +99,7 @@ def check(config: Config) -> None:
 
 def check_reading(chat: ChatConfig) -> None:
     """What is said of reading media is known."""
-    from server.media_options import colour, merged
+    from server.jobs.media_options import colour, merged
 
     flag = "--media-io-kwargs"
     try:
@@ -178,13 +179,13 @@ def run(words: Sequence[str]) -> int:
 
 
 def serve(config: Config) -> int:
-    from server.process import serve as run
+    from server.start.process import serve as run
 
     return run(config)
 
 
 def info(config: Config) -> int:
-    from server.info import lines
+    from server.start.info import lines
 
     for line in lines(config):
         say(line)
@@ -192,7 +193,7 @@ def info(config: Config) -> int:
 
 
 def check_model(config: Config) -> int:
-    from server.check import lines, refused
+    from server.start.check import lines, refused
 
     try:
         for line in lines(config):

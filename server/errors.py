@@ -8,19 +8,17 @@ addresses, paths and versions (SECURITY S10). Client values are shown escaped an
 from __future__ import annotations
 
 import http
-import json
 import re
-from typing import Any
 
 import msgspec
 import orjson
 
 from engine.base.errors import DeviceOutOfMemoryError, EngineError, NotReadyError, QueueFullError, RequestError
 from mm.errors import MediaError
-from server.render.errors import RenderError
+from server.render.errors import RenderError, escaped
 
 MAX_TEXT = 1024
-SHOWN = 200
+shown = escaped  # how a refusal quotes a client's value
 
 # What /v1/messages calls the causes; any other 4xx is invalid_request_error, any other 5xx api_error.
 MESSAGES_TYPES = {
@@ -89,14 +87,6 @@ class ApiError(Exception):
         details = {"error_code": self.reason}
         content = {"type": MESSAGES_TYPES.get(self.status, other), "message": message, "details": details}
         return orjson.dumps({"type": "error", "error": content, "request_id": request_id})
-
-
-def shown(value: Any) -> str:
-    """A client's value, fit to stand in a text: as JSON has it, escaped, at most 200 characters."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    cut = text[: SHOWN + 1]
-    escaped = cut.encode("unicode_escape").decode("ascii")
-    return escaped if len(escaped) <= SHOWN else escaped[: SHOWN - 1] + "…"
 
 
 def invalid(param: str | None, message: str, reason: str = "invalid_parameter") -> ApiError:

@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 from engine.base.errors import ConfigError
 from server.app import make_app
 from server.cli import parse
-from server.config import Config, LimitsConfig, ServerConfig
-from server.flags import UsageError
+from server.flags.command_line import UsageError
+from server.flags.config import Config, LimitsConfig, ServerConfig
 from server.http.leaving import Leaving
 from server.http.protocol import LEAVING
-from server.lifespan import Lifespan
+from server.start.lifespan import Lifespan
 from server.state import AppState
 
 log = logging.getLogger("omniloop")

@@ -23,13 +23,13 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server import logs
 from server.cli import build as config_of
-from server.config import Config
-from server.flags import UsageError, all_flags, from_mapping
+from server.flags.command_line import UsageError, all_flags, from_mapping
+from server.flags.config import Config
 from server.hosted import Hosted, refuse_flags_of_the_host
-from server.process import own_interpreter
+from server.ops import logs
 from server.routes.health import decoders_stuck, stalled
+from server.start.process import own_interpreter
 
 OPEN_TOKENS = "open_tokens"  # prompt tokens that run or wait, of one replica
 ROWS = 256  # that a replica runs at most, where --max-num-seqs does not say; what it refuses fits in beside them

@@ -15,26 +15,26 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.engine import Engine
-from server.config import Config
 from server.errors import ApiError
-from server.expert_watch import ExpertWatch
-from server.http.proxies import TrustedProxies
-from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
-from server.metrics import Metrics
+from server.flags.config import Config
+from server.ops.expert_watch import ExpertWatch
+from server.ops.limits import ApiKeys, BodyBudget, Places, WrongKeys
+from server.ops.metrics import Metrics
+from server.ops.pool import Pool
+from server.ops.proxies import TrustedProxies
 from server.output.parser import Parsers
-from server.pool import Pool
-from server.sampling import Vocabulary
-from server.store import ResponseStore
+from server.output.response_store import ResponseStore
+from server.render.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from engine.base.trace import Trace
     from engine.grammar.compile import GrammarCompiler
     from mm.load import MediaLoader
-    from server.otel import Spans
+    from server.ops.otel import Spans
     from server.render.chat import Renderer
     from server.render.frames import Frames
     from server.render.tokenizer import Tokenizer
-    from server.speech.whisper_tokens import WhisperTokens
+    from server.render.whisper_tokens import WhisperTokens
 
 Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
 

@@ -16,7 +16,7 @@ from engine.quant.dialects import DIALECTS
 from engine.weights.table import FLOATS
 from mm.processors.base import Processor
 from server.app import routes_of
-from server.config import Config
+from server.flags.config import Config
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN, END = "<!-- support table: python -m tests.support_table -->\n", "<!-- end of the support table -->\n"

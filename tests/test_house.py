@@ -93,6 +93,28 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
 
+# Of server/, likewise: a folder, or a file of the root, imports what lies below it. The last floor is what others call.
+SERVER_FLOORS = (
+    ("schema", "flags"),
+    ("render",),
+    ("errors", "output"),
+    ("ops", "structure", "openapi"),
+    ("state",),
+    ("http",),
+    ("jobs",),
+    ("answers",),
+    ("pooling", "speech"),
+    ("routes",),
+    ("app",),
+    ("start",),
+    ("bench",),
+    ("cli",),
+    ("hosted",),
+    ("scaleout", "__main__"),
+)
+SERVER_FLOOR_OF = {name: floor for floor, names in enumerate(SERVER_FLOORS) for name in names}
+
+
 def modules() -> dict[str, Path]:
     """Dotted name -> file, of all sources."""
     found = {}
@@ -152,6 +174,24 @@ def test_the_engine_is_built_in_floors(path):
         if module.startswith("engine."):
             below = module.split(".")[1]
             assert FLOOR_OF[below] <= floor, f"{parts[0]} (floor {floor}) imports {below} (floor {FLOOR_OF[below]})"
+
+
+@each([p for p in SOURCES if p.relative_to(ROOT).parts[0] == "server"])
+def test_the_server_is_built_in_floors(path):
+    """For types too, and never on one's own floor: no two folders of server/ import each other."""
+    room = path.relative_to(ROOT / "server").with_suffix("").parts[0]
+    if room == "__init__":
+        return  # the version, which everything may read
+    for module in imported(path, modules()):
+        parts = module.split(".")
+        if parts[0] == "server" and len(parts) > 1 and parts[1] != room:
+            below = parts[1]
+            assert SERVER_FLOOR_OF[below] < SERVER_FLOOR_OF[room], f"{room} imports {below}, which is no floor below it"
+
+
+def test_the_root_of_the_server_holds_few_files():
+    files = sorted(path.name for path in (ROOT / "server").glob("*.py"))
+    assert len(files) <= 12, files
 
 
 @each([p for p in SOURCES if p.relative_to(ROOT).parts[:2] in (("engine", "layers"), ("engine", "kernels"))])

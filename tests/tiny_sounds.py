@@ -371,7 +371,7 @@ def ultravox_rows(features: dict[str, Any]) -> Any:
 
 
 def ultravox_released(folder: Path) -> None:
-    """As server/joined.py joins a checkpoint of the projector and its own encoder with a decoder."""
+    """As server/start/joined.py joins a checkpoint of the projector and its own encoder with a decoder."""
     from safetensors.torch import load_file, save_file
 
     encoder, projector = ultravox_tower()

@@ -1,7 +1,7 @@
 """EngineConfig: what the operator chose, already typed. ModelConfig (what the checkpoint says) is in model_config.py.
 
-Made by server/config.py or by a test; read everywhere in the engine; never changed. Nothing here reads flags or the
-environment. Values of 0 or "auto" mean "derive": the engine fills them in at start and reports what it chose.
+Made by server/flags/config.py or by a test; read everywhere in the engine; never changed. Nothing here reads flags or
+the environment. Values of 0 or "auto" mean "derive": the engine fills them in at start and reports what it chose.
 """
 
 from __future__ import annotations

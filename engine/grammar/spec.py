@@ -1,7 +1,7 @@
 """GrammarSpec: what an answer must look like, as plain data.
 
-Owner: none, values. Made by the server (server/structure.py) out of a request; engine/grammar/compile.py compiles it.
-The engine knows no dialect of requests: a JSON Schema has been checked by then, a choice is Lark.
+Owner: none, values. Made by the server (server/structure/structure.py) out of a request; engine/grammar/compile.py
+compiles it. The engine knows no dialect of requests: a JSON Schema has been checked by then, a choice is Lark.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from engine.base.request import ROWS, Modality
+from mm.client_rows import ClientRows, digest_of
 from mm.errors import MediaError, unsupported
 from mm.item import Part, Processed
 from mm.processors.base import Processor
 from mm.processors.llava import Llava
 from mm.processors.qwen_omni import QwenOmni
 from mm.processors.qwen_vl import QwenVL
-from mm.rows import ClientRows, digest_of
 
 
 def given(processor: Processor, modality: Modality, rows: ClientRows, grid: np.ndarray | None) -> Processed:

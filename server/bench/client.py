@@ -1,6 +1,6 @@
 """Client: requests over kept-alive HTTP/1.1 connections, timed where their bytes are read.
 
-Owner: one event loop. In: the bytes of a body. Out: an Answer, whose times are taken once per read of the socket. No
+Owner: one event loop. In: the bytes of a body. Out: a Reply, whose times are taken once per read of the socket. No
 library's client: one costs several times the server's work per token, and then a benchmark measures its client.
 """
 
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from server.bench.answer import MAX_ERROR, Answer, EventReader
+from server.bench.reply import MAX_ERROR, EventReader, Reply
 
 clock = time.perf_counter
 
@@ -130,16 +130,16 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Sends requests to one target; `record` is called with each Answer that has ended."""
+    """Sends requests to one target; `record` is called with each Reply that has ended."""
 
-    def __init__(self, target: Target, timeout: float, record: Callable[[Answer], None]) -> None:
+    def __init__(self, target: Target, timeout: float, record: Callable[[Reply], None]) -> None:
         self.target = target
         self.timeout = timeout
         self.record = record
         self.idle: list[Connection] = []
         self.secured = ssl.create_default_context() if target.secure else None
 
-    async def ask(self, path: str, body: bytes, answer: Answer, keeps_text: bool = False) -> Answer:
+    async def ask(self, path: str, body: bytes, answer: Reply, keeps_text: bool = False) -> Reply:
         """One request; its failure is in the answer's `error`. One that is cancelled is recorded as cut off."""
         label = f"bench-{answer.number}-{answer.turn}" if answer.number >= 0 else f"bench-warm-up{answer.number}"
         request = self.target.head("POST", path, len(body), label) + body

@@ -19,9 +19,9 @@ from engine.base.errors import EngineError
 from server.bench import options
 from server.bench.foreign_flags import FOREIGN as BENCH
 from server.bench.output import words_of
-from server.config import Config
-from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, flags_of, from_file
-from server.foreign_flags import FOREIGN
+from server.flags.command_line import Arguments, Flag, UsageError, all_flags, flag_lines, flags_of, from_file
+from server.flags.config import Config
+from server.flags.foreign_flags import FOREIGN
 
 HERE = "server.bench"
 

@@ -1,11 +1,11 @@
 """Flags of vLLM's and SGLang's serving benchmarks that `bench serve` does not have: what to say to whoever types them.
 
-Owner: the command line. The forms are those of server/foreign_flags.
+Owner: the command line. The forms are those of server/flags/foreign_flags.
 """
 
 from __future__ import annotations
 
-from server.foreign_flags import NO_ADAPTERS, Foreign, always, renamed
+from server.flags.foreign_flags import NO_ADAPTERS, Foreign, always, renamed
 
 USAGE = "tokens are those that usage counts; leave the flag out"
 IN_BODY = """use --extra-body '{"top_p": 0.9}' with the fields themselves"""

@@ -16,11 +16,11 @@ import numpy as np
 
 from engine import Engine, FinishReason, Request, SamplingParams
 from mm.splice import splice
-from server import load
 from server.bench.options import MediaBenchOptions, ServeOptions
 from server.bench.output import finish, on_loop
 from server.bench.random_media import Part, film, picture, size_of, sound
-from server.config import Config
+from server.flags.config import Config
+from server.start import load
 from server.state import AppState
 
 KINDS: dict[str, Callable[[np.random.Generator, ServeOptions], Part]] = {

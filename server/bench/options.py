@@ -1,4 +1,4 @@
-"""Flags of the bench commands: a frozen dataclass per command, whose fields carry their help (server/flags reads them).
+"""Flags of the bench commands: a frozen dataclass per command; its fields carry their help (read by server/flags).
 
 Owner: the bench's main thread; worker processes get the same options as JSON.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.config import flag
+from server.flags.config import flag
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from server.bench.answer import Answer
-from server.bench.load import Share
 from server.bench.options import ServeOptions
+from server.bench.reply import Reply
+from server.bench.share import Share
 
 STREAMS_PER_PROCESS = 64
 LEAD_S = 0.05  # between the word to start and the start: the word reaches all processes
@@ -31,7 +31,7 @@ class Outcome:
     """What the clients saw; times are seconds of time.perf_counter."""
 
     start: float = 0.0
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Reply] = field(default_factory=list)
     processes: int = 1
     cpu_s: float = 0.0  # of the clients, while they asked
 
@@ -58,7 +58,7 @@ async def run(
         begun_cpu = time.process_time()
         outcome = Outcome(time.perf_counter() + LEAD_S)
 
-        def record(answer: Answer) -> None:
+        def record(answer: Reply) -> None:
             outcome.answers.append(answer)
             ended(len(outcome.answers))
 
@@ -121,5 +121,5 @@ async def collect(
     if await one.wait() or not line:
         raise RuntimeError(f"a client process ended with status {one.returncode}")
     result = orjson.loads(line)
-    outcome.answers += [Answer(**answer) for answer in result["answers"]]
+    outcome.answers += [Reply(**answer) for answer in result["answers"]]
     outcome.cpu_s += result["cpu_s"]

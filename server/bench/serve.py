@@ -26,10 +26,10 @@ import uvloop
 from server.bench import processes, summary
 from server.bench.client import Target
 from server.bench.dataset import read_file
-from server.bench.load import Share
 from server.bench.options import ServeOptions
 from server.bench.progress import Progress
 from server.bench.random_media import size_of
+from server.bench.share import Share
 
 PROBE_S = 10.0  # for one of the small requests before and after
 COUNTERS = re.compile(r"^(?:vllm:)?(\w+?)(?:_total)?(?:\{[^}]*\})? ([0-9.e+-]+)$", re.MULTILINE)

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from server.bench.answer import Answer
 from server.bench.options import ServeOptions
 from server.bench.processes import Outcome
+from server.bench.reply import Reply
 
 TIMES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "inter-token latency",
          "e2e": "end-to-end latency"}  # fmt: skip
 LABEL, CELL = 22, 9  # columns of the table: three percentiles fit into 80
 
 
-def times_of(answer: Answer) -> dict[str, float]:
+def times_of(answer: Reply) -> dict[str, float]:
     """Milliseconds of one answer; what cannot be told of it is left out."""
     found = {"e2e": (answer.end - answer.sent) * 1e3}
     if answer.first:
@@ -75,7 +75,7 @@ def numbers(outcome: Outcome, options: ServeOptions, counted: dict[str, float]) 
     return found
 
 
-def spread(good: list[Answer], percentiles: tuple[int, ...]) -> dict[str, float]:
+def spread(good: list[Reply], percentiles: tuple[int, ...]) -> dict[str, float]:
     """Mean, deviation and percentiles of each time."""
     each = [times_of(answer) for answer in good]
     found: dict[str, float] = {}
@@ -91,7 +91,7 @@ def spread(good: list[Answer], percentiles: tuple[int, ...]) -> dict[str, float]
     return found
 
 
-def most_open(answers: list[Answer]) -> int:
+def most_open(answers: list[Reply]) -> int:
     """The largest number of requests that were open at one time."""
     changes = sorted([(answer.sent, 1) for answer in answers] + [(answer.end, -1) for answer in answers])
     return int(np.cumsum([change for _, change in changes]).max())

@@ -15,7 +15,7 @@ from server.bench.engine_alone import Crowd, opened, random_prompts, run_crowd
 from server.bench.options import ThroughputOptions
 from server.bench.output import finish, on_loop
 from server.bench.progress import Progress
-from server.config import Config
+from server.flags.config import Config
 
 
 def run(options: ThroughputOptions, config: Config) -> int:

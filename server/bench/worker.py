@@ -15,9 +15,9 @@ from collections.abc import Callable
 import orjson
 import uvloop
 
-from server.bench.answer import Answer
-from server.bench.load import Share
 from server.bench.options import ServeOptions
+from server.bench.reply import Reply
+from server.bench.share import Share
 
 
 def main() -> None:
@@ -30,9 +30,9 @@ def main() -> None:
     line = sys.stdin.readline()
     if not line:  # who started this process has ended
         return
-    found: list[Answer] = []
+    found: list[Reply] = []
 
-    def record(answer: Answer) -> None:
+    def record(answer: Reply) -> None:
         found.append(answer)
         print(len(found), flush=True)
 
@@ -45,7 +45,7 @@ def main() -> None:
         out.write(orjson.dumps(result) + b"\n")
 
 
-async def asked(share: Share, start: float, record: Callable[[Answer], None]) -> None:
+async def asked(share: Share, start: float, record: Callable[[Reply], None]) -> None:
     """The share's load, until the end of stdin at most."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)

@@ -23,7 +23,7 @@ from server.http.exchange import ClientGone
 from server.http.started import Started
 
 if TYPE_CHECKING:
-    from server.config import LimitsConfig
+    from server.flags.config import LimitsConfig
     from server.state import AppState
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError, shown, unavailable
 from server.http.exchange import PROBES
-from server.limits import presented_key, wrong_key
+from server.ops.limits import presented_key, wrong_key
 
 if TYPE_CHECKING:
     from server.http.exchange import Exchange

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
 from server.http.websocket import accepting, as_exchange_scope, refusing
+from server.ops.request_times import Generation, RequestTimes
 from server.render.errors import RenderError
-from server.request_times import Generation, RequestTimes
 from server.state import AppState, OpenAnswer
 
 if TYPE_CHECKING:

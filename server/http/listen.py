@@ -1,7 +1,8 @@
 """Sockets and uvicorn: what listens, and how it is told to stop.
 
 Owner: loop. The socket is bound before anything is loaded, so a wrong address fails in the first moment and early
-clients get an answer (503) instead of a refused connection. Signals belong to process.py; uvicorn's handling is off.
+clients get an answer (503) instead of a refused connection. Signals belong to start/process.py; uvicorn's handling is
+off.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from server.config import Config
+from server.flags.config import Config
 from server.http.protocol import with_limits
 from server.http.websocket import MAX_MESSAGE, sockets
 

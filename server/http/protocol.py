@@ -16,8 +16,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from server.config import LimitsConfig
 from server.errors import ApiError
+from server.flags.config import LimitsConfig
 from server.http.line import line_of
 from server.http.offers import Parser, head_without_offer
 from server.http.turnstile import Turnstile

@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.types import Message, Scope, Send
 
-from server.config import LimitsConfig
+from server.flags.config import LimitsConfig
 
 METHOD = "WEBSOCKET"  # in the place of a request's method: never safe in the sense of GET, so origins are checked
 MAX_MESSAGE = 4 << 20  # bytes

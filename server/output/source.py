@@ -15,12 +15,13 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
+from server.render.tools import LONGEST_NAME
+
 T = TypeVar("T")
 Reader = Generator[None, None, T]  # yields when it needs more text, returns what it has read
 Emit = Callable[[str], None]
 
 SPACE = " \t\r\n"
-LONGEST_NAME = 256  # characters of a tool's name
 
 
 class Source:

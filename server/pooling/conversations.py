@@ -23,7 +23,7 @@ from mm.item import MediaRef, Processed
 from mm.splice import Spliced, splice
 from server.errors import ApiError
 from server.http.exchange import Exchange
-from server.job import media_preload, note_media
+from server.jobs.job import media_preload, note_media
 from server.pooling.tokens import (
     AROUND_PAIR,
     AROUND_TEXT,

@@ -18,7 +18,7 @@ from mm.item import MediaRef
 from mm.splice import splice
 from server.errors import invalid
 from server.http.exchange import Exchange
-from server.job import media_preload, note_media
+from server.jobs.job import media_preload, note_media
 from server.pooling.conversations import Parts, replaced
 from server.pooling.tokens import WITH_MEDIA, Cut, PooledInputs, no_room, pooling_of, tokenized
 from server.render.chat import FORMAT_FACTS

@@ -20,7 +20,7 @@ from engine.base.errors import EngineError
 from engine.base.request import Delta, PoolingParams, Request, SamplingParams
 from server.errors import ApiError, from_engine
 from server.http.exchange import Exchange
-from server.job import scope_of
+from server.jobs.job import scope_of
 from server.pooling.tokens import PooledInputs
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0)

@@ -29,7 +29,7 @@ from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
 from server.render.open_end import cut_at, open_last
 from server.render.prompt import PIECE, Prompt, Side, context_error, id_array, truncate
-from server.render.rows import RowMarks
+from server.render.row_marks import RowMarks
 from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
 from server.render.template_choice import check_defaults, choose, missing
 from server.render.template_facts import TemplateFacts

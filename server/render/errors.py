@@ -6,11 +6,13 @@ a stable reason, a text fit for clients and the path of the field at fault. The 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 # bool stands before int, which it is a kind of
 _KINDS = {str: "a string", bool: "true or false", int: "an integer", float: "a number", list: "a list"}
 _KINDS |= {dict: "an object"}
+LONGEST = 200  # characters of an escaped value
 
 
 class RenderError(Exception):
@@ -33,6 +35,14 @@ def shown(text: str, limit: int = 80) -> str:
     """A client's text as an error may quote it: one line, cut short."""
     cut = text if len(text) <= limit else text[:limit] + "…"
     return repr(cut)
+
+
+def escaped(value: Any) -> str:
+    """A client's value, fit to stand in a text: as JSON has it, escaped, at most 200 characters."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    cut = text[: LONGEST + 1]
+    whole = cut.encode("unicode_escape").decode("ascii")
+    return whole if len(whole) <= LONGEST else whole[: LONGEST - 1] + "…"
 
 
 def kind_of(value: Any) -> str:

@@ -11,7 +11,7 @@ import base64
 import json
 from typing import Any
 
-from server.patterns import unanchored
+from server.render.anchors import unanchored
 from server.render.conversation import Conversation, Part, text_part
 from server.render.errors import invalid, kind_of, shown, untyped
 from server.render.tools import ToolPlace, tool_name, tool_place

@@ -2,8 +2,9 @@
 
 Owner: any thread; called once while the server loads. In: a folder or a file, and --tokenizer-mode. Out: a Tokenizer.
 The kinds: tokenizer.json (hf_tokenizer.py), Mistral's tekken.json and versioned tokenizer.model
-(mistral_tokenizer.py), tiktoken's merge files (tiktoken_tokenizer.py), other sentencepiece models (pieces.py). Two of
-them need optional libraries, so the modules of the kinds are imported when they are chosen.
+(mistral_tokenizer.py), tiktoken's merge files (tiktoken_tokenizer.py), other sentencepiece models
+(sentencepiece_model.py). Two of them need optional libraries, so the modules of the kinds are imported when they are
+chosen.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def load_tokenizer(path: str | Path, mode: str = "auto") -> Tokenizer:
     mistrals = mode == "mistral" or (mode == "auto" and (source.parent / "params.json").is_file())
     if source.name == PIECES and not mistrals:
         from server.render.hf_tokenizer import HfTokenizer
-        from server.render.pieces import CHATGLM_ENDS, is_chatglm, read_pieces
+        from server.render.sentencepiece_model import CHATGLM_ENDS, is_chatglm, read_pieces
 
         core, config = read_pieces(source)
         tokenizer = HfTokenizer(core, config, read_templates(source.parent, config))

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from mm.client_rows import ClientRows
 from mm.item import MediaRef
-from mm.rows import ClientRows
 from server.render.errors import RenderError, invalid
 
 Side = Literal["left", "right"]

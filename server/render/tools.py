@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from server.errors import shown
-from server.output.source import LONGEST_NAME
-from server.render.errors import invalid
+from server.render.errors import escaped, invalid
+
+LONGEST_NAME = 256  # characters of a tool's name
 
 
 class ToolPlace(NamedTuple):
@@ -23,7 +23,7 @@ class ToolPlace(NamedTuple):
 def tool_name(name: Any, path: str) -> str:
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
         allowed = f"a string of 1 to {LONGEST_NAME} characters that are not all white space"
-        raise invalid(f"{path}.name: got {shown(name)}; must be {allowed}", f"{path}.name")
+        raise invalid(f"{path}.name: got {escaped(name)}; must be {allowed}", f"{path}.name")
     return name
 
 
@@ -31,5 +31,5 @@ def tool_place(tool: dict[str, Any], path: str, schema: str) -> ToolPlace:
     """`schema` is the name that the dialect gives to the parameters."""
     strict = tool.get("strict")
     if not isinstance(strict, bool | None):
-        raise invalid(f"{path}.strict: got {shown(strict)}; must be true or false", f"{path}.strict")
+        raise invalid(f"{path}.strict: got {escaped(strict)}; must be true or false", f"{path}.strict")
     return ToolPlace(strict is True, f"{path}.{schema}")

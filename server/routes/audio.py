@@ -21,9 +21,9 @@ from server.errors import from_validation, invalid, not_here, shown
 from server.http.exchange import Exchange, exchange_of
 from server.http.uploads import Form, uploaded
 from server.http.watch import client_present
-from server.job import scope_of
+from server.jobs.job import scope_of
+from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.routes.endpoint import check_model, gateway_priority, generating_route, one_of
-from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.common import SamplingFields
 from server.speech.choose import hearer_of
@@ -31,7 +31,7 @@ from server.speech.heard import FORMATS, MEDIA_TYPES, Transcript, Word, body, jo
 from server.speech.hearer import Hearer, Said, Task
 from server.speech.languages import code_of, separator
 from server.speech.listening import Listening, all_logprobs
-from server.speech.stream import SpeechStream
+from server.speech.speech_stream import SpeechStream
 
 Kind = TypeVar("Kind", bound=SpeechForm)
 LISTS = ("timestamp_granularities", "include")

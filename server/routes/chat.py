@@ -14,17 +14,18 @@ from typing import Any, TypeGuard
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import media_options, prompt_rows
-from server.answer import Answer
-from server.answering import answer_with, json_body
-from server.choice import Choice
+from server.answers import routed
+from server.answers.answer import Answer
+from server.answers.choice import Choice
+from server.answers.respond import answer_with, json_body
 from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
-from server.job import Job, media_preload, prepare
-from server.media_preload import MediaPreload
-from server.output import routed
+from server.jobs import media_options, prompt_rows
+from server.jobs.job import Job, media_preload, prepare
+from server.jobs.media_preload import MediaPreload
+from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.output.choices import chat_call, chat_choice, chat_message
 from server.output.events import Said
 from server.output.logprobs import TokenNames
@@ -34,10 +35,9 @@ from server.render.tools import tool_name, tool_place
 from server.routes.chunks import ChatChunks, ChatShown, chat_finish
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
 from server.routes.tools import allowed_tools, check_calls, check_name, held_to_calls, offered, parsing_of
-from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState
-from server.tool_structure import Calls
+from server.structure.tool_structure import Calls
 
 # Fields that most requests leave out; `check_special` reads them.
 SPECIAL = (

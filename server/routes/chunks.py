@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 
 from engine.base.request import TokenLogprob
-from server.answer import Answer
-from server.choice import Choice
+from server.answers import routed
+from server.answers.answer import Answer
+from server.answers.choice import Choice
 from server.errors import ApiError
 from server.http.sse import DONE
-from server.output import routed
 from server.output.choices import echo_text, reasoning_names, usage
 from server.output.events import CallArguments, CallStart, Content, Event, Reasoning
 from server.output.logprobs import CompletionLogprobs, TokenNames, joined

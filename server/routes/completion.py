@@ -13,22 +13,22 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.answer import SLICE, Answer
-from server.answering import answer_with, json_body
-from server.choice import Choice
+from server.answers import routed
+from server.answers.answer import SLICE, Answer
+from server.answers.choice import Choice
+from server.answers.respond import answer_with, json_body
 from server.errors import invalid, not_here
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
-from server.job import Job, prepare
-from server.output import routed
+from server.jobs.job import Job, prepare
+from server.jobs.prompt_rows import prompt_of, refuse_others
+from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, joined
-from server.prompt_rows import prompt_of, refuse_others
 from server.render.prompt import PIECE, empty
 from server.routes.chunks import CompletionChunks
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
-from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.completion import CompletionBody
 from server.state import AppState
 

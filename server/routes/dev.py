@@ -17,11 +17,12 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from engine.base.errors import NotReadyError
-from server import __version__, tracing
+from server import __version__
 from server.errors import ApiError, from_engine, invalid, not_here, shown
 from server.http.exchange import exchange_of, state_of
 from server.http.watch import client_present
-from server.limits import presented_key
+from server.ops import tracing
+from server.ops.limits import presented_key
 from server.routes.endpoint import Handler, json_response, route
 from server.state import AppState
 

@@ -21,7 +21,8 @@ from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
-from server.job import media_preload, with_media
+from server.jobs.job import media_preload, with_media
+from server.jobs.sampling import priority_of, salt_of
 from server.pooling.conversations import Conversations, Parts, message, messages_of, replaced, seen
 from server.pooling.pairs import INSTEAD, items
 from server.pooling.pictures import check_queries, text_or_picture
@@ -42,7 +43,6 @@ from server.pooling.tokens import (
 )
 from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, of_tokens, written
 from server.routes.endpoint import check_model, gateway_priority, one_of, pooling_route, response_id
-from server.sampling import priority_of, salt_of
 from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody, VectorsBody
 from server.state import AppState
 

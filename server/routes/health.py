@@ -16,7 +16,7 @@ from starlette.responses import Response
 from server import __version__
 from server.http.edge import not_ready
 from server.http.exchange import state_of
-from server.metrics import exposition
+from server.ops.metrics import exposition
 from server.routes.endpoint import json_response, route
 from server.state import AppState
 

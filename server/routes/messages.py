@@ -17,14 +17,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.answer import Answer
-from server.answering import answer_with, json_body
+from server.answers.answer import Answer
+from server.answers.messages import MessageEvents, whole_message
+from server.answers.respond import answer_with, json_body
 from server.errors import ApiError, invalid, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
-from server.job import Job, media_preload, prepare
-from server.output.messages import MessageEvents, whole_message
+from server.jobs.job import Job, media_preload, prepare
+from server.jobs.sampling import Asked, priority_of, resolve, salt_of
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, tool_places
 from server.render.chat import Renderer
 from server.render.errors import kind_of
@@ -37,12 +38,11 @@ from server.routes.endpoint import (
     refuse_experts,
 )
 from server.routes.tools import check_calls, check_name, held_to_calls, offered, parsing_of
-from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
 from server.state import AppState
-from server.structure import Structure, format_structure
-from server.tool_structure import Calls
+from server.structure.structure import Structure, format_structure
+from server.structure.tool_structure import Calls
 
 log = logging.getLogger("omniloop")
 

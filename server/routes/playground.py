@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import __version__
-from server.config import EMBEDDED
 from server.errors import not_found
+from server.flags.config import EMBEDDED
 from server.http.exchange import state_of
 from server.routes.endpoint import json_response, route
 from server.state import AppState

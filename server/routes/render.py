@@ -15,12 +15,12 @@ from starlette.responses import Response
 from server.http.body import read_json
 from server.http.exchange import exchange_of
 from server.http.watch import client_present, preparing
-from server.job import Job
+from server.jobs.job import Job
+from server.jobs.sampling import Asked
 from server.render.widened import features_of
 from server.routes import chat as chat_route
 from server.routes import completion as completion_route
 from server.routes.endpoint import check_model, generating_route, json_response, response_id
-from server.sampling import Asked
 from server.schema.chat import ChatBody
 from server.schema.common import SamplingFields
 from server.schema.completion import CompletionBody

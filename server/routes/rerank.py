@@ -18,6 +18,7 @@ from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
+from server.jobs.sampling import priority_of, salt_of
 from server.pooling.conversations import replaced, seen
 from server.pooling.pairs import (
     Pairs,
@@ -37,7 +38,6 @@ from server.pooling.run import PooledAnswer
 from server.pooling.tokens import Cut, PooledInputs, cut_of, in_pool_if, pooling_of
 from server.pooling.vectors import LARGE, activated, finished, of_tokens
 from server.routes.endpoint import check_model, gateway_priority, json_response, pooling_route, response_id
-from server.sampling import priority_of, salt_of
 from server.schema.pooling import RerankBody, ScoreBody
 from server.state import AppState
 

@@ -18,7 +18,7 @@ from server.routes.endpoint import one_of
 from server.routes.tools import allowed_tools, check_calls, check_name, offered, parsing_of
 from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
-from server.tool_structure import Calls
+from server.structure.tool_structure import Calls
 
 log = logging.getLogger("omniloop")
 

@@ -21,18 +21,21 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.answer import Answer
-from server.answering import answer_with
-from server.background import Background, detached
+from server.answers.answer import Answer
+from server.answers.background import Background, detached
+from server.answers.respond import answer_with
+from server.answers.response_events import ResponseEvents
+from server.answers.response_items import ResponseObject
+from server.answers.watch_response import WatchedResponse
 from server.errors import ApiError, invalid, not_found, not_here, queue_full, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
-from server.job import Job, media_preload, prepare, with_grammar
+from server.jobs.job import Job, media_preload, prepare, with_grammar
+from server.jobs.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.output.logprobs import TokenNames
 from server.output.parser import Parsing
-from server.output.response_events import ResponseEvents
-from server.output.response_items import ResponseObject
+from server.output.response_store import Stored, Turn
 from server.render.chat import Renderer
 from server.render.conversation import Conversation
 from server.render.errors import RenderError
@@ -49,13 +52,10 @@ from server.routes.endpoint import (
 from server.routes.response_tools import Tools, check_tools, parsing_for, tell_unheld
 from server.routes.stored_responses import missing
 from server.routes.tools import held_to_calls
-from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
-from server.store import Stored, Turn
-from server.structure import format_structure
-from server.watch_response import WatchedResponse
+from server.structure.structure import format_structure
 
 log = logging.getLogger("omniloop")
 

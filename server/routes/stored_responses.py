@@ -12,13 +12,13 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.answers.watch_response import WatchedResponse
 from server.errors import invalid, not_found, shown
 from server.http.exchange import exchange_of
 from server.http.watch import client_present
+from server.output.response_store import Stored
 from server.render.items import listed
 from server.routes.endpoint import json_response, one_of, route
-from server.store import Stored
-from server.watch_response import WatchedResponse
 
 MOST_LISTED = 100
 NUMBER = re.compile(r"-?[0-9]{1,9}\Z")

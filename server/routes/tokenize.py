@@ -19,10 +19,10 @@ from server.errors import invalid
 from server.http.body import read_json
 from server.http.exchange import exchange_of, state_of
 from server.http.watch import client_present, preparing
+from server.jobs.sampling import token_out_of_range
 from server.render.prompt import context_error, empty, id_array
 from server.routes.chat import check_function
 from server.routes.endpoint import check_model, json_response, route
-from server.sampling import token_out_of_range
 from server.schema.tokenize import DetokenizeBody, TokenizeBody
 from server.state import AppState
 

@@ -15,21 +15,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mm.splice import splice
-from server.answer import Answer
-from server.answering import answer_with, json_body
-from server.choice import Choice
+from server.answers import routed
+from server.answers.answer import Answer
+from server.answers.choice import Choice
+from server.answers.respond import answer_with, json_body
 from server.errors import ApiError, invalid
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.sse import DONE
 from server.http.watch import preparing
-from server.job import Job, job_of, scope_of
-from server.output import routed
+from server.jobs.job import Job, job_of, scope_of
+from server.jobs.sampling import Asked, priority_of, resolve, salt_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.render.widened import mismatch, narrowed
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id
-from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.generate import GenerateBody, TokenSampling
 from server.state import AppState
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from server.errors import invalid, not_here, shown
+from server.jobs.sampling import Asked
 from server.output.parser import Parsing
 from server.render.tools import ToolPlace
 from server.routes.endpoint import one_of
-from server.sampling import Asked
 from server.state import AppState
-from server.tool_structure import Calls, tool_structure
+from server.structure.tool_structure import Calls, tool_structure
 
 Tool = dict[str, Any]
 

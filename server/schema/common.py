@@ -1,7 +1,7 @@
 """Fields that chat and completions share.
 
 Owner: none, values made by http/body.py. Every field is optional and None when absent or null; ranges and
-contradictions are the business of server/sampling.py, which also knows the defaults.
+contradictions are the business of server/jobs/sampling.py, which also knows the defaults.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     repetition_detection: RepetitionFields | None = None
-    guided_json: Any = None  # these four hold nobody to anything; structure.py warns
+    guided_json: Any = None  # these four hold nobody to anything; structure/structure.py warns
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None

@@ -15,11 +15,11 @@ from mm.item import Processed
 from mm.recording import Window
 from mm.splice import splice
 from mm.transform.quiet import Cutting
-from server.config import SpeechConfig
+from server.flags.config import SpeechConfig
 from server.http.exchange import Exchange
-from server.job import Job, job_of
+from server.jobs.job import Job, job_of
+from server.jobs.sampling import Asked
 from server.render.prompt import Prompt
-from server.sampling import Asked
 from server.speech.heard import Segment, Word, average_logprob, compression_ratio
 from server.speech.languages import name_of
 from server.state import AppState

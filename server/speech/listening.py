@@ -23,10 +23,10 @@ from engine.base.stream import TokenStream
 from mm.errors import MediaError
 from mm.item import Processed
 from mm.recording import Recording
-from server.answer_metrics import AnswerMetrics
+from server.answers.answer_metrics import AnswerMetrics
 from server.errors import ApiError, from_engine
 from server.http.exchange import Exchange
-from server.job import Job, note_media
+from server.jobs.job import Job, note_media
 from server.output.logprobs import TokenNames
 from server.output.text import TextStream
 from server.render.tokenizer import Tokenizer

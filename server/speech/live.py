@@ -17,7 +17,7 @@ import time
 
 from mm.decode.audio import SAMPLE_RATE
 from mm.item import MediaItem, MediaOptions, Processed
-from mm.job import DIGEST_BYTES
+from mm.item_job import DIGEST_BYTES
 from mm.transform.quiet import quiet_end
 from server.errors import ApiError
 from server.http.exchange import Exchange

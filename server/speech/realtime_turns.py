@@ -21,7 +21,7 @@ from engine.base.request import TokenLogprob
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, internal
 from server.http.exchange import Exchange, fault
-from server.job import scope_of
+from server.jobs.job import scope_of
 from server.schema.audio import TranscriptionForm
 from server.speech.choose import hearer_of
 from server.speech.growing import GrowingSound
@@ -30,7 +30,7 @@ from server.speech.languages import separator
 from server.speech.listening import Listening, Tell, all_logprobs, logprobs_of
 from server.speech.live import LiveListening
 from server.speech.realtime_events import described, wave
-from server.speech.stream import InOrder
+from server.speech.speech_stream import InOrder
 from server.speech.voxtral_realtime import VoxtralRealtimeHearer
 
 TaskOf = Callable[[TranscriptionForm], Task]

@@ -16,7 +16,7 @@ from mm.item import Processed
 from mm.processors.voxtral_realtime import VoxtralRealtime
 from server.errors import not_here
 from server.http.exchange import Exchange
-from server.job import Job
+from server.jobs.job import Job
 from server.render.prompt import Prompt
 from server.speech.hearer import ChatHearer, Task
 

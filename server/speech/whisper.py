@@ -29,13 +29,13 @@ from mm.splice import splice
 from mm.transform.quiet import Cutting
 from server.errors import invalid, not_here
 from server.http.exchange import Exchange
-from server.job import Job, job_of
+from server.jobs.job import Job, job_of
+from server.jobs.sampling import Asked
 from server.render.prompt import Prompt
-from server.sampling import Asked
+from server.render.whisper_tokens import WhisperTokens
 from server.speech.heard import Segment, Word, average_logprob, compression_ratio
 from server.speech.hearer import Ask, Said, Task
 from server.speech.timed import text_of, timed
-from server.speech.whisper_tokens import WhisperTokens
 from server.speech.words import FRAME_S, words_of
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -20,7 +20,6 @@ from server.speech.heard import Word
 from server.speech.languages import UNSPACED
 
 FRAME_S = 0.02  # a row of the encoder
-SMOOTH = 7  # rows under the median, where config.json says nothing
 BEFORE = "\"'“¡¿([{-"  # marks that belong to the word behind them
 BEHIND = "\"'.。,，!！?？:：”)]}、"  # and to the word before them
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from server.bench import processes
-from server.bench.answer import Answer
 from server.bench.dataset import FIRST_ID, WORDS
 from server.bench.options import ServeOptions
 from server.bench.output import on_loop
+from server.bench.reply import Reply
 from server.bench.summary import times_of
 from tests.bench.loads import Case
 from tests.bench.shapes import SHAPES
@@ -36,7 +36,7 @@ class Came:
     """What the clients of one case saw; the answers are the case's own, failures are also those beside it."""
 
     begun: float
-    answers: list[Answer]
+    answers: list[Reply]
     failures: tuple[str, ...] = ()  # what the server said instead of answers
     until: float = 0.0  # when the load was ended, or had nothing more to send
     cpu_s: float = 0.0  # of all clients
@@ -161,7 +161,7 @@ async def asking(
         watching.cancel()
     outcomes = [run.result() for run in runs]
     failures = tuple(answer.error for outcome in outcomes for answer in outcome.answers if answer.error)
-    own: list[Answer] = []
+    own: list[Reply] = []
     for at, outcome in enumerate(outcomes[:num_own]):
         own += (replace(answer, place=answer.place + 1000 * at) for answer in outcome.answers if not answer.error)
     until = most[1] or max((answer.sent for answer in own), default=0.0)
@@ -169,7 +169,7 @@ async def asking(
     return Came(begun, own, failures, until, cpu_s)
 
 
-def events_of(answers: Sequence[Answer]) -> np.ndarray:
+def events_of(answers: Sequence[Reply]) -> np.ndarray:
     """[events behind each answer's first, 2]: when it came, and how long after the one before."""
     each = [np.stack((one.first + np.cumsum(one.gaps), one.gaps), 1) for one in answers if one.gaps]
     return np.concatenate(each) if each else np.zeros((0, 2))
@@ -202,7 +202,7 @@ def summary(came: Came, since: float, until: float) -> dict[str, float]:
     }
 
 
-def rate_of_equal(ended: Sequence[Answer]) -> float:
+def rate_of_equal(ended: Sequence[Reply]) -> float:
     """Tokens per second of whole answers of one length; nan where a place has not ended two."""
     rate, places = 0.0, {one.place for one in ended}
     for place in places:

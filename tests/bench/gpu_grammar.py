@@ -24,8 +24,8 @@ import numpy as np
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
-from server.config import LimitsConfig
-from server.structure import schema_text
+from server.flags.config import LimitsConfig
+from server.structure.structure import schema_text
 from tests.bench.beside_compiles import Sender, bodies
 from tests.bench.gpu_serve import TINY_FLAGS, measure
 from tests.bench.loads import ORDERS, PLAIN, SIZES, Sizes, with_grammars

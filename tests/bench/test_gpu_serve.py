@@ -20,8 +20,8 @@ import uvloop
 
 from engine.base.output import StepOutput
 from engine.base.stats import StepStats
-from server.bench.answer import Answer
 from server.bench.dataset import conversations
+from server.bench.reply import Reply
 from tests.bench import gpu_serve, loads, targets
 from tests.bench.asked import Came, load, parts_of, summary
 from tests.bench.watched import Deliveries, homes
@@ -244,10 +244,10 @@ def test_lengths_that_differ_are_prompts_of_a_file(tmp_path):
     assert sizes == [(2048, 128), (0, 2176)]
 
 
-def of(place: int, first: float, ats: list[float], tokens: int) -> Answer:
+def of(place: int, first: float, ats: list[float], tokens: int) -> Reply:
     """An answer that was sent a second before its first event, whose others came at these times."""
     gaps = np.diff([first, *ats]).tolist()
-    return Answer(0, 0, place=place, sent=first - 1, first=first, last=ats[-1], end=ats[-1], gaps=gaps,
+    return Reply(0, 0, place=place, sent=first - 1, first=first, last=ats[-1], end=ats[-1], gaps=gaps,
                   events=len(ats) + 1, completion_tokens=tokens)  # fmt: skip
 
 

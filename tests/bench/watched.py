@@ -18,12 +18,13 @@ from array import array
 from math import isnan, nan
 from typing import TYPE_CHECKING
 
-from server import signals
+from server.start import signals
 
 signals.hold()  # as server/__main__ does, before the imports below
 
-from server import cli, process  # noqa: E402
-from server.lifespan import Lifespan  # noqa: E402
+from server import cli  # noqa: E402
+from server.start import process  # noqa: E402
+from server.start.lifespan import Lifespan  # noqa: E402
 
 if TYPE_CHECKING:
     import numpy as np

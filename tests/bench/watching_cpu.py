@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 from engine.base.stats import StepStats
-from server.metrics import exposition
+from server.ops.metrics import exposition
+from server.ops.status import INTERVAL_S, StatusLine
 from server.state import AppState
-from server.status import INTERVAL_S, StatusLine
 from tests.bench.stream_cpu import ROOM
 from tests.end_to_end.inside import InsideServer, flags_of, inside
 

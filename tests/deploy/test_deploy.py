@@ -17,8 +17,8 @@ import yaml
 
 from server.app import routes_of
 from server.cli import build, parse
-from server.config import Config
-from server.flags import all_flags, from_mapping
+from server.flags.command_line import all_flags, from_mapping
+from server.flags.config import Config
 from tests.deploy.schemas import COMPOSE, schema_of
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from server import signals
+from server.start import signals
 
 signals.hold()  # as server/__main__ does, before the imports below
 

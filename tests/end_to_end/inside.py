@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import uvloop
 
 from engine.engine import Engine
-from server import load
 from server.app import make_app
 from server.cli import parse
 from server.http.listen import address, bind, make_listener
-from server.process import SWITCH_INTERVAL_S, freeze_heap
+from server.start import load
+from server.start.process import SWITCH_INTERVAL_S, freeze_heap
 from server.state import AppState
 
 T = TypeVar("T")

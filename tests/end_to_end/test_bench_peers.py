@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from server.bench import serve
-from server.bench.load import Share
 from server.bench.options import ServeOptions
 from server.bench.output import on_loop
+from server.bench.share import Share
 from tests import tiny
 from tests.end_to_end.installed import PythonClient
 from tests.end_to_end.process import ServerProcess

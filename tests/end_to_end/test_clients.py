@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from server.config import EMBEDDED
+from server.flags.config import EMBEDDED
 from tests.end_to_end.installed import Installing, NodeClient, PythonClient, run
 from tests.end_to_end.process import ServerProcess
 from tests.end_to_end.wire import ask

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from server.process import EXIT_DEAD
+from server.start.process import EXIT_DEAD
 from tests import tiny
 from tests.end_to_end.faulty import BREAKS_ITS_STEP, LOSES_THE_DEVICE, NEVER_ENDS
 from tests.end_to_end.process import SMALL, ServerProcess

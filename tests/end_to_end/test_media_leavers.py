@@ -23,7 +23,7 @@ import pytest
 from _fast.plan import StepPlan
 from engine.step.encode import EncoderCache
 from mm.heap import trim_heap
-from server.config import Config
+from server.flags.config import Config
 from tests import tiny
 from tests.end_to_end.inside import InsideServer, held, inside
 from tests.end_to_end.known import data_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from server.flags import all_flags
-from server.foreign_flags import FOREIGN
+from server.flags.command_line import all_flags
+from server.flags.foreign_flags import FOREIGN
 from tests.end_to_end.process import ROOT, ServerProcess
 
 PAGES = sorted(page for page in (ROOT / "examples").rglob("*.md") if page.parent.name != "embedded_model")

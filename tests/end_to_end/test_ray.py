@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def test_arguments_are_refused_in_words():
-    from server.flags import UsageError
+    from server.flags.command_line import UsageError
     from server.scaleout import build
 
     for arguments, text in [

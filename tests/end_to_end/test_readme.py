@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import Config
+from server.flags.config import Config
 from tests.end_to_end.process import ROOT, ServerProcess
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def test_files_and_folders_it_names_are_there():
 
 def test_endpoints_it_lists_are_served():
     from server.app import routes_of
-    from server.config import Config
+    from server.flags.config import Config
 
     paths = {line.path for line in routes_of(Config())}
     spoken = README.partition("## What it speaks")[2].partition("##")[0]

@@ -336,7 +336,7 @@ def test_help_names_every_flag_and_is_quick():
 
 
 def test_the_socket_is_bound_before_torch_is_imported():
-    code = "import sys, server.process; sys.exit('torch' in sys.modules)"
+    code = "import sys, server.start.process; sys.exit('torch' in sys.modules)"
     bare = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert bare.returncode == 0, f"a probe would wait for torch: {bare.stderr}"
 

@@ -20,7 +20,7 @@ from engine.run.loop import DeviceThread
 from engine.run.steady import Handover
 from engine.step.build import RowArrays
 from engine.step.result import StepResult
-from server.metrics import Metrics
+from server.ops.metrics import Metrics
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_faults import error_of, plant

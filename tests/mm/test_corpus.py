@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-import mm.job as jobs
+import mm.item_job as jobs
 from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions, MediaRef, Processed
 from mm.permits import DecodePermit
@@ -27,16 +27,16 @@ def odd() -> list[corpus.Odd]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[MediaItem]:
     """What decoders return, before a processor scales and cuts it; the newest last."""
     found: list[MediaItem] = []
-    real = jobs.Job._finish
+    real = jobs.ItemJob._finish
 
-    def finish(job: jobs.Job, opened: jobs.Opened, *args: object) -> Processed:
+    def finish(job: jobs.ItemJob, opened: jobs.Opened, *args: object) -> Processed:
         def kept(alarm: object) -> MediaItem:
             found.append(opened.decode(alarm))
             return found[-1]
 
         return real(job, jobs.replace(opened, decode=kept), *args)
 
-    monkeypatch.setattr(jobs.Job, "_finish", finish)
+    monkeypatch.setattr(jobs.ItemJob, "_finish", finish)
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from PIL import Image
 
-import mm.job as jobs
+import mm.item_job as jobs
 from mm.decode.image import ImageFile
 from mm.errors import MediaError
 from mm.item import MediaRef

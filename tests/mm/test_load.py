@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mm.job as jobs
+import mm.item_job as jobs
 import mm.load as loading
 from mm.decode import video
 from mm.decode.alarm import Alarm
@@ -135,7 +135,7 @@ class Turns:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = self.decoded = 0
-        in_pool, finish = jobs.Job._in_pool, jobs.Job._finish
+        in_pool, finish = jobs.ItemJob._in_pool, jobs.ItemJob._finish
 
         async def counted(job, *args, **options):
             self.count += 1
@@ -145,8 +145,8 @@ class Turns:
             self.decoded += 1
             return finish(*args)
 
-        monkeypatch.setattr(jobs.Job, "_in_pool", counted)
-        monkeypatch.setattr(jobs.Job, "_finish", decoded)
+        monkeypatch.setattr(jobs.ItemJob, "_in_pool", counted)
+        monkeypatch.setattr(jobs.ItemJob, "_finish", decoded)
 
 
 async def test_a_jpeg_of_the_request_takes_one_turn_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ async def test_one_bad_item_ends_the_others_and_is_named() -> None:
 async def test_hits_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     async with loader() as media:
         (first,) = await media.load([MediaRef("image", IMAGE)], scope=b"a")
-        monkeypatch.setattr(jobs.Job, "_decode", None)
+        monkeypatch.setattr(jobs.ItemJob, "_decode", None)
         (second,) = await media.load([MediaRef("image", IMAGE)], scope=b"a")
         assert second is first
         with pytest.raises(TypeError):
@@ -395,13 +395,13 @@ async def test_digests_differ_between_processes() -> None:
 async def test_too_many_requests_at_once_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async with loader(max_media_waiting=2) as media:
         gate = asyncio.Event()
-        real = jobs.Job._load
+        real = jobs.ItemJob._load
 
         async def waiting(job):
             await gate.wait()
             return await real(job)
 
-        monkeypatch.setattr(jobs.Job, "_load", waiting)
+        monkeypatch.setattr(jobs.ItemJob, "_load", waiting)
         tasks = [asyncio.create_task(media.load([MediaRef("image", IMAGE)])) for _ in range(2)]
         await asyncio.sleep(0)
         error = await refusal(media, MediaRef("image", IMAGE))
@@ -417,14 +417,14 @@ class Stuck:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started = threading.Event()
         self.let_go = threading.Event()
-        real = jobs.Job._finish
+        real = jobs.ItemJob._finish
 
         def finish(job, opened, digest, alarm):
             self.started.set()
             self.let_go.wait(10)
             return real(job, opened, digest, alarm)
 
-        monkeypatch.setattr(jobs.Job, "_finish", finish)
+        monkeypatch.setattr(jobs.ItemJob, "_finish", finish)
 
 
 @pytest.mark.parametrize("source", [IMAGE, JPEG])

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import estimate as estimate_module
 from engine.base.config import EngineConfig
 from engine.checkpoint.files import CONFIG, PARAMS
 from engine.device.memory import DeviceMemory
 from engine.models.registry import build_model, load_model_config
+from engine.run import estimate as estimate_module
 from engine.run.estimate import estimate
 from engine.weights.files import INDEX, open_checkpoint
 from engine.weights.table import expand

@@ -24,7 +24,7 @@ from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.registry import processor_for
 from mm.splice import splice
 from server.errors import ApiError
-from server.job import job_of
+from server.jobs.job import job_of
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running
 from tests.models.harness import load

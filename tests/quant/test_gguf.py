@@ -22,10 +22,10 @@ from engine.weights.files import open_checkpoint
 from engine.weights.ggml_blocks import codes_of
 from engine.weights.gguf import read_gguf
 from engine.weights.load import load_weights
-from server.check import lines
 from server.cli import parse
-from server.gguf import as_folder
 from server.render.load_tokenizer import load_tokenizer
+from server.start.check import lines
+from server.start.gguf import as_folder
 from tests.models.harness import Harness, load
 from tests.quant import ggufs
 

@@ -18,8 +18,8 @@ from engine.layers.attention import PagedSelfAttention
 from engine.models.registry import build_model, load_model_config
 from engine.quant.kv import numbers_line, stored_specs
 from engine.weights.files import open_checkpoint
-from server.check import lines
-from server.config import CacheConfig, Config, ModelFlags
+from server.flags.config import CacheConfig, Config, ModelFlags
+from server.start.check import lines
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running

@@ -23,8 +23,8 @@ from engine.quant.online import requested
 from engine.run.estimate import estimate
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
-from server.check import lines
-from server.config import Config, ModelFlags
+from server.flags.config import Config, ModelFlags
+from server.start.check import lines
 from tests import tiny
 from tests.engine_kit import answer, running
 from tests.invariance.test_text import PROMPTS, request

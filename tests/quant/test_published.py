@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from engine import estimate as estimate_module
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.checkpoint.files import CONFIG
 from engine.device.memory import DeviceMemory
+from engine.run import estimate as estimate_module
 from engine.run.estimate import estimate
 from engine.weights.files import SINGLE, open_checkpoint
 

@@ -15,8 +15,8 @@ from engine.kernels.gemm.pack import Placement
 from engine.models.registry import build_model, load_model_config
 from engine.weights.files import DTYPE_BYTES, DTYPES, open_checkpoint
 from engine.weights.load import match
-from server.check import lines
-from server.config import Config, ModelFlags
+from server.flags.config import Config, ModelFlags
+from server.start.check import lines
 from tests.models.harness import load
 from tests.quant.written import VARIANTS, write
 

@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 
 from engine.engine import Engine
-from server import load
 from server.app import make_app
-from server.config import Config
+from server.flags.config import Config
+from server.start import load
 from server.state import AppState
 from tests import tiny
 from tests.engine_kit import GONE

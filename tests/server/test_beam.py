@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 
 from engine.base.request import FinishReason
-from server import beam_lines
-from server.beam import Beam
+from server.answers import beam_lines
+from server.answers.beam import Beam
 from server.schema.completion import CompletionBody
-from server.structure import structure_of
+from server.structure.structure import structure_of
 from tests.engine.grammar.kit import allowed as allowed_ids
 from tests.server.conftest import quiet
 

@@ -17,11 +17,11 @@ from engine.kernels.moe.pack import pack_experts
 from mm.cache import ProcessorCache
 from server import cli
 from server.bench import attention, linear, moe, sample, startup, summary, sweep, timing
-from server.bench.answer import Answer
 from server.bench.command import main, parse
 from server.bench.options import ServeOptions
 from server.bench.output import words_of
 from server.bench.processes import Outcome
+from server.bench.reply import Reply
 from server.cli import build
 from tests import tiny
 
@@ -264,7 +264,7 @@ def test_the_plan_of_the_examples_names_flags_and_metrics_that_are_there():
     words = words_of(plan.flags | plan.combinations[0])
     assert len(plan.combinations) == 8
     assert callable(parse([plan.command, *words], print, build))
-    answer = Answer(0, 0, sent=1.0, first=2.0, last=4.0, end=5.0, gaps=[2.0], events=2, finish="stop")
+    answer = Reply(0, 0, sent=1.0, first=2.0, last=4.0, end=5.0, gaps=[2.0], events=2, finish="stop")
     assert set(plan.metrics) <= summary.numbers(Outcome(1.0, [answer]), ServeOptions(), {}).keys()
 
 

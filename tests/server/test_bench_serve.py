@@ -16,15 +16,15 @@ import pytest
 from PIL import Image
 
 from server.bench import processes, serve, summary
-from server.bench.answer import Answer, EventReader
 from server.bench.command import main, parse
 from server.bench.dataset import conversations
 from server.bench.foreign_flags import FOREIGN
-from server.bench.load import Share, arrivals
 from server.bench.options import ServeOptions
 from server.bench.plot import draw_run
+from server.bench.reply import EventReader, Reply
+from server.bench.share import Share, arrivals
 from server.cli import build
-from server.flags import UsageError, all_flags, flags_of
+from server.flags.command_line import UsageError, all_flags, flags_of
 from tests.pace import slowness
 from tests.server.known_server import known_server
 from tests.server.live import listening
@@ -57,7 +57,7 @@ async def test_times_are_those_at_which_a_known_server_wrote():
 
 
 def test_tokens_without_words_take_time_too():
-    answer = Answer(0, 0, sent=1.0)
+    answer = Reply(0, 0, sent=1.0)
     reader = EventReader(answer, keeps_text=False)
     told = [({"text": "a"}, 2.0), ({"text": "b"}, 3.0), ({"text": "", "finish_reason": "length"}, 6.0)]
     for choice, now in told:
@@ -169,7 +169,7 @@ async def test_a_server_with_a_key_is_told_from_one_without_models(headers, said
 
 
 def test_a_table_of_three_percentiles_fits_into_80_columns():
-    answers = [Answer(at, 0, sent=at, first=at + 99.0, last=at + 900, end=at + 999.5, events=2, gaps=[801.0])
+    answers = [Reply(at, 0, sent=at, first=at + 99.0, last=at + 900, end=at + 999.5, events=2, gaps=[801.0])
                for at in range(4)]  # fmt: skip
     found = summary.numbers(processes.Outcome(0.0, answers), ServeOptions(), {})
     assert max(map(len, summary.table(found, ServeOptions()).splitlines())) <= 80
@@ -235,9 +235,7 @@ def test_media_are_shared_where_asked_and_noise_is_png():
 
 def test_percentiles_and_open_requests_are_counted_from_answers():
     answers = [
-        Answer(
-            at, 0, sent=at, first=at + 0.1 * (at + 1), last=at + 2, end=at + 2.5, events=2, gaps=[0.5], finish="stop"
-        )
+        Reply(at, 0, sent=at, first=at + 0.1 * (at + 1), last=at + 2, end=at + 2.5, events=2, gaps=[0.5], finish="stop")
         for at in range(4)
     ]
     found = summary.numbers(processes.Outcome(0.0, answers), ServeOptions(percentiles=(50,)), {})

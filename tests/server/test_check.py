@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from engine import estimate as estimate_module
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.device.memory import GIB, DeviceMemory
+from engine.run import estimate as estimate_module
 from engine.run.estimate import estimate
 from engine.run.runtime import load_runtime
 from engine.weights.files import open_checkpoint

@@ -13,9 +13,9 @@ import pytest
 from server import cli
 from server.bench.options import ServeOptions
 from server.cli import parse
-from server.config import Config
-from server.flags import UsageError, all_flags, convert, flags_of
-from server.foreign_flags import FOREIGN, SHORT, VALUES
+from server.flags.command_line import UsageError, all_flags, convert, flags_of
+from server.flags.config import Config
+from server.flags.foreign_flags import FOREIGN, SHORT, VALUES
 
 
 def config_of(*words: str) -> Config:
@@ -293,7 +293,7 @@ def test_no_flag_is_dead():
     sources = "".join(
         path.read_text() for path in Path(cli.__file__).parent.rglob("*.py") if path.name not in ("cli.py", "config.py")
     )
-    config = Path(cli.__file__).with_name("config.py").read_text().partition("class Config:")[2]
+    config = (Path(cli.__file__).parent / "flags" / "config.py").read_text().partition("class Config:")[2]
     for flag in cli.all_flags().values():
         if flag.group != "media":  # mm reads its own
             assert f".{flag.field}" in sources + config, f"nothing reads --{flag.name}"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from server.lifespan import Lifespan
 from server.routes import dev
+from server.start.lifespan import Lifespan
 from tests.engine_kit import frozen
 from tests.server.conftest import quiet
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.base.errors import ConfigError
 from server.http.edge import not_ready
-from server.process import Process
+from server.start.process import Process
 from tests.server.conftest import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

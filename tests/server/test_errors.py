@@ -8,8 +8,8 @@ import re
 import pytest
 
 from engine.engine import Engine
-from server import load
 from server.app import make_app
+from server.start import load
 from server.state import AppState
 from tests.server.asgi import Client
 from tests.server.conftest import config_of, quiet, until

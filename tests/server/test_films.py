@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server import load
+from server.start import load
 from server.state import AppState
 from tests.mm import made
 from tests.server.conftest import config_of

@@ -18,14 +18,14 @@ from engine.base.errors import GrammarError
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
-from server import load
-from server.config import LimitsConfig
+from server.flags.config import LimitsConfig
 from server.output.parser_choice import choose_parsers, made
 from server.output.reasoning import ReasoningFormat
 from server.output.tools.formats import TOOLS as FORMATS
-from server.output.tools.shapes import grammar_of
-from server.output.tools.values import Tool
-from server.structure import relaxed
+from server.start import load
+from server.structure.call_shapes import grammar_of
+from server.structure.call_values import Tool
+from server.structure.structure import relaxed
 from tests.server.live import listening
 from tests.server.output.test_parsers import parser_of, said
 from tests.server.scripted import play, tokenizer

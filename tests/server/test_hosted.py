@@ -16,10 +16,10 @@ import uvicorn
 
 from engine import Engine
 from engine.base.errors import ConfigError
-from server import load
-from server.flags import UsageError
+from server.flags.command_line import UsageError
 from server.hosted import Hosted, hosted
-from server.lifespan import Lifespan
+from server.start import load
+from server.start.lifespan import Lifespan
 from server.state import AppState
 from tests import tiny
 from tests.end_to_end.process import ROOT

@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from engine.weights.files import open_checkpoint
-from server import cli, load
-from server import hub as hub_module
-from server.config import Config, ModelFlags
-from server.hub import Hub, fetch
-from server.load import hub_of, is_hub_name, located
+from server import cli
+from server.flags.config import Config, ModelFlags
+from server.start import hub as hub_module
+from server.start import load
+from server.start.hub import Hub, fetch
+from server.start.load import hub_of, is_hub_name, located
 from tests import tiny
 from tests.end_to_end.process import ROOT, SMALL, ServerProcess
 from tests.server.fake_hub import TOKEN, FakeHub, asked_in_place_of_the_real

@@ -8,7 +8,7 @@ import torch
 from safetensors.numpy import save
 
 from mm.item import MediaRef
-from server.load import make_renderer
+from server.start.load import make_renderer
 from tests.server.live import picture
 from tests.server.test_prompt_rows import encoded
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from server import info
 from server.cli import parse
+from server.start import info
 
 X86 = "processor\t: 0\nmodel name\t: A CPU @ 2.00GHz\nflags\t\t: fpu avx avx2 fma amx_tile amx_bf16 nonsense\n\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\n"

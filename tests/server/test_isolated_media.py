@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from server import load
+from server.start import load
 from server.state import AppState
 from tests.mm import made
 from tests.mm.test_isolation import Watched, children, is_alive, kill

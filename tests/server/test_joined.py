@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
-from server.check import lines
-from server.config import Config, ModelFlags
-from server.joined import is_split
-from server.load import fetched
+from server.flags.config import Config, ModelFlags
+from server.start.check import lines
+from server.start.joined import is_split
+from server.start.load import fetched
 from tests.models.harness import load
 from tests.server.fake_hub import FakeHub, asked_in_place_of_the_real
 from tests.tiny_sounds import SOUNDS

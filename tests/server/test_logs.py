@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from server.config import ServerConfig
-from server.logs import JsonLines, Rate, TextLines, configure
+from server.flags.config import ServerConfig
+from server.ops.logs import JsonLines, Rate, TextLines, configure
 from tests.server.live import without_end
 
 on_session_loop = pytest.mark.asyncio(loop_scope="session")

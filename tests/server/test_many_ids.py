@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from _fast import id_lists
-from server.config import LimitsConfig
 from server.errors import ApiError
+from server.flags.config import LimitsConfig
 from server.http import body
 from server.render.prompt import PIECE, empty
 from server.schema.completion import CompletionBody

@@ -10,8 +10,8 @@ import pytest
 from mm.item import MediaRef
 from mm.load import MediaLoader
 from server.cli import parse
-from server.config import Config
-from server.flags import UsageError, all_flags, flag_lines
+from server.flags.command_line import UsageError, all_flags, flag_lines
+from server.flags.config import Config
 from tests.mm import made
 from tests.mm.test_load import PROCESSOR, refusal
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from server import load
 from server.cli import parse
-from server.flags import UsageError
-from server.media_options import merged
+from server.flags.command_line import UsageError
+from server.jobs.media_options import merged
+from server.start import load
 from server.state import AppState
 from tests.mm import made
 from tests.server.conftest import config_of

@@ -7,8 +7,8 @@ import pytest
 
 from mm.errors import MediaError, invalid
 from mm.item import MediaRef
-from mm.job import Job
-from server.media_preload import MediaPreload
+from mm.item_job import ItemJob
+from server.jobs.media_preload import MediaPreload
 from server.render.chat import Renderer
 from server.render.messages import LOOKED_AT
 from tests.server.live import picture
@@ -180,7 +180,7 @@ async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch,
 
         monkeypatch.setattr(owner, name, run)
 
-    noted(Job, "_unpack")
+    noted(ItemJob, "_unpack")
     noted(Renderer, "_render")
     with ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(client.state.renderer, "_pool", pool)

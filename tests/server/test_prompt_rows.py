@@ -16,9 +16,9 @@ from safetensors import safe_open
 from safetensors.numpy import save
 from safetensors.torch import save as save_torch
 
+from mm.client_rows import MAX_HEADER, read_rows
 from mm.errors import MediaError
-from mm.rows import MAX_HEADER, read_rows
-from server.config import EMBEDDED
+from server.flags.config import EMBEDDED
 from tests.server.conftest import config_of, maker, quiet, ready
 from tests.server.live import picture
 
@@ -109,7 +109,7 @@ async def test_rows_are_counted_before_they_are_decoded(monkeypatch):
     rows = torch.zeros(2000, 8)
     with pytest.raises(MediaError, match="2000 rows; 1 to 1999"):
         read_rows(tensor(rows), 8, 1999, "x")
-    monkeypatch.setattr("mm.rows.decode_base64", None)
+    monkeypatch.setattr("mm.client_rows.decode_base64", None)
     with pytest.raises(MediaError, match="64080 bytes; at most 9600"):
         read_rows(tensor(rows), 8, 300, "x")
 

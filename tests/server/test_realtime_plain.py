@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from server.speech.listening import Listening
-from server.speech.stream import InOrder
+from server.speech.speech_stream import InOrder
 from tests.server.live import listening
 from tests.server.test_realtime import Socket, spoken
 

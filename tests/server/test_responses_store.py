@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from server.output.response_store import OVERHEAD, ResponseStore, Stored, Turn
 from server.render.items import read_items
-from server.store import OVERHEAD, ResponseStore, Stored, Turn
 from tests.server.conftest import quiet
 from tests.server.live import LEADING_ONLY, picture, use_template, without_end
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server import answering
+from server.answers import respond
 from server.routes import responses
 from tests.server.live import use_template
 
@@ -198,7 +198,7 @@ async def test_special_tokens_of_a_response_are_shown_when_asked(client, monkeyp
         seen.append(skip_special_tokens)
         return real(exchange, asked, jobs, skip_special_tokens, *rest)
 
-    monkeypatch.setattr(responses if background else answering, "Answer", spy)
+    monkeypatch.setattr(responses if background else respond, "Answer", spy)
     for fields in ({}, {"skip_special_tokens": False}, {"skip_special_tokens": True}):
         body = {**SMALLEST["/v1/responses"], **fields, "background": background}
         assert (await client.post("/v1/responses", body)).status == 200

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from server import expert_watch
 from server.app import make_app
-from server.status import StatusLine
+from server.ops import expert_watch
+from server.ops.status import StatusLine
 from tests import tiny
 from tests.engine.test_routed_experts import check
 from tests.server.asgi import Client

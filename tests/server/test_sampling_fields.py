@@ -14,12 +14,13 @@ import pytest
 import engine.run.runtime
 from engine.base.errors import ConfigError
 from engine.base.request import SamplingParams
-from server import load
-from server.config import Config
 from server.errors import ApiError
-from server.sampling import Vocabulary, check_defaults, defaults_from, in_range, resolve
+from server.flags.config import Config
+from server.jobs.sampling import check_defaults, defaults_from, in_range, resolve
+from server.render.vocabulary import Vocabulary
 from server.schema.common import RepetitionFields, SamplingFields
-from server.structure import tell_removed
+from server.start import load
+from server.structure.structure import tell_removed
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.server.conftest import config_of, maker, ready
@@ -129,7 +130,7 @@ async def test_a_penalty_of_the_checkpoint_holds_for_a_request_that_names_none(
 
 
 async def test_generation_config_vllm_ignores_the_checkpoint(serve, state):
-    from server.load import complete
+    from server.start.load import complete
 
     assert state.defaults["temperature"] == 0.0  # the embedded model's generation_config.json
     client = serve(model={"generation_config": "vllm", "override_generation_config": {"top_k": 3}})

@@ -15,8 +15,8 @@ from engine.base.config import EngineConfig
 from engine.cache.spec import FullSpec
 from engine.run import summary as start_summary
 from engine.step.executor import Sizes
-from server.logs import log_startup
-from server.status import StatusLine, Totals, line
+from server.ops.logs import log_startup
+from server.ops.status import StatusLine, Totals, line
 from tests.server.asgi import LENGTH
 
 SIZES = Sizes(
@@ -41,7 +41,7 @@ async def test_a_line_is_written_where_there_was_work_and_only_there(client, cap
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_timer_goes_on_until_it_is_stopped(client, monkeypatch):
-    monkeypatch.setattr("server.status.INTERVAL_S", 0.0)
+    monkeypatch.setattr("server.ops.status.INTERVAL_S", 0.0)
     status = StatusLine(client.state)
     written = []
     monkeypatch.setattr(StatusLine, "write", lambda self: written.append(self))

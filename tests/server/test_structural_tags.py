@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from server.config import LimitsConfig
 from server.errors import ApiError
+from server.flags.config import LimitsConfig
 from server.schema.common import SamplingFields
-from server.structure import format_structure, structure_of
+from server.structure.structure import format_structure, structure_of
 from tests.engine.grammar.kit import compiled
 
 LIMITS = LimitsConfig()

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from engine.grammar.lark import lark_of
-from server import structure
-from server.config import LimitsConfig
 from server.errors import ApiError
+from server.flags.config import LimitsConfig
 from server.schema.common import SamplingFields
-from server.schema_rules import Cleaner
-from server.structure import format_structure, relaxed, schema_text, structure_of
+from server.structure import structure
+from server.structure.schema_rules import Cleaner
+from server.structure.structure import format_structure, relaxed, schema_text, structure_of
 
 LIMITS = LimitsConfig()
 OBJECT = {"type": "object", "additionalProperties": False}

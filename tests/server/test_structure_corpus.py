@@ -8,9 +8,9 @@ import pytest
 from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
 
 from engine.base.errors import GrammarError
-from server.config import LimitsConfig
 from server.errors import ApiError
-from server.structure import relaxed, schema_text
+from server.flags.config import LimitsConfig
+from server.structure.structure import relaxed, schema_text
 from tests.engine.grammar.kit import compiled, drawn
 from tests.structure_corpus.generate import schema
 from tests.structure_corpus.written import ENFORCED, REFUSED

@@ -9,9 +9,9 @@ from tokenizers import AddedToken
 
 from engine.grammar.advance import GrammarRow
 from engine.grammar.spec import GrammarSpec
-from server.load import make_grammars
 from server.render.hf_tokenizer import HfTokenizer
 from server.render.load_tokenizer import load_tokenizer
+from server.start.load import make_grammars
 from tests.server.conftest import quiet
 from tests.server.scripted import EMBEDDED
 from tests.server.test_structure import SCHEMA as NULL

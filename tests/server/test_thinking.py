@@ -10,7 +10,7 @@ from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from server.output.parser_choice import choose_parsers
 from server.output.reasoning import REASONING
-from server.thinking import behind_thinking, in_harmony, with_budget
+from server.structure.thinking import behind_thinking, in_harmony, with_budget
 from tests.engine.grammar.kit import allowed
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

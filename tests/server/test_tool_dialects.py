@@ -11,8 +11,8 @@ import openai
 import orjson
 import pytest
 
+from server.answers.response_items import free_text
 from server.output.completed import completed
-from server.output.response_items import free_text
 from tests.server.live import listening, named_events
 from tests.server.scripted import play
 from tests.server.test_tool_calls import BOTH, TOOLS, USER, call

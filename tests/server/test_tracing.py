@@ -20,8 +20,8 @@ from engine.base.output import StepOutput
 from engine.base.stats import StepStats
 from engine.base.trace import DEVICE_THREAD, IN_FLIGHT, LOOP, POOL, STREAMS, Trace
 from engine.device.profile import span_of
-from server import tracing
-from server.otel import Spans
+from server.ops import tracing
+from server.ops.otel import Spans
 from tests.end_to_end.process import SMALL, ServerProcess
 from tests.server.asgi import Client
 
@@ -98,7 +98,7 @@ async def test_a_trace_shows_two_steps_in_flight_and_who_was_in_them(operator):
 async def test_without_a_trace_nothing_is_noted_or_wrapped(operator, monkeypatch):
     for name in ("add", "step", "label", "request", "pooled"):
         monkeypatch.setattr(Trace, name, lambda *args, **more: pytest.fail("a trace that nobody takes"))
-    monkeypatch.setattr("server.pool.timed", lambda *args: pytest.fail("a trace that nobody takes"))
+    monkeypatch.setattr("server.ops.pool.timed", lambda *args: pytest.fail("a trace that nobody takes"))
     monkeypatch.setattr("server.http.exchange.RequestTimes", lambda *args: pytest.fail("nobody follows requests"))
     reply = await operator.post("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG[:300]}]})
     assert reply.status == 200

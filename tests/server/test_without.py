@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from server.app import make_app
-from server.load import tell_vocabularies
+from server.start.load import tell_vocabularies
 from tests import tiny
 from tests.server.asgi import Client
 from tests.server.conftest import config_of, ready

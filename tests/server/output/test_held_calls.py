@@ -13,18 +13,18 @@ import pytest
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
-from server.config import LimitsConfig
 from server.errors import ApiError
+from server.flags.config import LimitsConfig
 from server.output.parser_choice import choose_parsers
 from server.output.tools.formats import TOOLS
-from server.output.tools.harmony_calls import harmony_calls
-from server.output.tools.shapes import grammar_of
-from server.output.tools.values import Tool
-from server.patterns import searched
 from server.render.tools import ToolPlace
-from server.schema_rules import wrong
-from server.structure import relaxed, schema_text
-from server.tool_structure import Calls, tool_structure
+from server.structure.call_shapes import grammar_of
+from server.structure.call_values import Tool
+from server.structure.harmony_calls import harmony_calls
+from server.structure.patterns import searched
+from server.structure.schema_rules import wrong
+from server.structure.structure import relaxed, schema_text
+from server.structure.tool_structure import Calls, tool_structure
 from tests.server.output.test_parsers import parser_of, said
 from tests.server.scripted import tokenizer
 from tests.server.test_thinking import takes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mm.rows import ClientRows
+from mm.client_rows import ClientRows
 from server.render.hf_tokenizer import HfTokenizer
 from server.render.leads import with_leads
 from server.render.prompt import Prompt, PromptRows

@@ -1,0 +1,1 @@
+"""Answers: an engine request on its way to the client, as an event stream or as one body."""

@@ -1,0 +1,345 @@
+"""Answer: one HTTP request's way through the engine; Jobs in, growing choices out.
+
+Owner: loop. In: Jobs (server/jobs/job.py) and the checked parameters. Out: Choice objects that grow by each step's
+Delta, and `changed` calls for a stream, or `finished` for a complete body. All prompts and choices of the request share
+one Answer; closing the Answer aborts what still runs. Times and counts go to server/answers/answer_metrics.py.
+
+    Jobs -> Answer.submit -> Delta ... Delta -> Choice -> changed() / finished
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from _fast.lane import Lane
+from engine.base.errors import EngineError
+from engine.base.request import Delta, FinishReason, TokenLogprob
+from engine.base.stream import TokenStream
+from server.answers.answer_metrics import AnswerMetrics
+from server.answers.choice import Choice
+from server.errors import ApiError, from_engine, internal
+from server.http.exchange import Exchange
+from server.jobs.job import Job
+from server.jobs.sampling import Asked
+from server.ops import logs
+from server.output.choices import ChoiceStream, usage
+from server.output.parser import Parsing
+from server.output.text import StopStrings
+from server.state import AppState
+
+T = TypeVar("T")
+SLICE = 32  # prompts handled in one turn of the loop
+fault = logging.getLogger("omniloop.fault")
+
+
+def ignore_change(choice: Choice | None) -> None:
+    """A complete body needs no call per step."""
+
+
+class Answer:
+    """Owner: loop. `close` aborts what still runs and gives back what the answer holds."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        asked: Asked,
+        jobs: list[Job],
+        skip_special_tokens: bool = True,
+        parsing: Parsing | None = None,
+    ) -> None:
+        self.state: AppState = exchange.state
+        self.exchange = exchange
+        self.asked = asked
+        self.jobs = jobs
+        self.metrics = AnswerMetrics(exchange, asked)
+        self._n = asked.n
+        self.error: ApiError | None = None
+        self.aborted = False
+        self.created = int(time.time())
+        self.cached_tokens = [0] * len(jobs)
+        self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.changed: Callable[[Choice | None], None] = ignore_change
+        stops = StopStrings(asked.stop, None if parsing is None else parsing.parsers.markers.chars)
+        stream_of = partial(self._choice_stream, stops, skip_special_tokens, parsing)
+        self.choices = [
+            Choice(at * asked.n + k, job, stream_of(at * asked.n + k, job))
+            for at, job in enumerate(jobs)
+            for k in range(asked.n)
+        ]
+        self._open = len(self.choices)
+        self._scores_only = asked.max_tokens == 0  # the engine makes one token, which the client never sees
+        self._streams: list[TokenStream] = []
+        self._on_close: list[Callable[[], object]] = []  # each gives back one thing that the answer holds
+
+    def _choice_stream(
+        self, stops: StopStrings, skip_special_tokens: bool, parsing: Parsing | None, index: int, job: Job
+    ) -> ChoiceStream:
+        parser = None if parsing is None else parsing.parser(job.prompt)
+        return ChoiceStream(
+            self.state.tokenizer,
+            index,
+            stops,
+            include_stop=self.asked.include_stop,
+            skip_special_tokens=skip_special_tokens,
+            min_tokens=self.asked.params.min_tokens,
+            repetition=self.asked.repetition,
+            parser=parser,
+            table=None if parser is None or parsing is None else parsing.parsers.markers.table,
+        )
+
+    @property
+    def _reads_prompt(self) -> bool:
+        """Whether something is told of the prompt itself."""
+        params = self.asked.params
+        return params.prompt_logprobs is not None or params.return_routed_experts
+
+    @property
+    def form_param(self) -> str | None:
+        """The field that says what the answers must look like; a row that fails in its midst fails by this one."""
+        return None if self.asked.structure is None else self.asked.structure.param
+
+    @property
+    def done(self) -> bool:
+        return self._open == 0 or self.error is not None
+
+    # -- into the engine
+
+    async def submit(self, *names: str) -> None:
+        """Hands every prompt to the engine; /abort_requests finds the answer by any of `names`."""
+        limits = self.state.config.limits
+        if self._scores_only and not self._reads_prompt:  # nothing to compute
+            asyncio.get_running_loop().call_soon(self._end_unscored)
+            return
+        await self.state.running.wait()  # an operator may have paused the server
+        self.exchange.submitted = time.monotonic()
+        count = sum(job.num_tokens for job in self.jobs) * self.asked.n
+        self.state.places.take_tokens(count)  # of the server-wide budget
+        self._on_close.append(partial(self.state.places.give_tokens, count))
+        if self.state.config.server.enable_log_requests or self.state.config.server.enable_log_outputs:
+            self._log_prompts()
+        try:
+            for at, job in enumerate(() if self.asked.beam else self.jobs):
+                if at % SLICE == SLICE - 1:  # other tasks of the loop run in between
+                    await asyncio.sleep(0)
+                self.follow(self.state.engine.submit(job.request), partial(self.take, at))
+        except EngineError as error:
+            self.close()
+            raise from_engine(error, self.state.places.retry_after(), job.param) from None
+        for name in names:
+            self.state.live.setdefault((self.exchange.key_name, name), set()).add(self)
+            self._on_close.append(partial(self._unregister, self.exchange.key_name, name))
+        self.exchange.answer_open = self
+        self._fail_later(limits.queue_timeout, "no token within --queue-timeout", only_first=True)
+        if limits.request_timeout:
+            left = limits.request_timeout - (time.monotonic() - self.exchange.arrival)
+            self._fail_later(max(0.0, left), "the request took longer than --request-timeout")
+
+    def follow(self, stream: TokenStream, take: Callable[[Delta], None]) -> None:
+        """Adds a stream of the engine to this answer."""
+        self._streams.append(stream)
+        if self.state.trace is not None:
+            self.state.trace.label(stream.first_id, stream.request.n, self.exchange.request_id)
+        stream.subscribe(take)
+
+    def unfollow(self) -> None:
+        """Leaves the streams followed so far; beam search follows other streams next."""
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
+    def use_lane(self, choice: Choice, lane: Lane) -> None:
+        """From now on the engine gives plain tokens of the only choice to the lane."""
+        choice.lane = self._streams[0].lane = lane
+
+    def _unregister(self, key: str, name: str) -> None:
+        named = self.state.live.get((key, name))
+        if named is not None:
+            named.discard(self)
+            if not named:
+                del self.state.live[key, name]
+
+    def _fail_later(self, seconds: float, text: str, only_first: bool = False) -> None:
+        def expire() -> None:
+            if not (only_first and self.exchange.first_token):
+                self.fail(ApiError(504, "deadline", text))
+
+        self._on_close.append(asyncio.get_running_loop().call_later(seconds, expire).cancel)
+
+    def _log_prompts(self) -> None:
+        """Where the operator asked for it: logs the prompts now, and keeps the answers' texts for the log."""
+        server = self.state.config.server
+        if server.enable_log_requests:
+            for job in self.jobs:
+                logs.log_prompt(self.exchange.request_id, job.prompt.text, job.request, server.max_log_len)
+        if server.enable_log_outputs:
+            for choice in self.choices:
+                choice.said = []
+
+    # -- growth
+
+    def take(self, at: int, delta: Delta) -> None:
+        """A Delta of prompt `at`, straight from the step; a fault here ends this answer and no other of the step."""
+        if self.error is not None:
+            return
+        try:
+            choice = self.choices[at * self._n + delta.index]
+            if choice.owed is not None:
+                self._grow_owed(choice, delta)
+            elif choice.finish_reason is None:
+                if delta.queued is not None or delta.cached_tokens is not None or delta.error is not None:
+                    self._take_first(at, delta)
+                self._grow(at, choice, delta)
+        except Exception as error:
+            self.broken(error)
+
+    def _take_first(self, at: int, delta: Delta) -> None:
+        """What comes once: how long the request waited, what the cache had, what failed."""
+        if delta.error is not None:
+            self.fail(from_engine(delta.error, param=self.form_param))
+            return
+        if delta.queued is not None:
+            self.metrics.queued(delta.queued)
+        if delta.cached_tokens is not None:
+            self.cached_tokens[at] = delta.cached_tokens
+            self.prompt_logprobs[at] = delta.prompt_logprobs
+            if delta.encode_s:
+                self.metrics.encoded(delta.encode_s)
+
+    def _grow(self, at: int, choice: Choice, delta: Delta) -> None:
+        if self.error is not None:
+            return
+        choice.routed_experts = delta.routed_experts
+        if self._scores_only:
+            choice.finish_reason, stops = "length", True
+        else:
+            if delta.token_ids:
+                self.metrics.tokens(choice, len(delta.token_ids))
+            stops = choice.take(delta)
+        if stops and self.asked.params.return_routed_experts and delta.routed_experts is None:
+            choice.wait_for_experts()
+            self._streams[at].conclude(delta.index)
+        elif stops:
+            self._streams[at].stop_choice(delta.index)
+        self._note_change(choice)
+
+    def _grow_owed(self, choice: Choice, delta: Delta) -> None:
+        """A choice that has ended by its text gets the experts of its tokens, or hears that none will come."""
+        if delta.error is not None:
+            self.fail(from_engine(delta.error, param=self.form_param))
+        elif delta.finish_reason is not FinishReason.NONE:
+            choice.routed_experts = delta.routed_experts
+            choice.settle()
+            self._note_change(choice)
+
+    def _note_change(self, choice: Choice) -> None:
+        if choice.finish_reason is not None:
+            self._open -= 1
+            self.metrics.choice_ended(choice)
+        self.changed(choice)
+        if self._open == 0:
+            self._finish()
+
+    def _end_unscored(self) -> None:
+        """Without a token to make and a prompt to score, every choice ends at once."""
+        for choice in self.choices:
+            choice.finish_reason = "length"
+            self._open -= 1
+            self.changed(choice)
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    # -- the end
+
+    def broken(self, error: Exception) -> None:
+        """A fault of our own, while the answer grew."""
+        fault.error("answer failed: id=%s", self.exchange.request_id, exc_info=error)
+        self.changed = ignore_change
+        self.fail(internal(self.exchange.request_id))
+
+    def fail(self, error: ApiError) -> None:
+        """Ends every choice with an error, before or after the first byte of the answer."""
+        if self.done:
+            return
+        self.error = error
+        self.exchange.reason = error.reason
+        self.metrics.unfinished("error", self._open)
+        for stream in self._streams:
+            stream.close()
+        self.changed(None)
+        self._finish()
+
+    def abort(self) -> None:
+        """Ends every choice with finish_reason abort."""
+        self.aborted = True
+        for stream in self._streams:
+            stream.abort()
+
+    async def wait(self) -> None:
+        """Until every choice has ended; raises what ended the answer early."""
+        await self.finished
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Leaves the engine; idempotent."""
+        self.metrics.describe(self.jobs, self.choices, sum(self.cached_tokens))
+        if self.state.config.server.enable_log_outputs:
+            self._log_texts()
+        for give_back in self._on_close:
+            give_back()
+        self._on_close.clear()
+        if not self.done:
+            self.metrics.unfinished("abort", self._open)
+        for stream in self._streams:
+            stream.close()
+        self.exchange.answer_open = None
+        self.changed = ignore_change  # else a stream and its answer would hold each other
+
+    def _log_texts(self) -> None:
+        most = self.state.config.server.max_log_len
+        for choice in self.choices:
+            if choice.said is not None:
+                text = "".join(choice.said)[:most]
+                logs.log_text(self.exchange.request_id, text, choice.num_tokens, choice.finish_reason)
+                choice.said = None
+
+    # -- the body
+
+    async def in_pool_if_large(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which formats the answer: a large answer is formatted in the pool, others at once."""
+        if not self._is_large:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.state.pool, work)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether formatting would hold the loop for more than some milliseconds."""
+        params = self.asked.params
+        counted = params.logprobs is not None or params.return_routed_experts
+        tokens = sum(choice.num_tokens for choice in self.choices) if counted else 0
+        if self._reads_prompt:
+            tokens += sum(job.num_tokens for job in self.jobs)
+        return tokens > 100 or len(self.choices) > 200
+
+    def usage(self) -> dict[str, Any]:
+        """`usage` of all prompts and choices so far; a prompt counts once, however many choices it has."""
+        media: dict[str, int] = {}  # tokens by modality
+        for job in self.jobs:
+            for modality, count in job.media_tokens.items():
+                media[modality] = media.get(modality, 0) + count
+        return usage(
+            sum(job.num_tokens for job in self.jobs),
+            sum(choice.num_tokens for choice in self.choices),
+            cached_tokens=sum(self.cached_tokens),
+            multimodal_tokens=media,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
+        )

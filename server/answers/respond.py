@@ -1,0 +1,73 @@
+"""The steps that every endpoint of the engine takes: place, jobs, Answer, then a stream or a body.
+
+Owner: loop, the handler's task. In: what the endpoint has checked, and what it adds to the steps: `jobs` makes the
+engine's requests, `frames` writes chunks, `body` makes the response of a finished answer. Out: the response, or None
+where it was streamed. An endpoint that answers with other things than text brings its own `body` and no `frames`.
+
+    client present -> places held -> jobs(), grammar -> Answer.submit -> PushedStream(frames(answer))
+                                                                       | wait -> body(answer)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.answers import beam
+from server.answers.answer import Answer
+from server.answers.pushed_stream import Frames, PushedStream
+from server.http.exchange import exchange_of
+from server.http.watch import client_present
+from server.jobs.job import Job, with_grammar
+from server.jobs.sampling import Asked
+from server.output.parser import Parsing
+
+Jobs = Callable[[], Awaitable[list[Job]]]
+MakeFrames = Callable[[Answer], Frames]
+MakeBody = Callable[[Answer], Awaitable[Response]]
+
+
+async def answer_with(
+    request: Request,
+    asked: Asked,
+    jobs: Jobs,
+    frames: MakeFrames | None,
+    body: MakeBody,
+    *,
+    name: str,
+    num_prompts: int = 1,
+    skip_special_tokens: bool = True,
+    parsing: Parsing | None = None,
+) -> Response | None:
+    """One answer, streamed or as a body; `name` is what the client calls it, `frames` None an endpoint without streams,
+    `parsing` what is to be found in its text.
+
+    The places of all choices are held from before the prompts are prepared until the answer has ended; they count for
+    the key of the request. A client that leaves ends everything.
+    """
+    exchange = exchange_of(request)
+    async with client_present(request):
+        with exchange.state.places.hold(asked.n * num_prompts, exchange.key_name):
+            prepared = await jobs()
+            if asked.structure is not None or asked.thinking_budget is not None:
+                prepared = await with_grammar(exchange, asked, prepared, parsing)
+            with closing(Answer(exchange, asked, prepared, skip_special_tokens, parsing)) as answer:
+                await answer.submit(name, exchange.request_id)
+                if frames is not None and asked.stream:
+                    await PushedStream(answer, frames(answer)).run()
+                    return None
+                if asked.beam:
+                    await beam.search(answer)
+                await answer.wait()
+                return await body(answer)
+
+
+async def json_body(answer: Answer, build: Callable[[], dict[str, Any]]) -> Response:
+    """What `build` makes of a finished answer, as JSON; a large body is built in the pool."""
+    data = await answer.in_pool_if_large(lambda: orjson.dumps(build()))
+    return Response(data, media_type="application/json")

@@ -1,0 +1,93 @@
+"""Events of a streamed response, in the exact order of API.md section 11, numbered from 0.
+
+Owner: loop, one per stream. In: the one Choice of an Answer as it grows. Out: frames. The texts are kept until the end,
+because every `.done` repeats them; the last event is handed to `on_end` before its frame leaves, so that a client who
+has read it finds the response stored.
+
+    created, in_progress | item added, part added | delta ... | text done, part done, item done | ... | completed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from server.answers.answer import Answer
+from server.answers.choice import Choice
+from server.answers.response_items import Change, Output, ResponseObject
+from server.errors import ApiError
+from server.output.response_record import LAST, Event, closing, delta_frame, delta_head, frame, opening
+
+OnEnd = Callable[[dict[str, Any], bytes], None]  # the last state, and where the deltas were cut
+
+
+class ResponseEvents:
+    """Frames of one streamed response."""
+
+    done = b""
+
+    def __init__(self, answer: Answer, shape: ResponseObject, on_end: OnEnd) -> None:
+        self.answer = answer
+        self.shape = shape
+        self.on_end = on_end
+        self.number = 0  # of the next event
+        self.output = Output(shape)
+        self.opened = 0  # items told
+        self.head = b""  # of the open item's deltas
+
+    def tell(self, events: list[Event]) -> bytes:
+        frames = [frame(kind, self.number + at, fields) for at, (kind, fields) in enumerate(events)]
+        self.number += len(frames)
+        return b"".join(frames)
+
+    def chunks(self, choice: Choice) -> bytes:
+        events, _, entries = choice.drain_events()
+        frames = b"" if choice.started else self.start(choice)
+        frames += self.grow(self.output.grow(events, entries))
+        return frames if choice.finish_reason is None else frames + self.finish()
+
+    def plain(self, choice: Choice) -> None:
+        """Each event has its number."""
+
+    def start(self, choice: Choice) -> bytes:
+        choice.started = True
+        begun = self.shape.at("in_progress")
+        return self.tell([("response.created", {"response": begun}), ("response.in_progress", {"response": begun})])
+
+    def grow(self, changes: list[Change]) -> bytes:
+        """Deltas, and what begins and ends around them."""
+        frames: list[bytes] = []
+        for item, text, logprobs in changes:
+            if not self.opened or item is not self.output.items[self.opened - 1]:
+                frames.append(self.next_item())
+            if text or logprobs != b"[]":
+                frames.append(delta_frame(self.head, item.body["type"], self.number, text, logprobs))
+                self.number += 1
+        return b"".join(frames)
+
+    def next_item(self) -> bytes:
+        at, items = self.opened, self.output.items
+        self.opened += 1
+        frames = self.tell(closing(items[at - 1].ended("completed"), at - 1)) if at else b""
+        body = items[at].body
+        self.head = delta_head(body, at)
+        return frames + self.tell(opening(body, at))
+
+    def finish(self) -> bytes:
+        """Every `.done`, and the last state."""
+        frames = self.grow(self.output.finish())
+        last = self.shape.ended(self.answer, self.output)
+        at = len(last["output"]) - 1
+        return frames + self.tell(closing(last["output"][at], at)) + self.end(last)
+
+    def end(self, last: dict[str, Any]) -> bytes:
+        self.on_end(last, self.output.cuts)
+        return self.tell([(LAST.get(last["status"], "response.incomplete"), {"response": last})])
+
+    def usage(self) -> bytes:
+        return b""
+
+    def error(self, error: ApiError) -> bytes:
+        choice = self.answer.choices[0]
+        frames = b"" if choice.started else self.start(choice)
+        return frames + self.end(self.shape.failed(error))

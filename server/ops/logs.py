@@ -1,0 +1,115 @@
+"""What the log looks like: one line per event, control characters escaped, repeats counted.
+
+Owner: any thread (logging's own lock). Lines never hold prompts, outputs, media, queries, headers, keys (SECURITY S9);
+the callers see to that, this module to the rest: format, rate, tracebacks of our own faults without locals. Only the
+logger omniloop.words may hold text, and only while the operator has switched that on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from engine.base.request import Request, SamplingParams
+from server.flags.config import ServerConfig
+
+words = logging.getLogger("omniloop.words")  # what clients and the model say; only where the operator asks for it
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in [*range(32), 127, *range(128, 160)]} | {
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-02 03:04:05.678 info omniloop.access ...`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        line = f"{stamp}.{int(record.msecs):03d} {record.levelname.lower()} {record.name} {record.getMessage()}"
+        line = line.translate(_ESCAPES)
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line; a request's line has its numbers as fields of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        content = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(content)
+
+
+class Rate(logging.Filter):
+    """At most so many lines per second of one format string; says how many were left out."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.second = 0
+        self.seen: dict[str, int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if int(record.created) != self.second:
+            left_out = sum(max(0, count - self.limit) for count in self.seen.values())
+            self.second, self.seen = int(record.created), {}
+            if left_out:
+                record.msg = f"{record.msg} ({left_out} similar lines left out)"
+        key = str(record.msg)
+        self.seen[key] = self.seen.get(key, 0) + 1
+        return self.seen[key] <= self.limit
+
+
+def configure(server: ServerConfig) -> None:
+    """Once, before anything logs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if server.log_format == "json" else TextLines())
+    handler.addFilter(Rate(server.log_rate))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("omniloop").setLevel(server.log_level.upper())
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def log_prompt(request_id: str, text: str | None, request: Request, max_len: int) -> None:
+    """The beginning of a prompt, and how it is to be continued (--enable-log-requests); without text, token ids."""
+    ids = request.prompt_token_ids
+    shown = text if text is not None else " ".join(map(str, ids[: max_len // 4].tolist()))
+    params = ", ".join(f"{name}={value!r}" for name, value in changed_parameters(request.sampling))
+    words.info("%s asks: %s | %d tokens, n=%d, %s", request_id, shown[:max_len], len(ids), request.n, params[:1024])
+
+
+def changed_parameters(sampling: SamplingParams) -> Iterator[tuple[str, Any]]:
+    """The parameters that differ from their defaults."""
+    for item in dataclasses.fields(sampling):
+        value = getattr(sampling, item.name)
+        if value != item.default and item.name != "eos_token_ids":
+            yield item.name, value
+
+
+def log_text(request_id: str, text: str, num_tokens: int, finish_reason: str | None) -> None:
+    """The beginning of an answer (--enable-log-outputs)."""
+    words.info("%s gets: %s | %d tokens, %s", request_id, text, num_tokens, finish_reason)
+
+
+def log_startup(seconds: Mapping[str, float], total: float) -> None:
+    """How long the start took, with its longest phases; each phase at debug level. Phases run side by side."""
+    log = logging.getLogger("omniloop")
+    for name, duration in seconds.items():
+        log.debug("start: %-24s %.3f s", name, duration)
+    longest = sorted(((duration, name) for name, duration in seconds.items() if name != "engine"), reverse=True)[:4]
+    log.info("start: ready after %.2f s; %s", total, ", ".join(f"{name} {spent:.2f} s" for spent, name in longest))

@@ -1,0 +1,122 @@
+"""`python -m server check MODEL`: whether a model can be served here, and what it takes, in about a second.
+
+Owner: the main thread. In: the same flags as `serve`. Out: lines for people; the exit status is 0 if the server would
+start. A folder, a GGUF file or ORG/NAME: of a repository on the hub only configurations and the headers of the weights
+are fetched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig
+from engine.device.memory import gib
+from engine.models.registry import family_of
+from engine.run.estimate import Estimate, described
+from engine.weights.files import Shard, open_checkpoint
+from server.flags.config import Config
+from server.render.load_tokenizer import load_tokenizer
+from server.start.gguf import as_folder, is_gguf
+from server.start.joined import is_split, join
+from server.start.load import check_chat, check_folder, hub_of, is_hub_name, tokenizer_folder
+
+
+def lines(config: Config) -> Iterator[str]:
+    """What `check` prints; raises ConfigError with the reason why the model cannot be served.
+
+    Where a tokenizer is missing, or this device's memory does not do, that comes last: the lines say what is needed.
+    """
+    check_chat(config.chat)
+    folder, shards = headers(config)
+    yield f"model: {config.folder}" + ("" if str(folder) == config.folder else f", its files in {folder}")
+    found = described(config.engine(str(folder)), shards)
+    model = found.config
+    takes = ", ".join(model.modalities)
+    family = family_of(model.architecture, model.implementation)
+    how = f"natively, as {model.architecture} ({family.name})"
+    if model.implementation == "transformers":
+        how = f"through transformers, whose {model.architecture} runs in our steps"
+    elif model.implementation == "mixed":
+        how = f"its decoder natively, its towers through transformers ({model.architecture})"
+    if model.implementation != "native" and model.towers:
+        check_processor(model)
+    yield f"served: {how}; takes {takes}"
+    yield from of_weights(found, shards)
+    context = f", {gib(found.context_bytes)} for a context of {found.context:,} tokens" if found.context else ""
+    numbers = f"; {found.numbers}" if found.numbers else ""
+    yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens{context}{numbers}"
+    if not config.model.skip_tokenizer_init:
+        load_tokenizer(tokenizer_folder(config, str(folder), hub_of(config)), config.model.tokenizer_mode)
+    yield from of_device(config, found)
+
+
+def headers(config: Config) -> tuple[Path, list[Shard] | None]:
+    """The folder of the configuration, and what the weights' files say of themselves."""
+    wanted = config.model.load_format != "dummy"
+
+    def located(name: str, wanted: bool) -> tuple[Path, list[Shard]]:
+        if is_hub_name(name):
+            from server.start.hub import fetch, fetch_headers
+
+            hub = hub_of(config)
+            hub = hub if name == config.folder else replace(hub, revision="")
+            return fetch_headers(name, hub) if wanted else (fetch(name, hub, weights=False), [])
+        folder = as_folder(name, tokenizer=not config.model.tokenizer) if is_gguf(name) else name
+        check_folder(folder)
+        return Path(folder), open_checkpoint(folder) if wanted else []
+
+    folder, shards = located(config.folder, wanted)
+    if is_split(folder):
+        folder, shards = join(folder, shards, located, config.model.download_dir, wanted)
+    return folder, shards if wanted else None
+
+
+def check_processor(model: ModelConfig) -> None:
+    """Whether the checkpoint's own processor writes pictures in a way that is served."""
+    from mm.processors.registry import processor_for
+
+    try:
+        processor_for(model.processor, model.folder, model.raw)
+    except ValueError as error:
+        raise ConfigError(f"{model.architecture}: {error}") from None
+
+
+def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
+    """How many bytes, in the files and on the device."""
+    if found.quantised is not None:
+        yield found.quantised
+    kept = f"{gib(found.weight_bytes)} on the device, computed in {str(found.dtype).removeprefix('torch.')}"
+    if shards is None:
+        yield f"weights: random (--load-format dummy), {kept}"
+        return
+    sizes: Counter[str] = Counter()
+    for shard in shards:
+        for tensor in shard.tensors.values():
+            sizes[tensor.dtype] += tensor.num_bytes
+    dtypes = ", ".join(f"{gib(size)} {dtype}" for dtype, size in sizes.most_common())
+    files = "1 file" if len(shards) == 1 else f"{len(shards)} files"
+    yield f"weights: {dtypes} in {files}, {found.num_tensors:,} tensors are read; {kept}"
+
+
+def of_device(config: Config, found: Estimate) -> Iterator[str]:
+    """What there is, and what of the context fits."""
+    if found.memory is None:
+        yield "device: cpu"
+    else:
+        share = f"--gpu-memory-utilization {config.cache.gpu_memory_utilization:g}"
+        yield f"device: {found.device}, {gib(found.memory.total)}, {gib(found.memory.free)} free, {share}"
+    if found.refusal is not None:
+        raise found.refusal
+    longest = config.model.max_model_len or found.config.max_position
+    fits = f"--max-model-len {longest:,} fits" if found.context == longest else f"at most {found.context:,} tokens fit"
+    estimated = "" if found.memory is None else " (a step and its graphs are estimated)"
+    yield f"context: {fits}; {found.contexts:.1f} such contexts at one time{estimated}"
+
+
+def refused(error: ConfigError) -> str:
+    """The last line where the answer is no."""
+    return f"refused: {error}"

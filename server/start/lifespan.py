@@ -1,0 +1,159 @@
+"""Lifespan: loading, draining and closing what stands behind an app, whoever hosts it.
+
+Owner: loop. In: an AppState in phase starting. Out: the same, ready, later drained and closed. Start: text and engine
+load side by side in threads and warm up. Stop: probes say 503, then work is refused, what runs may finish, the rest is
+told, engine and threads end. Sockets, signals and exit codes belong to the host (server/start/process.py,
+server/hosted.py).
+
+    [engine: device thread | text, media: pool] -- ready -- stop() -- drain -- close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine
+from concurrent.futures import wait
+from typing import Any
+
+from engine.base.errors import ConfigError
+from engine.engine import Engine
+from server.ops import logs, tracing
+from server.ops.otel import Spans
+from server.ops.status import StatusLine
+from server.start import load
+from server.state import AppState
+
+log = logging.getLogger("omniloop")
+
+JOIN_S = 10.0  # for threads and sockets after the drain
+FETCH_S = 2.0  # for a download to give up, which it does when bytes arrive
+TOLD_S = 2.0  # for the answers of requests that are told to end
+
+
+class Lifespan:
+    """Owner: loop. `stopping` is set once the end is wanted, or the engine is dead; `hurry` by a second wish."""
+
+    def __init__(self, state: AppState) -> None:
+        self.state = state
+        self.stopping = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self.status: StatusLine | None = None
+        self.cut_short = False  # the loading was; its threads go on until the process ends
+
+    def stop(self) -> None:
+        """The host wants the end; the second call does not wait for running requests."""
+        if self.stopping.is_set():
+            self.hurry.set()
+        self.stopping.set()
+
+    async def start(self) -> None:
+        """Loads everything; the phase is ready afterwards, unless `stop` ended the loading. Raises ConfigError."""
+        begun = time.perf_counter()
+        state, config = self.state, self.state.config
+        self.greet()
+        if config.traces.trace:
+            tracing.check_place(config.traces.trace)
+        if config.traces.otlp_traces_endpoint:
+            state.spans = Spans(config.traces.otlp_traces_endpoint)
+        if not await self.unless_stopped(load.fetch(state), None):
+            return
+        engine = state.engine = Engine(config.engine(state.folder))
+        engine.on_death = self.on_death
+        if not await self.unless_stopped(load.load(state), config.server.startup_timeout):
+            return
+        if config.traces.trace:
+            tracing.begin(state)
+        state.phase = "ready"
+        logs.log_startup({**state.startup, **state.engine.startup}, time.perf_counter() - begun)
+        if not config.server.disable_log_stats:
+            self.status = StatusLine(state)
+            self.status.start()
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, None], timeout: float | None) -> bool:
+        """Whether a part of the start has come to its end; False: `stop` came first."""
+        loading = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self.stopping.wait())
+        await asyncio.wait({loading, stopped}, timeout=timeout, return_when="FIRST_COMPLETED")
+        stopped.cancel()
+        if not loading.done():
+            self.cut_short = True
+            loading.cancel()
+            if self.stopping.is_set():
+                return False
+            raise ConfigError(f"loading took longer than --startup-timeout {timeout:g}")
+        loading.result()
+        return True
+
+    def greet(self) -> None:
+        """What the operator should know before the first request."""
+        config = self.state.config
+        if config.model.trust_remote_code:
+            log.warning("--trust-remote-code has no effect: no code of a model folder ever runs")
+        if config.chat.enable_auto_tool_choice:
+            log.info("--enable-auto-tool-choice is not needed: tool_choice auto has no switch here")
+        if config.server.enable_log_requests or config.server.enable_log_outputs:
+            log.warning("clients' words are written to the log: --enable-log-requests or --enable-log-outputs is on")
+
+    async def drain(self) -> None:
+        """Finishes what runs, within the timeout; the rest is told that the server is going."""
+        state, server = self.state, self.state.config.server
+        if state.phase == "ready" and server.shutdown_delay:
+            state.phase = "leaving"
+            await self.hurry_or(asyncio.sleep(server.shutdown_delay))
+        if state.phase in ("ready", "leaving"):
+            state.phase = "draining"
+        state.resume()  # what an operator has paused is to finish as well
+        log.info("draining: %d requests are open", len(state.open_exchanges))
+        for exchange in list(state.open_exchanges):
+            exchange.drain()
+        await self.hurry_or(self.quiet(server.shutdown_timeout))
+        for exchange in list(state.open_exchanges):
+            exchange.cancel()
+        await self.quiet(TOLD_S)
+
+    async def quiet(self, seconds: float) -> None:
+        """Until no request is open, or the time is over."""
+        self.state.idle.set() if not self.state.open_exchanges else self.state.idle.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.state.idle.wait(), seconds)
+
+    async def hurry_or(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Waits, unless a second `stop` comes."""
+        task = asyncio.ensure_future(waiting)
+        hurry = asyncio.ensure_future(self.hurry.wait())
+        await asyncio.wait({task, hurry}, return_when="FIRST_COMPLETED")
+        for future in (task, hurry):
+            future.cancel()
+        await asyncio.gather(task, hurry, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Download, media, engine, threads; each with a timeout."""
+        state = self.state
+        if self.status is not None:
+            self.status.stop()
+        if state.experts is not None:
+            state.experts.close()
+        if state.config.traces.trace and state.trace is not None:
+            await tracing.write(state, state.config.traces.trace)
+        if state.spans is not None:
+            await asyncio.get_running_loop().run_in_executor(None, state.spans.close)
+        state.stop_fetching.set()
+        if state.fetching is not None:  # gives up, so that no half of a file stays behind
+            await asyncio.get_running_loop().run_in_executor(None, wait, [state.fetching], FETCH_S)
+        if state.media is not None:
+            await state.media.close()
+        if getattr(state, "engine", None) is not None and not self.cut_short:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(state.engine.stop(0.0), JOIN_S)
+        if state.grammars is not None:
+            state.grammars.close()
+        state.pool.shutdown(wait=False, cancel_futures=True)
+
+    def on_death(self, error: BaseException) -> None:
+        """The device thread is gone: its requests have been answered, a supervisor starts a new process."""
+        log.error("the engine stopped working", exc_info=error)
+        self.state.phase = "dead"
+        self.stopping.set()

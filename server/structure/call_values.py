@@ -1,0 +1,375 @@
+"""Values: the schema of a tool's arguments as Lark, for forms in which arguments are not written as JSON.
+
+Owner: none, an object per tool while its grammar is written, in the pool. In: a schema from which everything that no
+grammar enforces has gone. Out: rules, and for each value the Lark of its spelling. What a notation cannot hold is
+refused in strict tools and left out of others. A union is held to those of its values that the parser tells apart.
+
+The notations stand in structure/call_notations.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+
+from server.errors import shown
+from server.output.tools.base import kinds_of
+from server.structure.patterns import searched
+from server.structure.schema_rules import NUMBERS, TYPES, subschemas, too_complex, wrong
+
+SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> what %json takes
+Leave = Callable[[str, str], None]  # (keyword, path) of what a notation cannot hold: raises, or tells
+SHORT = 40
+MOST_REPEATS = 2000  # of a counted text or list
+MOST_PARTS = 4096  # of anyOf and allOf, all of a tool's
+BY_TYPE = {"properties": "object", "required": "object", "additionalProperties": "object", "items": "array",
+           "prefixItems": "array", "minItems": "array", "maxItems": "array", "patterns": "string", "format": "string",
+           "minLength": "string", "maxLength": "string", **dict.fromkeys(NUMBERS, "number")}  # fmt: skip
+NOT_HELD = ("patternProperties", "minProperties", "maxProperties", "propertyNames")
+# First characters of what a parser takes for a type that is not a string.
+BRACKETS, DIGITS = r"\{\[\(", r"\-+.0-9_"
+FIRST = {"object": BRACKETS, "array": BRACKETS, "number": DIGITS, "integer": DIGITS, "unknown": BRACKETS + DIGITS}
+WORDS = r"~/\s*(null|None|true|false|True|False)\s*/"
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """What else stands where a string stands."""
+
+    kinds: frozenset[str] = frozenset()  # the types that the parser tells apart from strings
+    words: tuple[str, ...] = ()  # of null and booleans, which are part of the string's expression
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool that may be called."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    path: str  # where its parameters stand in the request
+    text: SchemaText  # refuses or leaves out what cannot be enforced
+    leave: Leave
+
+
+def literal(text: str) -> str:
+    """A text as Lark writes it; "" where it is empty."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
+
+
+def spelled(text: str, ids: Mapping[str, int]) -> str:
+    """A text as Lark, its marker tokens by id."""
+    for marker in sorted(ids, key=len, reverse=True):
+        if marker in text:
+            before, _, after = text.partition(marker)
+            return " ".join(filter(None, (spelled(before, ids), f"<[{ids[marker]}]>", spelled(after, ids))))
+    return literal(text)
+
+
+def before_token(marker: str, ids: Mapping[str, int]) -> tuple[str, str]:
+    """(the letters in front of a marker's first token, the marker from there on); (marker, "") without a token."""
+    places = [(at, -len(name)) for name in ids if (at := marker.find(name)) >= 0]
+    at = min(places)[0] if places else len(marker)
+    return marker[:at], marker[at:]
+
+
+def joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def without(marker: str) -> str:
+    """An expression of every text in which a marker is not spelled."""
+    return f"/(?s:.*)/ & ~/(?s:.*){plain(marker)}(?s:.*)/"
+
+
+def plain(text: str) -> str:
+    """A text as a regular expression between slashes."""
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+class Values:
+    """The rules of one tool's values. A notation says how a value of one type is spelled, and how any value is."""
+
+    marks_strings = False  # strings stand between marks, so that no text is taken for anything else
+
+    def __init__(
+        self, tool: Tool, at: int, ids: Mapping[str, int], can_name: Callable[[str], bool] = lambda name: True
+    ) -> None:
+        """`can_name`: whether a parameter of this name can be written, and is read again."""
+        self.rules: list[str] = []
+        self._can_name = can_name
+        self._tool, self._ids, self._prefix = tool, ids, f"{at}"
+        self._root: dict[str, Any] = orjson.loads(tool.text(tool.parameters, tool.path))
+        self._options = self._root.pop("x-guidance")
+        self._schemas = dict(subschemas(self._root))
+        self._count = self._num_parts = 0
+        self._named: dict[str, str] = {}  # rules of $ref, and of anything
+
+    def arguments(self) -> dict[str, Any]:
+        """The schema of all arguments, where each has a place of its own."""
+        schema = self.merged({"type": "object", **self._resolved(self._root)}, self._tool.path)
+        for key in ("anyOf", "enum", "const"):
+            if key in schema:
+                self._leave(key, self._tool.path)
+        return schema
+
+    def kinds(self, schema: Any) -> frozenset[str]:
+        """The types that the parser sees."""
+        return kinds_of(schema, self._root)
+
+    def members(self, schema: dict[str, Any], path: str) -> list[tuple[str, bool, Any]]:
+        """(name, whether it must come, schema) of an object's properties, in the order in which they are written."""
+        for key in NOT_HELD:
+            if key in schema:
+                self._leave(key, path)
+        named, needed = schema.get("properties", {}), schema.get("required", [])
+        rest = schema.get("additionalProperties", True)
+        missing = {name: rest for name in needed if name not in named}
+        found = [(name, name in needed, value) for name, value in self._ordered({**named, **missing})]
+        for name, _, _ in found:
+            if not self._can_name(name):
+                self._tool.leave("properties", f"{path}.properties.{shown(name)}")
+        return [member for member in found if self._can_name(member[0])]
+
+    def value(self, schema: Any, path: str) -> str:
+        """One value's Lark."""
+        if schema is True or schema == {}:
+            return self._once("any", self._any)
+        if schema is False:
+            raise wrong(path, "no value satisfies it")
+        if "$ref" in schema:
+            for key in schema.keys() - {"$ref", "$defs", "definitions"}:
+                self._leave(key, path)
+            return self._once(schema["$ref"], lambda: self.value(self._target(schema["$ref"]), path))
+        schema = self.merged(schema, path)
+        branches = [
+            narrowed
+            for branch in self._branches(schema, path)
+            for kind in _kinds(branch)
+            if (narrowed := _narrowed(branch, kind)) is not None
+        ]
+        if not branches:
+            raise wrong(path, "no value satisfies it")
+        union = self._union(schema, branches)
+        if union.words:  # they are part of the string's expression
+            branches = [branch for branch in branches if branch.get("type") not in ("null", "boolean")]
+        ways = dict.fromkeys(way for branch in branches if (way := self._branch(branch, union, path)))
+        if not ways:
+            raise wrong(path, "none of its values can be written in this model's form of calls")
+        found = alternatives(list(ways))
+        if len(found) < SHORT:
+            return found
+        name = self.named()  # members and lists repeat their values, so these are not to grow with each level
+        self.rules.append(f"{name}: {found}")
+        return name
+
+    def merged(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+        """The schema with its allOf in it, where the parts say different things."""
+        found = {key: value for key, value in schema.items() if key not in ("allOf", "pattern")}
+        if "pattern" in schema:
+            found["patterns"] = [*found.get("patterns", ()), schema["pattern"]]
+        for part in schema.get("allOf", ()):
+            self._num_parts += 1
+            if self._num_parts > MOST_PARTS:  # parts that name the same parts double with each level
+                raise too_complex(path, f"its anyOf and allOf unfold into more than {MOST_PARTS} parts")
+            part = self.merged(self._resolved(part), path)
+            for key, value in part.items():
+                if key == "properties" and not found.get(key, {}).keys() & value.keys():
+                    found[key] = {**found.get(key, {}), **value}
+                elif key in ("required", "patterns"):
+                    found[key] = list(dict.fromkeys((*found.get(key, ()), *value)))
+                elif found.setdefault(key, value) != value and key not in ("$defs", "definitions"):
+                    self._leave("allOf", path)
+        return found
+
+    def text(self, schema: dict[str, Any], union: Union, end: str, path: str) -> str:
+        """A string up to the marker `end`, which is read; never a text that the parser takes for another type."""
+        name, limits = self.named(), [without(end.removeprefix("\n"))]
+        low, high = schema.get("minLength", 0), schema.get("maxLength")
+        if high is not None and low > high:
+            raise wrong(
+                path, f"minLength {low} is above maxLength {high}, so no text fits; lower one or raise the other"
+            )
+        if max(low, high or 0) > MOST_REPEATS:
+            self._leave("minLength" if high is None else "maxLength", path)
+        elif low or high is not None:
+            limits.append(f"/(?s:.{{{low},{'' if high is None else high}}})/")
+        for pattern in schema.get("patterns", ()):
+            expression = searched(pattern)
+            if expression is None:
+                self._leave("pattern", path)
+            else:
+                limits.append(expression)
+        if "format" in schema:
+            self._leave("format", path)
+        looks = "".join(dict.fromkeys(FIRST[kind] for kind in sorted(union.kinds) if kind in FIRST))
+        if looks:
+            limits.append(rf"/\s*[^\s{looks}](?s:.*)|\s*/")
+        if union.kinds & {"null", "boolean", "unknown"}:
+            limits.append(WORDS)
+        terminal = f"TEXT_{name.upper()}"
+        whole = " | ".join((f"({' & '.join(limits)})", *map(literal, union.words)))
+        letters, marker = before_token(end, self._ids)
+        if marker:  # no text goes beyond a token
+            self.rules.append(f"{terminal}: ({whole}) {literal(letters)}")
+            self.rules.append(f"{name}: {terminal} {spelled(marker, self._ids)}")
+        else:
+            self.rules.append(f"{terminal}: {whole}")
+            self.rules.append(f"{name}[lazy]: {terminal} {literal(end)}")
+        return name
+
+    def _leave(self, keyword: str, path: str) -> None:
+        self._tool.leave(keyword, f"{path}.{keyword}")
+
+    def named(self) -> str:
+        """A rule's name that nothing else has."""
+        self._count += 1
+        return f"v{self._prefix}_{self._count}"
+
+    def json(self, schema: Any) -> str:
+        """A rule for JSON of a schema, which has been looked through."""
+        name, given = self.named(), schema if isinstance(schema, dict) else {} if schema else {"enum": []}
+        text = orjson.dumps({**given, "x-guidance": self._options})
+        if b'"$ref"' in text:
+            defs = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            text = orjson.dumps({**defs, **given, "x-guidance": self._options})
+        self.rules.append(f"{name}: %json {text.decode()}")
+        return name
+
+    def other_name(self, owner: str, members: Sequence[tuple[str, bool, Any]]) -> str:
+        """A terminal for a property's name that is none of these."""
+        but = "|".join(plain(name) for name, _, _ in members if name)
+        self.rules.append(f"NAME_{owner.upper()}: /[A-Za-z_][A-Za-z0-9_.-]*/" + (f" & ~/({but})/" if but else ""))
+        return f"NAME_{owner.upper()}"
+
+    # -- what a notation says
+
+    def _ordered(self, members: dict[str, Any]) -> list[tuple[str, Any]]:
+        return list(members.items())
+
+    def _branch(self, schema: dict[str, Any], union: Union, path: str) -> str:
+        """A value of one type, or of an enum; "" where it cannot be written."""
+        raise NotImplementedError
+
+    def _any(self) -> str:
+        """Any value."""
+        raise NotImplementedError
+
+    # -- schemas
+
+    def _union(self, schema: dict[str, Any], branches: list[dict[str, Any]]) -> Union:
+        """What a string of this schema stands beside."""
+        if self.marks_strings:
+            return Union()
+        types, values = {branch.get("type") for branch in branches}, [v for b in branches for v in b.get("enum", ())]
+        words: tuple[str, ...] = ()
+        if "string" in types:
+            words += ("null",) if "null" in types or None in values else ()
+            words += ("true", "false") if "boolean" in types else ()
+        return Union(self.kinds(schema) - {"string"}, words)
+
+    def _bounds(self, schema: dict[str, Any], given: int, path: str) -> tuple[int, int | None]:
+        """How many items come behind those that are `given`."""
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
+        if max(low, high or 0) > MOST_REPEATS:
+            self._leave("minItems" if high is None else "maxItems", path)
+            return 0, None
+        return max(low - given, 0), None if high is None else max(high - given, 0)
+
+    def _once(self, key: str, make: Callable[[], str]) -> str:
+        """A rule that others name, itself included."""
+        if key not in self._named:
+            name = self._named[key] = f"n{self._prefix}_{len(self._named)}"
+            self.rules.append(f"{name}: {make()}")
+        return self._named[key]
+
+    def _target(self, pointer: str) -> Any:
+        return self._schemas[unquote(pointer)]
+
+    def _resolved(self, schema: Any) -> dict[str, Any]:
+        """A schema without the $ref that it is; Cleaner has refused those that lead nowhere."""
+        while isinstance(schema, dict) and "$ref" in schema:
+            rest = {key: schema[key] for key in schema if key != "$ref"}
+            target = self._target(schema["$ref"])
+            schema = {**(target if isinstance(target, dict) else _as_object(target)), **rest}
+        return schema if isinstance(schema, dict) else _as_object(schema)
+
+    def _branches(self, schema: dict[str, Any], path: str) -> list[dict[str, Any]]:
+        """The alternatives of anyOf, each with what is said beside it."""
+        if "anyOf" not in schema:
+            return [schema]
+        rest = {key: value for key, value in schema.items() if key != "anyOf"}
+        found = []
+        for branch in schema["anyOf"]:
+            if branch is not False:
+                whole = self.merged({**rest, "allOf": [branch if isinstance(branch, dict) else {}]}, path)
+                found += self._branches(whole, path)
+        return found
+
+
+def _as_object(schema: Any) -> dict[str, Any]:
+    """true or false as an object."""
+    return {"enum": []} if schema is False else {}
+
+
+def _kinds(schema: dict[str, Any]) -> list[str]:
+    """The types of a schema without anyOf; what says none is of the type that its keywords speak of."""
+    if "const" in schema or "enum" in schema:
+        return ["enum"]
+    named = schema.get("type") or next((BY_TYPE[key] for key in schema if key in BY_TYPE), list(TYPES[:-1]))
+    return [named] if isinstance(named, str) else list(named)
+
+
+def _narrowed(schema: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """The schema for one type; None where nothing is left."""
+    if kind != "enum":
+        return {**{key: value for key, value in schema.items() if key != "patterns" or kind == "string"}, "type": kind}
+    values = [schema["const"]] if "const" in schema else schema["enum"]
+    named = schema.get("type", list(TYPES))
+    allowed = {named} if isinstance(named, str) else {*named}
+    kept = [value for value in values if _kind_of(value) & allowed]
+    return {"enum": kept} if kept else None
+
+
+def _kind_of(value: Any) -> frozenset[str]:
+    found = kinds_of({"const": value}, None)
+    return found | {"number"} if "integer" in found else found
+
+
+def alternatives(ways: list[str]) -> str:
+    return ways[0] if len(ways) == 1 else "(" + " | ".join(f"({way})" for way in ways) + ")"
+
+
+def counted(item: str, separator: str, low: int, high: int | None, *, first: bool = True) -> str:
+    """`low` to `high` items; "" where there are none. Not `first`: something stands in front of the separator."""
+    if high == 0:
+        return ""
+    one, most = joined(literal(separator), item), "" if high is None else high
+    if not first or not separator:
+        return f"({one}){{{low},{most}}}"
+    more = "" if high == 1 else f"({one}){{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
+    return joined(item, more) if low else f"({joined(item, more)})?"
+
+
+def in_order(
+    members: Sequence[tuple[bool, str]], separator: str, name: str, extra: str = "", none: str = '""'
+) -> tuple[str, list[str]]:
+    """(what members stand for, its rules): in their order, those that need not come or not; `extra`: more behind.
+
+    Two rules per member, for what follows where something stands in front and where nothing does: `none` is written
+    where nothing comes at all.
+    """
+    after, start, last = f"{name}_after_", f"{name}_from_", len(members)
+    more = f"({joined(literal(separator), extra)})*" if extra else '""'
+    rules = [f"{after}{last}: {more}", f"{start}{last}: " + (f"{extra} {after}{last} | {none}" if extra else none)]
+    for at in reversed(range(last)):
+        needed, text = members[at]
+        here = joined(literal(separator), text)
+        rules.append(f"{after}{at}: {here if needed else f'({here})?'} {after}{at + 1}")
+        skipped = "" if needed else f" | {start}{at + 1}"
+        rules.append(f"{start}{at}: {text} {after}{at + 1}{skipped}")
+    return f"{start}0", rules

@@ -1,0 +1,400 @@
+"""Which JSON Schemas a grammar enforces exactly: each keyword is kept, rewritten where that is exact, or named.
+
+Owner: none, pure functions; called in the pool, since a large schema takes tens of milliseconds. In: a client's schema.
+Out: a schema that holds nothing but keywords which the grammar library enforces. A keyword that the library cannot
+enforce is refused with its path; in tools without `strict` it is left out and told (`dropped`). Annotations and unknown
+keywords constrain nothing and are left out, the library's own options (x-guidance) among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote
+
+from server.errors import ApiError, shown
+from server.flags.config import LimitsConfig
+from server.structure.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, inside, num_remainders
+from server.structure.patterns import check_pattern, json_pattern
+from server.structure.schema_formats import ENFORCED, FORMATS, format_rules
+
+SCHEMA_OF = ("items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties")
+SCHEMAS_OF = ("anyOf", "oneOf", "allOf", "prefixItems")
+NAMED_OF = ("properties", "patternProperties", "$defs", "definitions")
+NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
+NEVER: tuple[tuple[str, tuple[Any, ...]], ...] = (  # with the values under which a keyword asks for nothing
+    ("uniqueItems", (False,)), ("contains", ()), ("minContains", (0,)), ("maxContains", ()), ("not", (False,)),
+    ("if", ()), ("then", ()), ("else", ()), ("dependentRequired", ({},)), ("dependentSchemas", ({},)),
+    ("dependencies", ({},)), ("unevaluatedItems", (True, {})), ("$dynamicRef", ()), ("$recursiveRef", ()),
+)  # fmt: skip
+MAX_BRANCHES = 64  # of a oneOf whose branches are compared
+
+
+def too_complex(path: str, text: str) -> ApiError:
+    return ApiError(400, "grammar_too_complex", f"{path}: {text}", path)
+
+
+def wrong(path: str, text: str) -> ApiError:
+    return ApiError(400, "grammar_invalid", f"{path}: {text}", path)
+
+
+def measure(value: Any, path: str, limits: LimitsConfig) -> None:
+    """Depth, values and enums of a schema, counted before anything else looks at it."""
+    nodes, stack = 0, [(value, 1)]
+    while stack:
+        value, depth = stack.pop()
+        nodes += 1
+        if depth > limits.schema_max_depth:
+            most = limits.schema_max_depth
+            raise too_complex(path, f"nests deeper than {most} levels, the most that are allowed (--schema-max-depth)")
+        if nodes > limits.schema_max_nodes:
+            most = limits.schema_max_nodes
+            raise too_complex(path, f"has more than {most} values, the most that are allowed (--schema-max-nodes)")
+        if isinstance(value, dict):
+            enum = value.get("enum")
+            if isinstance(enum, list) and len(enum) > limits.schema_max_enum:
+                most = limits.schema_max_enum
+                raise too_complex(path, f"an enum has {len(enum)} entries; at most {most} (--schema-max-enum)")
+            stack += [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list):
+            stack += [(item, depth + 1) for item in value]
+
+
+class Cleaner:
+    """One pass over one schema."""
+
+    def __init__(self, root: Any, limits: LimitsConfig, relax: bool) -> None:
+        self._root, self._limits, self._relax = root, limits, relax
+        self._ended: set[str] = set()  # values of $ref that lead to a schema which is more than a $ref
+        self._expressions: dict[str, str] = {}  # as written for JSON: large schemas repeat few expressions
+        self.dropped: dict[str, None] = {}  # keywords left out, in the order in which they were met
+
+    @cached_property
+    def _schemas(self) -> dict[str, Any]:
+        """By pointer; schemas without $ref never ask."""
+        return dict(subschemas(self._root))
+
+    def clean(self, schema: Any, path: str) -> Any:
+        """The schema without what constrains nothing, and without what cannot be enforced."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise wrong(path, "must be a schema: an object, true or false")
+        found: dict[str, Any] = {}
+        for key, value in schema.items():
+            clean = _CLEAN.get(key)
+            if clean is not None:
+                try:
+                    clean(self, found, key, value, f"{path}.{key}")
+                except ApiError as error:
+                    if not self._relax or error.param != f"{path}.{key}":
+                        raise
+                    self.dropped[key] = None
+        self._arrays(schema, found)
+        self._objects(schema, found, path)
+        self._ranges(found)
+        self._never(schema, found, path)
+        return found
+
+    def refuse(self, key: str, path: str, why: str = "cannot be enforced here; leave it out") -> None:
+        """Raises, or leaves the keyword out and says so."""
+        if not self._relax:
+            raise wrong(f"{path}.{key}", why)
+        self.dropped[key] = None
+
+    # -- keywords by kind of value
+
+    def _schema(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        if key == "items" and isinstance(value, list):  # before 2020 a tuple
+            found["prefixItems"] = [self.clean(item, f"{path}[{at}]") for at, item in enumerate(value)]
+        else:
+            found[key] = self.clean(value, path)
+
+    def _schemas_in(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        if not isinstance(value, list) or not value:
+            raise wrong(path, "must be a list of at least one schema")
+        branches = [self.clean(item, f"{path}[{at}]") for at, item in enumerate(value)]
+        if key != "oneOf":
+            found[key] = found.get(key, []) + branches
+            return
+        if not self._apart(value):
+            if not self._relax:
+                raise wrong(path, "its branches must exclude each other, by type or by a required property's const")
+            self.dropped[key] = None
+        found["allOf"] = [*found.get("allOf", []), {"anyOf": branches}]
+
+    def _named(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        if not isinstance(value, dict):
+            raise wrong(path, "must be an object of schemas")
+        as_written = self._expression if key == "patternProperties" else _same
+        found[key] = {as_written(name, path): self.clean(item, f"{path}.{shown(name)}") for name, item in value.items()}
+
+    def _number(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
+            found[key] = value
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not are_exact(value):
+            raise wrong(path, f"must be {EXACT}")
+        elif key == "multipleOf" and (value <= 0 or int(value) != value):
+            raise wrong(path, f"got {shown(value)}; must be a positive integer")
+        elif key == "multipleOf" and num_remainders(int(value)) > MOST_REMAINDERS:
+            raise too_complex(path, f"without the zeros at its end it must be at most {MOST_REMAINDERS}")
+        else:
+            found[key] = int(value) if key == "multipleOf" else value
+
+    def _count(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
+            raise wrong(path, "must be a number from 0 on")
+        if int(value) != value:
+            raise wrong(path, "must be an integer")
+        found[key] = int(value)
+
+    def _type(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        names = value if isinstance(value, list) else [value]
+        if not names or any(not isinstance(name, str) or name not in TYPES for name in names):
+            raise wrong(path, f"got {shown(value)}; must be of {', '.join(TYPES)}")
+        found[key] = value
+
+    def _required(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        if not isinstance(value, list) or any(not isinstance(name, str) for name in value):
+            raise wrong(path, "must be a list of property names")
+        found[key] = list(dict.fromkeys(value))
+
+    def _values(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        if key == "enum" and (not isinstance(value, list) or not value):
+            raise wrong(path, "must be a list of at least one value")
+        if not are_exact(value):
+            raise wrong(path, f"each number in it must be {EXACT}; larger ones fit in texts")
+        found[key] = value
+
+    def _pattern(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        if not isinstance(value, str):
+            raise wrong(path, "must be a regular expression")
+        found[key] = self._expression(value, path)
+
+    def _expression(self, pattern: str, path: str) -> str:
+        """A regular expression for the strings of JSON."""
+        known = self._expressions.get(pattern)
+        if known is not None:
+            return known
+        if why := check_pattern(pattern, self._limits):
+            raise (too_complex if "at most" in why or "the most" in why else wrong)(path, why)
+        written = json_pattern(pattern)
+        if written is None:
+            raise wrong(path, "classes of control characters, and classes in classes, are not supported")
+        self._expressions[pattern] = written
+        return written
+
+    def _format(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        rules = format_rules(value)
+        if rules is None:
+            raise wrong(path, f"got {shown(value)}; the formats that are enforced are {', '.join(ENFORCED)}")
+        if value in FORMATS:
+            found[key] = value
+        if rules:
+            found["allOf"] = [*found.get("allOf", []), *rules]
+
+    def _ref(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        if not isinstance(value, str) or self._target(value) is None:
+            raise wrong(path, f"got {shown(value)}; must point to a schema of this document, as #/$defs/name")
+        seen, target = {value}, self._target(value)
+        while isinstance(target, dict) and isinstance(target.get("$ref"), str) and target["$ref"] not in self._ended:
+            if target["$ref"] in seen:
+                raise wrong(path, "points to itself and to nothing else")
+            seen.add(target["$ref"])
+            target = self._target(target["$ref"])
+        self._ended |= seen
+        found[key] = value
+
+    def _target(self, ref: str) -> Any:
+        return self._schemas.get(unquote(ref)) if ref.startswith("#") else None
+
+    # -- what several keywords say together
+
+    def _arrays(self, schema: dict[str, Any], found: dict[str, Any]) -> None:
+        rest = found.pop("additionalItems", None)
+        if isinstance(schema.get("items"), list) and rest is not None:
+            found["items"] = rest
+
+    def _objects(self, schema: dict[str, Any], found: dict[str, Any], path: str) -> None:
+        rest = found.pop("unevaluatedProperties", None)
+        if rest not in (None, True, {}):
+            spread = ("anyOf", "allOf", "oneOf", "$ref", "if", "additionalProperties", "dependentSchemas")
+            if any(name in schema for name in spread):
+                self.refuse("unevaluatedProperties", path)
+            else:  # every property is evaluated here
+                found["additionalProperties"] = rest
+        if "propertyNames" in found:
+            self._property_names(found, path)
+        self._property_counts(found, path)
+
+    def _property_counts(self, found: dict[str, Any], path: str) -> None:
+        """Bounds that follow from the rest go; the library knows others where each named property is required."""
+        named, needed = found.get("properties", {}), found.get("required", ())
+        closed = found.get("additionalProperties") is False and not found.get("patternProperties")
+        if found.get("minProperties", 0) <= len(needed):
+            found.pop("minProperties", None)
+        if closed and found.get("maxProperties", 0) >= len(named):
+            found.pop("maxProperties", None)
+        one_of_them = closed and not needed
+        for key in ("minProperties", "maxProperties"):
+            if key not in found or (one_of_them and found[key] == 1):
+                continue
+            if key == "minProperties" and found[key] > 1 and not closed:
+                # The grammar counts a name twice that stands twice.
+                self.refuse(key, path, "above 1 it needs additionalProperties: false, or as many required")
+            elif named.keys() - {*needed}:
+                self.refuse(key, path, "it can be enforced where all properties are required, or as 1 of a closed set")
+            else:
+                continue
+            del found[key]
+
+    def _property_names(self, found: dict[str, Any], path: str) -> None:
+        names = found.pop("propertyNames")
+        if isinstance(names, dict) and names.keys() == {"$ref"}:  # an enum that other places of the schema name too
+            target = self._resolved(names)
+            if _CLEAN.keys() & target <= {"type", "enum", "const", "pattern"}:
+                names = self.clean(target, f"{path}.propertyNames")
+        if names is True or names in ({}, {"type": "string"}):
+            return
+        if isinstance(names, dict) and "const" in names:
+            names = {"enum": [names["const"]]} if names.keys() <= {"const", "type"} else names
+        said = {*names} - {"type"} if isinstance(names, dict) else set()
+        open_only, rest = not found.get("patternProperties"), found.get("additionalProperties", True)
+        if open_only and said == {"enum"}:
+            known = found.get("properties", {})
+            kept = dict.fromkeys(name for name in names["enum"] if isinstance(name, str))
+            found["properties"] = {name: known.get(name, rest) for name in kept}
+            found["additionalProperties"] = False
+        elif open_only and said == {"pattern"} and not found.get("properties"):
+            found["patternProperties"] = {names["pattern"]: rest}
+            found["additionalProperties"] = False
+        else:
+            self.refuse("propertyNames", path, "only an enum, or a pattern without properties, can be enforced")
+
+    def _ranges(self, found: dict[str, Any]) -> None:
+        for bound, key in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            if isinstance(found.get(key), bool):
+                exclusive = found.pop(key)
+                if exclusive and bound in found:
+                    found[key] = found.pop(bound)
+            if key in found and found.get("type") != "integer":
+                found[key] = inside(found[key], key == "exclusiveMinimum")
+
+    def _never(self, schema: dict[str, Any], found: dict[str, Any], path: str) -> None:
+        """Keywords that no grammar here enforces, unless they ask for nothing."""
+        for key, empty in NEVER:
+            if key not in schema or any(schema[key] == value for value in empty):
+                continue
+            idle = {
+                "uniqueItems": found.get("maxItems", 2) <= 1,
+                "maxContains": "contains" not in schema,
+                "minContains": "contains" not in schema,
+                "if": "then" not in schema and "else" not in schema,
+                "then": "if" not in schema,
+                "else": "if" not in schema,
+            }
+            if not idle.get(key, False):
+                self.refuse(key, path)
+
+    # -- oneOf
+
+    def _apart(self, branches: list[Any]) -> bool:
+        """Whether no value can satisfy two branches."""
+        if len(branches) > MAX_BRANCHES:
+            return False
+        resolved = [self._resolved(branch) for branch in branches]
+        pairs = ((a, b) for at, a in enumerate(resolved) for b in resolved[at + 1 :])
+        return all(_exclude(a, b, self._resolved) for a, b in pairs)
+
+    def _resolved(self, schema: Any) -> dict[str, Any]:
+        for _ in range(16):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                break
+            schema = self._target(schema["$ref"])
+        return schema if isinstance(schema, dict) else {}
+
+
+_CLEAN: dict[str, Callable[[Cleaner, dict[str, Any], str, Any, str], None]] = {
+    **dict.fromkeys(SCHEMA_OF, Cleaner._schema),
+    **dict.fromkeys(SCHEMAS_OF, Cleaner._schemas_in),
+    **dict.fromkeys(NAMED_OF, Cleaner._named),
+    **dict.fromkeys(NUMBERS, Cleaner._number),
+    **dict.fromkeys(COUNTS, Cleaner._count),
+    **dict.fromkeys(("enum", "const"), Cleaner._values),
+    "type": Cleaner._type,
+    "required": Cleaner._required,
+    "pattern": Cleaner._pattern,
+    "format": Cleaner._format,
+    "$ref": Cleaner._ref,
+}
+
+
+def subschemas(root: Any) -> Iterator[tuple[str, Any]]:
+    """Every schema inside a schema by its JSON pointer, `#` the root's: what $ref may point to."""
+    stack = [("#", root)]
+    while stack:
+        pointer, schema = stack.pop()
+        if not isinstance(schema, dict | bool):
+            continue
+        yield pointer, schema
+        for key, value in schema.items() if isinstance(schema, dict) else ():
+            if key in SCHEMA_OF and not isinstance(value, list):
+                stack.append((f"{pointer}/{key}", value))
+            elif (key in SCHEMAS_OF or key == "items") and isinstance(value, list):
+                stack += [(f"{pointer}/{key}/{at}", item) for at, item in enumerate(value)]
+            elif key in NAMED_OF and isinstance(value, dict):
+                names = ((name.replace("~", "~0").replace("/", "~1"), item) for name, item in value.items())
+                stack += [(f"{pointer}/{key}/{name}", item) for name, item in names]
+
+
+def _same(name: str, path: str) -> str:
+    return name
+
+
+def _exclude(a: dict[str, Any], b: dict[str, Any], resolved: Callable[[Any], dict[str, Any]]) -> bool:
+    """Whether no value can satisfy both."""
+    if not _types(a) & _types(b):
+        return True
+    values = _consts(a), _consts(b)
+    if values[0] is not None and values[1] is not None:
+        return not values[0] & values[1]
+    if _types(a) | _types(b) != {"object"}:
+        return False
+    for name in {*a.get("required", ())} & {*b.get("required", ())}:
+        first, second = (resolved(side.get("properties", {}).get(name)) for side in (a, b))
+        if _exclude_values(first, second):
+            return True
+    return False
+
+
+def _exclude_values(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    values = _consts(a), _consts(b)
+    if values[0] is not None and values[1] is not None:
+        return not values[0] & values[1]
+    return not _types(a) & _types(b)
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    """The types that a schema may allow; integers are numbers."""
+    named = schema.get("type")
+    if named is None:
+        values = _consts(schema)
+        return set(TYPES) - {"integer"} if values is None else {kind for kind, _ in values}
+    names = [named] if isinstance(named, str) else named
+    return {"number" if name == "integer" else name for name in names if isinstance(name, str)}
+
+
+def _consts(schema: dict[str, Any]) -> set[tuple[str, Any]] | None:
+    """The values that `const` or `enum` leave, as (type, value); None where any value may be allowed."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return {_named_value(value) for value in values} if isinstance(values, list) else None
+
+
+def _named_value(value: Any) -> tuple[str, Any]:
+    for kind, of in (("null", type(None)), ("boolean", bool), ("number", (int, float)), ("string", str)):
+        if isinstance(value, of):
+            return kind, value
+    return ("array" if isinstance(value, list) else "object"), None  # never told apart

@@ -1,0 +1,77 @@
+"""Where an answer's grammar begins when the model thinks first: behind the end of its reasoning.
+
+Owner: none, pure functions; called in the pool. In: the grammar that the answer itself must follow, the model's
+reasoning format and what the prompt says about it. Out: the same grammar, begun later. Markers that are tokens leave
+the row free until their id comes; markers that are plain text or several tokens, and harmony's channels, become a
+grammar around the answer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from engine.grammar.compile import Grammar
+from engine.grammar.spec import GrammarSpec
+from server.errors import not_here
+from server.output.reasoning import ReasoningFormat, State
+from server.structure.call_values import spelled
+from server.structure.structure import Structure
+
+HARMONY = """\
+start: thought* <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @answer
+thought: <|channel|> "analysis" <|message|> TEXT <|end|> <|start|> "assistant"
+TEXT: /(?s:.*)/
+"""
+
+
+def behind_thinking(spec: GrammarSpec, form: ReasoningFormat, state: State, ids: Mapping[str, int]) -> GrammarSpec:
+    """The grammar behind the reasoning of a format, as prompts spell it; ids: of the tokens that are markers.
+
+    A grammar that says by itself where it begins stays as it is, but for one that sleeps until a call. A call that ends
+    the reasoning by itself wakes a grammar that holds calls.
+    """
+    if state == "closed" or not form.ends or (spec.starts and spec.starts != spec.fed) or spec.around:
+        return spec
+    ends = tuple(ids[text] for text in form.ends if text in ids)
+    calls = tuple(ids[text] for text in form.stops if text in ids and f"<[{ids[text]}]>" in spec.text)
+    begins = tuple(dict.fromkeys(first for text in form.begins if (first := first_of(text, ids)) is not None))
+    must_end = state == "open" or form.always
+    if ends and (must_end or begins) and not form.suffix:
+        return replace(spec, starts=(*ends, *calls), fed=calls, opens=() if must_end else begins)
+    rest = " /[^>]*>/" if form.suffix else ""
+    lines = [f"thought[lazy]: /(?s:.*)/ ({_any_of(form.ends, ids)}){rest}"]
+    if any(first_of(text, ids) is not None for text in form.ends):  # no text goes beyond a token
+        lines = [f"thought: TEXT ({_any_of(form.ends, ids)}){rest}", "TEXT: /(?s:.*)/"]
+    lines.append("start: " + ("thought" if must_end else f"(({_any_of(form.begins, ids)}) thought)?") + " @answer")
+    return replace(spec, around="\n".join(lines), starts=(), fed=())
+
+
+def first_of(marker: str, ids: Mapping[str, int]) -> int | None:
+    """The token that a marker begins with; None where the marker begins with letters."""
+    return next((ids[name] for name in sorted(ids, key=len, reverse=True) if marker.startswith(name)), None)
+
+
+def _any_of(markers: tuple[str, ...], ids: Mapping[str, int]) -> str:
+    return " | ".join(f"({spelled(text, ids)})" for text in markers)
+
+
+FREE = Structure(b"free", lambda: GrammarSpec("free", ""), "thinking_token_budget")
+
+
+def with_budget(grammar: Grammar, budget: int) -> Grammar | None:
+    """The grammar with so many tokens of reasoning before it; None where nothing is left to hold.
+
+    The budget is held by forcing the end marker, so the marker has to be a token.
+    """
+    spec = grammar.spec
+    if spec.around:
+        raise not_here(FREE.param, "thinking_token_budget: the end of this model's reasoning is no token of its own")
+    if spec.starts and spec.starts != spec.fed:
+        return replace(grammar, spec=replace(spec, budget=budget))
+    return None if spec.kind == "free" else grammar
+
+
+def in_harmony(spec: GrammarSpec) -> GrammarSpec:
+    """The grammar as a harmony answer's final message."""
+    return spec if spec.starts or spec.around else replace(spec, around=HARMONY)
