@@ -69,6 +69,7 @@ class Engine:
         self.on_death: Callable[[BaseException], None] | None = None
         self.model: ModelConfig
         self.max_model_len = 0
+        self.max_rows = 1  # of a step
         self.block_size = config.block_size
         self.num_blocks = 0
         self._paused = False
@@ -96,7 +97,7 @@ class Engine:
         calls = self._on_output, self._routed.come, self._on_death
         self._device = module.DeviceThread(self.config, loop, ready, *calls, self.startup)
         self._device.start()
-        self.model, self.limits = await ready
+        self.model, self.limits, self.max_rows = await ready
         self.max_model_len = self.limits.max_model_len
         self.num_blocks = self.limits.num_blocks
         self.stats.blocks_total = self.num_blocks

@@ -18,8 +18,9 @@ from engine.engine import Engine
 from server.errors import ApiError
 from server.flags.config import Config
 from server.ops.expert_watch import ExpertWatch
-from server.ops.limits import ApiKeys, BodyBudget, Places, WrongKeys
+from server.ops.limits import ApiKeys, BodyBudget, WrongKeys
 from server.ops.metrics import Metrics
+from server.ops.places import Places
 from server.ops.pool import Pool
 from server.ops.proxies import TrustedProxies
 from server.output.parser import Parsers
@@ -92,7 +93,10 @@ class AppState:
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
         self.proxies = TrustedProxies(config.server.trusted_proxies)
         self.body_budget = BodyBudget(config.limits.body_budget_bytes)
-        self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)
+        limits = config.limits
+        self.places = Places(
+            0, limits.max_inflight_per_key, limits.max_queued_tokens, config.max_queue_wait, not limits.trust_clients
+        )
         self.metrics = Metrics()
         self.experts: ExpertWatch | None = None  # of a model that has experts
         self.pool = Pool(config.pool_threads, "pool")
@@ -100,7 +104,6 @@ class AppState:
         self.spans: Spans | None = None  # OpenTelemetry, where --otlp-traces-endpoint is given
         self.open_exchanges: set[OpenExchange] = set()
         self.live: dict[tuple[str, str], set[OpenAnswer]] = {}  # (key name, request id): for /abort_requests
-        limits = config.limits
         self.responses = ResponseStore(
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )

@@ -79,7 +79,7 @@ class DeviceThread:
     # -- called from other threads ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins loading; `ready` is resolved on the loop with (ModelConfig, Limits) or an exception."""
+        """Begins loading; `ready` is resolved on the loop with (ModelConfig, Limits, rows) or an exception."""
         self._thread.start()
 
     def submit(self, request: Request, first_id: int) -> None:
@@ -142,7 +142,8 @@ class DeviceThread:
             except BaseException as error:
                 self._tell(_resolve, self._ready, None, error)
                 return
-            self._tell(_resolve, self._ready, (runtime.model_config, runtime.limits), None)
+            known = runtime.model_config, runtime.limits, runtime.sizes.max_rows
+            self._tell(_resolve, self._ready, known, None)
             try:
                 self._run(runtime)
             except BaseException as error:

@@ -19,6 +19,7 @@ from server.flags.rows_flags import RowsFlags
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 MIB = 1 << 20
+MAX_QUEUE_WAIT_S = 10.0
 FILE_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 SAMPLING_DEFAULTS = (*FILE_DEFAULTS, "presence_penalty", "frequency_penalty")  # --override-generation-config
 MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
@@ -118,6 +119,12 @@ class LimitsConfig:
     tokenize_offload_bytes: int = flag(2048, "longer prompts are tokenized in the pool", low=0)
     max_queued_tokens: int = flag(4_194_304, "prompt tokens that run or wait; 429 beyond", low=1)
     max_inflight_per_key: int = flag(0, "choices of one key that run or wait; 429 beyond; 0: no limit", low=0)
+    max_queue_wait: float = flag(
+        MAX_QUEUE_WAIT_S, "seconds that a request may have to wait, by the measured rate; 429 beyond; 0: any", low=0
+    )
+    trust_clients: bool = flag(
+        False, "of a private server: no --max-queue-wait but a given one, and no shares of clients in what all use"
+    )
     max_n: int = flag(128, "choices of a prompt", low=1)
     max_prompts: int = flag(1024, "prompts of a completion request", low=1)
     max_choices: int = flag(2048, "prompts times choices", low=1)
@@ -287,6 +294,12 @@ class Config:
     def model_names(self) -> tuple[str, ...]:
         """What clients may call the model; the first is reported."""
         return self.server.served_model_name or ((self.model.model.rstrip("/") or "omniloop"),)
+
+    @property
+    def max_queue_wait(self) -> float:
+        """Seconds; 0: any. Clients that are trusted wait as long as they like, unless the operator names a number."""
+        wait = self.limits.max_queue_wait
+        return 0.0 if self.limits.trust_clients and wait == MAX_QUEUE_WAIT_S else wait
 
     @property
     def pool_threads(self) -> int:

@@ -53,6 +53,9 @@ class Edge:
             return
         if self.state.keys and not self.is_open(exchange.method, scope["path"]):
             self.check_key(exchange, scope)
+        exchange.caller = exchange.key_name
+        if not exchange.caller and not self.state.config.limits.trust_clients:
+            exchange.caller = self.state.proxies.client_of(scope)
         await self.app(scope, receive, send)
 
     def check_origin(self, exchange: Exchange, origin: bytes, host: bytes) -> None:

@@ -29,6 +29,7 @@ from server.state import AppState, OpenAnswer
 
 if TYPE_CHECKING:
     from server.http.line import Line
+    from server.ops.places import Kind, Place
 
 log = logging.getLogger("omniloop.access")
 fault = logging.getLogger("omniloop.fault")
@@ -65,6 +66,7 @@ class Exchange:
         "answer_open",
         "answered",
         "arrival",
+        "caller",
         "chunk",
         "details",
         "first_token",
@@ -76,6 +78,7 @@ class Exchange:
         "of_anthropic",
         "on_drain",
         "path",
+        "place",
         "queued_s",
         "raw_send",
         "reason",
@@ -109,6 +112,8 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
         self.route = "other"  # the route's template once it is known
         self.key_name = ""
+        self.caller = ""  # whose line and shares count: the key's name or the address; set with the key
+        self.place: Place | None = None  # of the request among those that wait and run
         self.status = 0
         self.reason = ""
         self.started = False
@@ -124,6 +129,17 @@ class Exchange:
         self.answer_open: OpenAnswer | None = None  # set while the engine works for it
         self.task = asyncio.current_task()
         self.on_drain: Callable[[], None] = nothing  # set by what may wait for its client without end
+
+    def hold(self, count: int, kind: Kind = "answers") -> Place:
+        """Places for so many choices, held with `with`. Raises the 429."""
+        weight = self.state.keys.weight(self.key_name)
+        self.place = self.state.places.hold(count, self.caller, kind, weight)
+        return self.place
+
+    def begin(self) -> None:
+        """A choice has had its first step."""
+        if self.place is not None:
+            self.place.begin()
 
     def drain(self) -> None:
         """The server takes no more work: what runs goes on, and nobody waits for a client to ask for more."""

@@ -111,6 +111,8 @@ def job_of(
         priority=priority,
         cache_salt=scope_of(exchange, salt),
         arrival=exchange.arrival,
+        flow=exchange.caller,
+        weight=state.keys.weight(exchange.key_name),
     )
     return Job(prompt, request, spliced.counts, param)
 

@@ -1,9 +1,7 @@
-"""Who may ask, and how much at a time: API keys, wrong-key throttle, body budget, places in the queue.
+"""Who may ask, and how much at a time: API keys, wrong-key throttle, body budget.
 
 Owner: loop. Each limit is one object that every route passes (SECURITY ground rule 2). Keys are kept as SHA-256 and
-compared in constant time with every stored one; a server that was given keys never answers without one. A place is
-taken before anything dear happens and given back on every way out; when none is left the answer is 429 with a
-Retry-After from the drain rate.
+compared in constant time with every stored one; a server that was given keys never answers without one.
 """
 
 from __future__ import annotations
@@ -12,9 +10,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
 
 from starlette.types import Scope
 
@@ -33,6 +29,7 @@ class ApiKeys:
         self._flags = keys
         self._path = path
         self._digests: list[tuple[str, bytes]] = []
+        self._weights: dict[str, int] = {}
         self.reload()
 
     def __bool__(self) -> bool:
@@ -45,6 +42,10 @@ class ApiKeys:
         if self._path:
             found += keys_of(self._path)
         self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in found]
+
+    def weight(self, name: str) -> int:
+        """The share of a key in what waits, by its name."""
+        return self._weights.get(name, 1)
 
     def match(self, presented: bytes) -> str | None:
         """The name of the key, or None; meets every stored key whatever the first ones said."""
@@ -122,75 +123,6 @@ class BodyBudget:
 
     def give(self, size: int) -> None:
         self.used -= size
-
-
-class Places:
-    """Choices that are being prepared, wait or run; above `limit` a request gets 429 at once. Owner: loop."""
-
-    def __init__(self, limit: int, per_key: int = 0, tokens: int = 0) -> None:
-        self.limit = limit  # set again when the engine has said how many rows it runs
-        self.per_key = per_key  # 0: no limit
-        self.max_tokens = tokens  # prompt tokens of all open choices
-        self.taken = 0
-        self.requests = 0
-        self.tokens = 0
-        self._of_key: Counter[str] = Counter()
-        self._ended = 0  # since `_since`
-        self._since = time.monotonic()
-        self._rate = 0.0  # choices that end per second, smoothed
-
-    @contextmanager
-    def hold(self, count: int, key: str) -> Iterator[None]:
-        """Places for all choices of a request while it lives, counted for the key of this name."""
-        if self.per_key and self._of_key[key] + count > self.per_key:
-            raise key_busy(self.per_key)
-        if self.taken + count > self.limit:
-            raise queue_full(
-                self.retry_after(),
-                f"{self.taken} choices run or wait and {count} more were asked for; this server holds {self.limit}",
-            )
-        self.taken += count
-        self.requests += 1
-        self._of_key[key] += count
-        try:
-            yield
-        finally:
-            self.taken -= count
-            self.requests -= 1
-            self._of_key[key] -= count
-            self._count(count)
-
-    def spare(self, key: str) -> int:
-        """How many more choices the key of this name may hold now."""
-        left = self.limit - self.taken
-        return max(0, min(left, self.per_key - self._of_key[key]) if self.per_key else left)
-
-    def take_tokens(self, count: int) -> None:
-        """Prompt tokens, once they are known; given back with `give_tokens`."""
-        if self.max_tokens and self.tokens + count > self.max_tokens:
-            raise queue_full(self.retry_after(), "too many prompt tokens run or wait; try again later")
-        self.tokens += count
-
-    def give_tokens(self, count: int) -> None:
-        self.tokens -= count
-
-    def _count(self, ended: int) -> None:
-        self._ended += ended
-        span = time.monotonic() - self._since
-        if span >= 1.0:
-            self._rate = 0.5 * self._rate + 0.5 * self._ended / span
-            self._ended, self._since = 0, time.monotonic()
-
-    def retry_after(self) -> int:
-        """Seconds until a place is likely, from how fast requests end: 1 to 60."""
-        if self._rate <= 0.0:
-            return 5
-        return max(1, min(60, round(0.1 * self.taken / self._rate)))
-
-
-def key_busy(limit: int) -> ApiError:
-    text = f"this key may have {limit} choices open at one time; wait for some to end"
-    return ApiError(429, "key_busy", text, headers={"retry-after": "1"})
 
 
 def wrong_key() -> ApiError:

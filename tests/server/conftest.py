@@ -128,7 +128,7 @@ def maker(state: AppState) -> Callable[..., Client]:
         )
         for name in loaded:
             setattr(other, name, getattr(state, name))
-        other.places.limit = state.engine.limits.max_open
+        other.places.size(state.engine.limits.max_open, state.engine.max_rows, other.config.pool_threads)
         other.phase = phase  # type: ignore[assignment]
         client = Client(make_app(other))
         client.state = other  # type: ignore[attr-defined]
