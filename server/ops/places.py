@@ -43,7 +43,8 @@ class Line:
         self._at = 0.0  # of the last event
         self._ended = 0.0  # choices, and
         self._seconds = 0.0  # seconds of waiting, both of the last while
-        self._runs_s = 0.0  # seconds from first step to end, of a choice
+        self._runs_s = 0.0  # seconds from first step to end, of a request, and
+        self._guess = 0.0  # choices that would end in a second if all rows ran such requests
 
     def tick(self, now: float) -> None:
         """Time passes up to an event."""
@@ -54,15 +55,17 @@ class Line:
             self._seconds = self._seconds * left + span * (1.0 - left)
         self._at = now
 
-    def end(self, count: int, ran_s: float) -> None:
-        """Choices that had begun have ended."""
+    def end(self, count: int, ran_s: float, rows: int) -> None:
+        """Choices of a request that had begun have ended together."""
         if self.busy:
             self._ended += count
+        guess = max(rows, count) / max(ran_s, 1e-4)
         self._runs_s += 0.1 * (ran_s - self._runs_s) if self._runs_s else ran_s
+        self._guess += 0.1 * (guess - self._guess) if self._guess else guess
 
     def rate(self, rows: int) -> float:
-        """Choices that end in a second while others wait. What one choice took counts as far as that is not known."""
-        guess = max(rows, 1) / (self._runs_s or self._usual_s)
+        """Choices that end in a second while others wait. What one request took counts as far as that is not known."""
+        guess = self._guess or rows / self._usual_s
         trust = 1.0 / (1.0 + self._seconds)
         return max((self._ended + guess * trust) / (self._seconds + trust), 1e-3)
 
@@ -189,17 +192,17 @@ class Places:
         self._note(place.kind)
 
     def leave(self, place: Place) -> None:
-        line, begun = self.lines[place.kind], place.count - place.waiting
-        line.tick(time.monotonic())
+        line, begun, now = self.lines[place.kind], place.count - place.waiting, time.monotonic()
+        line.tick(now)
         self.taken -= place.count
         self.requests -= 1
         self._of[place.caller] -= place.count
         if self._of[place.caller] <= 0:
             del self._of[place.caller]
         if place.kind == "texts":  # these run as soon as a thread of the pool is free
-            line.end(place.count, time.monotonic() - place.since)
+            line.end(place.count, now - place.since, self.threads)
         elif begun:
-            line.end(begun, time.monotonic() - place.since)
+            line.end(begun, now - place.since, self.rows)
         if place.waiting:
             line.leave(place.caller, place.waiting)
         line.running -= begun
