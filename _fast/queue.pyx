@@ -97,9 +97,9 @@ cdef class WaitQueue:
         self._offer(line)
 
     cdef void _offer(self, int32_t line) noexcept nogil:
-        """The first slot of a line, or another one, stands at its head now."""
+        """A slot has entered a line or left it."""
         if line != self.preempted:
-            self.turns.offer(line, self.cost[self.head[line]] if self.head[line] >= 0 else -1)
+            self.turns.offer(line, self.head[line] >= 0)
 
     cdef bint remove(self, slot_t slot) noexcept nogil:
         """Take a slot out, wherever it stands; False when it does not wait."""
@@ -117,7 +117,8 @@ cdef class WaitQueue:
     cdef void serve(self, slot_t slot) noexcept nogil:
         """The slot's first step begins: its flow pays. The slot overtakes all that stand aside."""
         self.num_overtaken = self.num_aside
-        self.turns.pay(self.flow[slot], self.cost[slot])
+        if self.line[slot] != self.preempted:
+            self.turns.serve(self.flow[slot], self.cost[slot])
         self._leave(slot)
         if self.num_aside == 0:
             self.turns.rest()
@@ -158,7 +159,7 @@ cdef class WaitQueue:
         return True
 
     cdef void take_back(self) noexcept nogil:
-        """Those that stand aside wait again, where they were; their flows have kept their turns."""
+        """Those that stand aside wait again, where they were."""
         cdef int32_t k
         if self.num_aside == 0:
             return

@@ -79,7 +79,7 @@ class Walk:
             "hash_bits": rng.choice([8, 128]),
             **fixed,
         }
-        self.flows = rng.choice([1, min(3, self.settings["max_slots"])])
+        self.flows = 1 + seed % 2 * min(2, self.settings["max_slots"] - 1)
         self.groups, self.block_size = groups, self.settings["block_size"]
         self.scheduler = Scheduler(**self.settings)
         self.updates = len(groups) * self.settings["max_model_len"]
@@ -112,7 +112,7 @@ class Walk:
         self.clock += rng.choice([0.0, 1.0])
         slot = scheduler.add(
             self.number, np.array(prompt, np.int32), **rules, eos_ids=[EOS], priority=priority, arrival=self.clock,
-            root=root, read_cache=rng.random() < 0.9, flow=(flow := rng.randrange(self.flows)), weight=1 + flow,
+            root=root, read_cache=rng.random() < 0.9, flow=(flow := self.number % self.flows), weight=1 + flow,
             media=np.array([m[:4] for m in media], np.int32).reshape(-1, 4) if media else None,
             keys=np.array(keys, np.int64).T.copy() if media else None,
         )  # fmt: skip
