@@ -28,10 +28,10 @@ from engine.base.errors import (
     QueueFullError,
     StepFailedError,
 )
+from engine.base.late import LateExtras
 from engine.base.limits import Limits, check
 from engine.base.output import StepOutput, from_ring
 from engine.base.request import Delta, FinishReason, Request
-from engine.base.routed_ends import RoutedEnds
 from engine.base.stall import StallWatch
 from engine.base.stats import EngineStats, StepStats
 from engine.base.stream import TokenStream
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from engine.base.model_config import ModelConfig
     from engine.run.loop import DeviceThread
     from engine.run.runtime import Runtime
-    from engine.step.spread import LayerSpread
+    from engine.step.parts.expert_load import LayerLoad
 
 T = TypeVar("T")
 log = logging.getLogger("omniloop.engine")
@@ -69,7 +69,6 @@ class Engine:
         self.on_death: Callable[[BaseException], None] | None = None
         self.model: ModelConfig
         self.max_model_len = 0
-        self.max_rows = 1  # of a step
         self.block_size = config.block_size
         self.num_blocks = 0
         self._paused = False
@@ -78,7 +77,7 @@ class Engine:
         self._device: DeviceThread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._routes: dict[int, tuple[TokenStream, int]] = {}  # id on the device thread -> stream, choice
-        self._routed = RoutedEnds(self._routes, self._note_idle)
+        self._late = LateExtras(self._routes, self._note_idle)
         self._next_id = 1
         self._idle: asyncio.Event
         self._ring: OutputRing | None = None
@@ -94,10 +93,10 @@ class Engine:
         module = await loop.run_in_executor(None, _import_loop)
         self.startup["imports"] = time.perf_counter() - begun
         ready = loop.create_future()
-        calls = self._on_output, self._routed.come, self._on_death
+        calls = self._on_output, self._late.come, self._on_death
         self._device = module.DeviceThread(self.config, loop, ready, *calls, self.startup)
         self._device.start()
-        self.model, self.limits, self.max_rows = await ready
+        self.model, self.limits = await ready
         self.max_model_len = self.limits.max_model_len
         self.num_blocks = self.limits.num_blocks
         self.stats.blocks_total = self.num_blocks
@@ -132,21 +131,21 @@ class Engine:
 
     def drop(self, device_id: int) -> None:
         """Ends one choice on the device thread; its route goes at once, so nothing more is delivered."""
-        self._routed.forget(device_id)
+        self._late.forget(device_id)
         if self._routes.pop(device_id, None) is not None and self._device is not None:
             self._device.abort(device_id)
 
     def conclude(self, device_id: int) -> None:
-        """Ends one choice that waits for the experts of its tokens; nothing but these is delivered."""
-        if device_id in self._routes and self._device is not None and self._routed.conclude(device_id):
+        """Ends one choice that waits for extras of its tokens; nothing but these is delivered."""
+        if device_id in self._routes and self._device is not None and self._late.conclude(device_id):
             self._device.conclude(device_id)
 
     def forget(self, stream: TokenStream) -> None:
         """Removes a stream's routes (all its choices have ended)."""
         for choice in range(stream.request.n):
             self._routes.pop(stream.first_id + choice, None)
-            if stream.request.sampling.return_routed_experts:
-                self._routed.forget(stream.first_id + choice)
+            if stream.request.late_extras:
+                self._late.forget(stream.first_id + choice)
         self._note_idle()
 
     def pause(self) -> None:
@@ -172,7 +171,7 @@ class Engine:
         """Forgets what towers made; False while requests are open."""
         return await self._on_device(_reset_encoder_cache)
 
-    async def look_at_experts(self) -> list[LayerSpread]:
+    async def look_at_experts(self) -> list[LayerLoad]:
         """How the tokens of a step chose experts, as the call before this one counted; waits for no step."""
         return await self._on_device(_look_at_experts)
 
@@ -231,10 +230,16 @@ class Engine:
             self._ring.close()
             self._ring = None
 
+    def inspect(self) -> DeviceThread:
+        """What runs the steps, for tests and benchmarks: its objects belong to the device thread."""
+        if self._device is None:
+            raise NotReadyError(self.state, f"the engine is {self.state}: there is no device thread to look at")
+        return self._device
+
     def ledger(self) -> dict[str, int]:
         """What is held right now; all zero but totals and caches when idle (RELIABILITY.md)."""
         held = {"streams": len({id(stream) for stream, _ in self._routes.values()}), "routes": len(self._routes)}
-        held["routed_ends"] = len(self._routed)
+        held["late_extras"] = len(self._late)
         if self._device is not None:
             held |= self._device.ledger()
         return held
@@ -269,7 +274,8 @@ class Engine:
         room = SLICE
         try:
             while room > 0 and output.start < len(ids):
-                row = deliver(self._routes, ids, tokens, finishes, output.start, output.start + room)
+                end = min(output.start + room, output.next_extra())
+                row = deliver(self._routes, ids, tokens, finishes, output.start, end)
                 room -= row - output.start
                 output.start = row
                 if room <= 0 or row == len(ids):
@@ -306,13 +312,15 @@ class Engine:
         if first is not None:
             delta.queued = first[1]
         if first is not None and choice == 0:
-            delta.cached_tokens, _, delta.prompt_logprobs, delta.encode_s = first
+            delta.cached_tokens = first[0]
             self.stats.prompt_tokens += len(stream.request.prompt_token_ids)
             self.stats.cached_tokens += delta.cached_tokens
-        if stream.request.sampling.return_routed_experts and self._routed.takes(device_id, delta):
+        for name, values in output.extras.items():
+            if row in values:
+                delta.extras[name] = values[row]
+        if stream.request.late_extras and self._late.takes(device_id, delta):
             return
         if finish is not FinishReason.NONE:
-            delta.pooled = output.pooled.get(row)
             del self._routes[device_id]
         stream.feed(delta)
 
@@ -352,14 +360,16 @@ def _reset_encoder_cache(runtime: Runtime) -> bool:
 def _sound_attention(
     features: Mapping[str, np.ndarray], token_ids: Sequence[int], heads: Sequence[tuple[int, int]], runtime: Runtime
 ) -> np.ndarray:
-    from engine.models.whisper_alignment import sound_attention
+    from engine.models.media.whisper_alignment import sound_attention
 
-    return runtime.executor.compute(lambda: sound_attention(runtime.model, features, token_ids, heads))
+    return runtime.executor.backend.compute(lambda: sound_attention(runtime.model, features, token_ids, heads))
 
 
-def _look_at_experts(runtime: Runtime) -> list[LayerSpread]:
-    spread = runtime.executor.spread
-    return [] if spread is None else spread.look()
+def _look_at_experts(runtime: Runtime) -> list[LayerLoad]:
+    from engine.step.parts.expert_load import ExpertLoad
+
+    part = runtime.executor.part(ExpertLoad)
+    return [] if part is None else part.look()
 
 
 def _start_profile(runtime: Runtime) -> bool:

@@ -25,6 +25,7 @@ from server.start import signals
 COMMANDS = {
     "serve": "start the server (the default)",
     "check": "say whether the model can be served here, and what it takes; reads headers only",
+    "explain": "print each part of the model and the kernels that run it; reads config.json alone",
     "bench": "measure a server or the engine; python -m server bench --help lists what",
     "info": "print libraries, processor, driver, cards, flags and the model, and exit",
 }
@@ -163,6 +164,11 @@ def run(words: Sequence[str]) -> int:
 
         signals.release()
         return bench(words[1:], say, build)
+    if words and words[0] == "explain":
+        from server.start.explain import main as explain
+
+        signals.release()
+        return explain(words[1:], say, build)
     try:
         command, config = parse(words)
     except UsageError as error:

@@ -9,6 +9,7 @@ Owner: loop. Made before the socket listens, complete when the engine is ready. 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from engine.engine import Engine
 from server.errors import ApiError
 from server.flags.config import Config
 from server.ops.expert_watch import ExpertWatch
-from server.ops.limits import ApiKeys, BodyBudget, WrongKeys
+from server.ops.limits import USUAL_PART, ApiKeys, BodyBudget, Sessions, WrongKeys
 from server.ops.metrics import Metrics
 from server.ops.places import Places
 from server.ops.pool import Pool
@@ -92,10 +93,12 @@ class AppState:
         self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
         self.proxies = TrustedProxies(config.server.trusted_proxies)
-        self.body_budget = BodyBudget(config.limits.body_budget_bytes)
-        limits = config.limits
+        limits, trusted = config.limits, config.limits.trust_clients
+        part = math.inf if trusted else USUAL_PART
+        self.body_budget = BodyBudget(limits.body_budget_bytes, part)
+        self.sessions = Sessions(limits.max_realtime_sessions, limits.max_inflight_per_key, part)
         self.places = Places(
-            0, limits.max_inflight_per_key, limits.max_queued_tokens, config.max_queue_wait, not limits.trust_clients
+            0, limits.max_inflight_per_key, limits.max_queued_tokens, config.max_queue_wait, not trusted
         )
         self.metrics = Metrics()
         self.experts: ExpertWatch | None = None  # of a model that has experts
@@ -133,6 +136,7 @@ class AppState:
             "exchanges": len(self.open_exchanges),
             "places": self.places.taken,
             "body_bytes": self.body_budget.used,
+            "sessions": self.sessions.shares.used,
             "background": self.responses.running,
             **media,
         } | {f"engine_{name}": count for name, count in self.engine.ledger().items()}

@@ -1,4 +1,4 @@
-"""README's support table, made from the registry of models, the readable dtypes and the route table.
+"""README's support table, made from the families of models, the readable dtypes and the route table.
 
 `python -m tests.support_table` writes the table into README.md between its two marks; tests/test_support_table.py fails
 when README holds another one.
@@ -10,8 +10,8 @@ import importlib
 from pathlib import Path
 
 from engine.checkpoint.section import Section
-from engine.models.family import Family
-from engine.models.registry import FAMILIES, family_of
+from engine.models.base.family import Family
+from engine.models.lookup import families
 from engine.quant.dialects import DIALECTS
 from engine.weights.table import FLOATS
 from mm.processors.base import Processor
@@ -33,11 +33,10 @@ REFUSED_CODES = "2 and 3 bits, 2:4 sparsity, inputs with zero points, quantised 
 def architectures() -> str:
     """A line per family: its architectures and what its prompts may hold."""
     named: dict[str, list[str]] = {}
-    for architecture in FAMILIES:
-        named.setdefault(family_of(architecture).name, []).append(f"`{architecture}`")
+    for architecture, family in families().items():
+        named.setdefault(family.name, []).append(f"`{architecture}`")
     takes = {}
-    for architecture in FAMILIES:
-        family = family_of(architecture)
+    for family in families().values():
         read = processor_class(family).modalities if family.processor else ()
         takes[family.name] = ", ".join(["text", *(word for name, word in MODALITIES.items() if name in read)])
     rows = [f"| {name} | {', '.join(found)} | {takes[name]} |" for name, found in named.items()]

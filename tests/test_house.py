@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from engine.models.registry import FAMILIES
+from engine.models.lookup import families, files
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("server", "mm", "engine", "_fast")
@@ -76,17 +76,18 @@ def test_imports_point_one_way(path):
         assert first != "tests"
 
 
-# Of engine/: a module imports what lies on its own floor or below. What is named here is a file or a folder.
+# Of engine/: a module imports from its own folder and from lower floors, for types too; folders of one floor do not
+# import each other. What is named here is a file or a folder.
 FLOORS = (
-    ("base",),
-    ("attention",),
+    ("base", "attention"),
     ("kernels",),
-    ("device", "cache", "checkpoint", "grammar", "sampling", "weights", "quant"),
+    ("device", "checkpoint"),
+    ("cache", "sampling", "weights"),
+    ("grammar", "quant"),
     ("layers",),
-    ("encoders",),
-    ("pooling",),
+    ("encoders", "pooling"),
     ("models",),
-    ("step",),
+    ("step", "explain"),
     ("run",),
     ("engine",),
 )
@@ -149,31 +150,35 @@ def test_no_modules_import_each_other():
     assert not circle, f"in circles, or above them: {[name for name in circle if name in users]}"
 
 
-def runtime_imports(path: Path) -> set[str]:
-    """Modules imported when the code runs, so not for types alone."""
-    typed = {
-        id(node)
-        for branch in ast.walk(tree_of(path))
-        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
-        for node in ast.walk(branch)
-    }
-    return {
-        node.module
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in typed
-    }
-
-
 @each([p for p in SOURCES if p.relative_to(ROOT).parts[0] == "engine"])
 def test_the_engine_is_built_in_floors(path):
-    parts = path.relative_to(ROOT / "engine").with_suffix("").parts
-    if parts == ("__init__",):
+    room = path.relative_to(ROOT / "engine").with_suffix("").parts[0]
+    if room == "__init__":
         return  # the public face
-    floor = FLOOR_OF[parts[0]]
-    for module in runtime_imports(path):
-        if module.startswith("engine."):
-            below = module.split(".")[1]
-            assert FLOOR_OF[below] <= floor, f"{parts[0]} (floor {floor}) imports {below} (floor {FLOOR_OF[below]})"
+    for module in imports_of(path):
+        first, _, below = module.partition(".")
+        below = below.partition(".")[0]
+        if first == "engine" and below != room:
+            assert below in FLOOR_OF, f"{module}: name its room, not the package"
+            assert FLOOR_OF[below] < FLOOR_OF[room], f"{room} (floor {FLOOR_OF[room]}) imports {below}"
+
+
+MODEL_ROOMS = ("base", "text", "media", "pooling")  # of engine/models, from the lowest to the highest
+
+
+@each([p for p in SOURCES if p.relative_to(ROOT).parts[:2] == ("engine", "models") and p.parent.name in MODEL_ROOMS])
+def test_the_rooms_of_models_lie_on_each_other(path):
+    """Decoders know no tower, and models that generate know none that pool."""
+    below = MODEL_ROOMS[: MODEL_ROOMS.index(path.parent.name) + 1]
+    for module in imported(path, modules()):
+        parts = module.split(".")
+        if parts[:2] == ["engine", "models"] and parts[2] in MODEL_ROOMS:
+            assert parts[2] in below, f"{path.parent.name} imports {module}"
+
+
+def test_no_room_of_models_holds_too_many_files():
+    for folder in (ROOT / "engine" / "models").iterdir():
+        assert len(list(folder.glob("*.py"))) <= 60, folder.name
 
 
 @each([p for p in SOURCES if p.relative_to(ROOT).parts[0] == "server"])
@@ -189,6 +194,15 @@ def test_the_server_is_built_in_floors(path):
             assert SERVER_FLOOR_OF[below] < SERVER_FLOOR_OF[room], f"{room} imports {below}, which is no floor below it"
 
 
+def test_the_tests_of_the_server_lie_as_the_server_does():
+    """A test of a room lies in the folder of its name; the root has tests of its files and of the server as a whole."""
+    rooms = {path.name for path in (ROOT / "server").iterdir() if path.is_dir()}
+    tests = (ROOT / "tests" / "server").rglob("test_*.py")
+    folders = {path.relative_to(ROOT / "tests" / "server").parts[0] for path in tests}
+    assert {name for name in folders if not name.endswith(".py")} <= rooms
+    assert len([name for name in folders if name.endswith(".py")]) <= 16, "move tests into the folder of their room"
+
+
 def test_the_root_of_the_server_holds_few_files():
     files = sorted(path.name for path in (ROOT / "server").glob("*.py"))
     assert len(files) <= 12, files
@@ -198,21 +212,21 @@ def test_the_root_of_the_server_holds_few_files():
 def test_layers_and_kernels_know_no_family(path):
     """What differs from model to model is a field of its configuration: no class of a checkpoint, no architecture."""
     docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree_of(path)) if isinstance(node, HAS_DOC)}
-    families = {module.rpartition(".")[2] for module in FAMILIES.values()}
+    named = {module.rpartition(".")[2] for module in files().values()}
     for node in ast.walk(tree_of(path)):
         names = {getattr(node, field, None) for field in ("id", "attr", "arg", "name")}
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in docs:
             names.add(node.value)
         for name in names - {None}:
             assert name not in ("architecture", "architectures", "model_type"), f"{name} at line {node.lineno}"
-            assert name not in FAMILIES, f"{name} at line {node.lineno}"
-            assert name not in families, f"{name} at line {node.lineno}"
+            assert name not in families(), f"{name} at line {node.lineno}"
+            assert name not in named, f"{name} at line {node.lineno}"
 
 
 @each([*SOURCES, *CYTHON])
 def test_files_stay_small(path):
     lines = len(path.read_text().splitlines())
-    limit = 300 if path.parent.name == "models" else 400
+    limit = 300 if path.relative_to(ROOT).parts[:2] == ("engine", "models") else 400
     assert lines <= limit, f"{lines} lines; split it by noun"
 
 

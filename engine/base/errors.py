@@ -38,6 +38,15 @@ class GrammarError(RequestError):
         self.reason = reason
 
 
+class GrammarBusyError(EngineError):
+    """Too many grammars wait to be compiled (429): nothing is said about this one. `retry_after`: seconds."""
+
+    def __init__(self, reason: str, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.reason = reason  # queue_full, or key_busy: the client's own grammars wait
+        self.retry_after = retry_after
+
+
 class GrammarConflictError(RequestError):
     """A row's grammar found no token that the request's other rules allow, or gave up; that row ends (400)."""
 

@@ -36,7 +36,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """One choice that wants its experts has all tokens it wants: it ends when these are computed."""
+    """One choice that owes extras has all tokens it wants: it ends when these are computed."""
 
     device_id: int
 
@@ -57,11 +57,16 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Enter:
+    """Requests that wait at a gate are looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The thread ends after the steps in flight."""
 
 
-Message = Submit | Abort | Conclude | Pause | Call | Stop
+Message = Submit | Abort | Conclude | Pause | Call | Enter | Stop
 
 
 class Inbox:

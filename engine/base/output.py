@@ -14,10 +14,12 @@ import numpy as np
 
 from _fast.plan import StepPlan
 from engine.base.errors import EngineError
-from engine.base.request import TokenLogprob
+from engine.base.request import FinishReason, TokenLogprob
 from engine.base.stats import StepStats
 
-First = tuple[int, float, "list[TokenLogprob | None] | None", float]
+First = tuple[
+    int, float
+]  # prompt tokens found in the prefix cache; seconds from the request's arrival to its first step
 
 
 @dataclass(slots=True)
@@ -29,11 +31,22 @@ class StepOutput:
     tokens: list[int] = field(default_factory=list)  # -1: none
     finishes: list[int] = field(default_factory=list)  # FinishReason
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
-    firsts: dict[int, First] = field(default_factory=dict)  # by place, see Delta: cached, queued, prompts, encode_s
+    firsts: dict[int, First] = field(default_factory=dict)  # by place, of choices of which the loop knows nothing yet
     invalid: dict[int, EngineError] = field(default_factory=dict)  # places that end alone, and what they are told
     error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
-    pooled: dict[int, np.ndarray] = field(default_factory=dict)  # by place: of rows that end with an array
+    extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # by name, by place: what parts of the step add
     start: int = 0  # how far the loop has delivered
+
+    def has_news(self, place: int) -> bool:
+        """There is a token, or an end."""
+        return self.tokens[place] >= 0 or self.finishes[place] != FinishReason.NONE
+
+    def next_extra(self) -> int:
+        """The next place, from `start` on, with an extra; behind all places where there is none."""
+        if not self.extras:
+            return len(self.ids)
+        places = (place for values in self.extras.values() for place in values if place >= self.start)
+        return min(places, default=len(self.ids))
 
     def add(self, device_id: int, token: int, finish: int) -> int:
         """Appends a row; returns its place."""

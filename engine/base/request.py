@@ -10,14 +10,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
     from engine.base.errors import EngineError
-    from engine.grammar.compile import Grammar
+    from engine.base.grammar import Grammar
 
 Modality = Literal["image", "audio", "video"]
 RowsOf = Literal["image", "audio", "video", "prompt"]  # "prompt": rows in the place of text
@@ -161,6 +161,16 @@ class Request:
     weight: int = 1  # the share of that line
     deadline: float = math.inf  # of the first step, on the clock of `arrival`
 
+    @property
+    def is_masked(self) -> bool:
+        """Each step says which tokens its choices may have."""
+        return self.grammar is not None
+
+    @property
+    def late_extras(self) -> tuple[str, ...]:
+        """Names of extras that come by themselves, when the last token of a choice has been computed."""
+        return ("routed_experts",) if self.sampling.return_routed_experts else ()
+
     def adapter(self, adapters: Sequence[str]) -> int:
         """The number of the adapter that the input asks for, or of the first whose media the request shows; 0: none."""
         if self.pooling is not None and self.pooling.adapters is not None:
@@ -209,9 +219,27 @@ class Delta:
     logprobs: list[TokenLogprob] | None = None  # one per token id
     cached_tokens: int | None = None  # on the first delta of choice 0: prompt tokens found in the prefix cache
     queued: float | None = None  # on the first delta of a choice: seconds from arrival to its first step
-    prompt_logprobs: list[TokenLogprob | None] | None = None  # on the first delta of choice 0
-    encode_s: float = 0.0  # on the first delta of choice 0: seconds of towers for media that no earlier request showed
     error: EngineError | None = None  # with ERROR
-    # With the end, if it was asked for: [prompt and at least the choice's tokens, layers with experts, top_k].
-    routed_experts: np.ndarray | None = None
-    pooled: np.ndarray | None = None  # float32, of an input that is pooled: [width], or [tokens, width]
+    extras: dict[str, Any] = field(default_factory=dict)  # by name: what parts of the step add (engine/step/parts)
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """On the first delta of choice 0, where the request asks for them."""
+        return self.extras.get("prompt_logprobs")
+
+    @property
+    def encode_s(self) -> float:
+        """On the first delta: seconds of towers for media that no earlier request named."""
+        found: float = self.extras.get("encode_s", 0.0)
+        return found
+
+    @property
+    def routed_experts(self) -> np.ndarray | None:
+        """With the end, where the request asks for them: [prompt and at least the choice's tokens, layers with experts,
+        top_k]."""
+        return self.extras.get("routed_experts")
+
+    @property
+    def pooled(self) -> np.ndarray | None:
+        """float32, of an input that is pooled: [width], or [tokens, width]."""
+        return self.extras.get("pooled")

@@ -24,7 +24,7 @@ class Routes(Protocol):
         """Ends one choice on the device thread; nothing more of it is delivered."""
 
     def conclude(self, device_id: int) -> None:
-        """Ends one choice that waits for the experts of its tokens; nothing but these is delivered."""
+        """Ends one choice that waits for extras of its tokens; nothing but these is delivered."""
 
     def forget(self, stream: TokenStream) -> None:
         """Removes the routes of a stream whose choices have all ended."""
@@ -86,7 +86,7 @@ class TokenStream:
             self._routes.drop(self.first_id + index)
 
     def conclude(self, index: int) -> None:
-        """Ends one choice whose tokens so far are all it wants; a last Delta brings their experts."""
+        """Ends one choice whose tokens so far are all it wants; a last Delta brings their extras."""
         if index in self._open:
             self._routes.conclude(self.first_id + index)
 
@@ -136,6 +136,6 @@ def _merge(held: Delta, delta: Delta) -> None:
     held.finish_reason = delta.finish_reason
     held.stop_token_id = delta.stop_token_id
     held.error = delta.error
-    held.routed_experts = delta.routed_experts
+    held.extras |= delta.extras
     if delta.logprobs is not None:
         held.logprobs = (held.logprobs or []) + delta.logprobs

@@ -1,1 +1,1 @@
-"""Configuration files of a checkpoint -> numbers; what differs by family is an argument (engine/models/family.py)."""
+"""Configuration files of a checkpoint -> numbers; what differs by family is an argument (models/base/family.py)."""

@@ -8,37 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
-from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
-from engine.quant.dialects import DIALECTS
 
-READ = tuple(name for name in DIALECTS if " " not in name)  # methods that checkpoints name
-UNKNOWN = "unknown"  # where settings name no method
-SETTINGS = ("quantization_config", "compression_config")
-# quant_method as some files spell it -> as DIALECTS does.
-SPELLED = {
-    "intel/auto-round": "auto-round",
-    "compressed_tensors": "compressed-tensors",
-    "modelopt_fp8": "modelopt",
-    "modelopt_fp4": "modelopt",
-    "modelopt_mixed": "modelopt",
-    "modelopt_mxfp8": "modelopt",
-}
-# Where models with towers may say how their decoder is quantised (InternVL's AWQ releases do), when the root does not.
-DECODERS = (
-    ("text_config",),
-    ("llm_config",),
-    ("language_config",),
-    ("thinker_config",),
-    ("thinker_config", "text_config"),
-)
 log = logging.getLogger(__name__)
 
 GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
@@ -71,80 +48,6 @@ def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dty
             return torch.float16
         log.warning("the checkpoint is float16 and is computed in bfloat16; --dtype float32 keeps all its digits")
     return torch.bfloat16
-
-
-def refuse_quantized(root: Section) -> None:
-    """ConfigError where the weights are quantised in a way that no dialect of engine/quant reads."""
-    given = root.values.get("quantization_config") is not None
-    settings = root.section("quantization_config") if given else Section({}, root.path)
-    method = settings.values.get("quant_method", UNKNOWN)
-    if root.values.get("quantization") is not None and method == UNKNOWN:  # of newer files also quantization_config
-        raise ConfigError(
-            "config.json: the weights are quantized by MLX; this version does not read its format, so use the "
-            "checkpoint that it was made from"
-        )
-    if given:
-        if not isinstance(method, str) or method not in DIALECTS:
-            raise ConfigError(
-                f"config.json: the weights are quantized ({method}); this version reads {', '.join(READ)} and "
-                "unquantized checkpoints: use one of those"
-            )
-        DIALECTS[method](settings)
-
-
-def with_quantisation(root: Section, folder: Path) -> Section:
-    """The configuration with `quantization_config`, wherever the checkpoint says how its weights are quantised.
-
-    What the decoder's object says comes last: it may be that of the checkpoint which was quantised again (NVIDIA's
-    Kimi-K2.5 in NVFP4 holds the settings of the release in INT4 there, and its own beside config.json).
-    """
-    places = [_below(root.values, path) for path in ((), *DECODERS)]
-    own, *inside = [next((found for key in SETTINGS if (found := place.get(key))), None) for place in places]
-    settings = own or next((found for file, read in BESIDE.items() if (found := read(folder / file))), None)
-    settings = settings or next(filter(None, inside), None)
-    if settings is None:
-        return Section({key: value for key, value in root.values.items() if key != SETTINGS[0]}, root.path)
-    if isinstance(settings, dict):
-        if isinstance(inner := settings.get("quantization"), dict):  # as in hf_quant_config.json
-            settings = {**settings, **inner}
-        known = {"quant_algo": "modelopt"} | dict.fromkeys(("config_groups", "sparsity_config"), "compressed-tensors")
-        named = next((method for key, method in known.items() if key in settings), UNKNOWN)
-        method = settings.get("quant_method") or settings.get("method") or named  # GPTQModel writes both
-        settings = {**settings, "quant_method": SPELLED.get(method, method) if isinstance(method, str) else method}
-    return Section({**root.values, "quantization_config": settings}, root.path)
-
-
-def _below(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """The object at this path, or none."""
-    for key in path:
-        values = values.get(key) or {}
-        if not isinstance(values, dict):
-            return {}
-    return values
-
-
-def _modelopt(path: Path) -> dict[str, Any] | None:
-    found = read_json(path, required=False).get("quantization")
-    if not isinstance(found, dict) or not (found.get("quant_algo") or found.get("kv_cache_quant_algo")):
-        return None
-    return {**found, "quant_method": "modelopt"}
-
-
-def _gptq(path: Path) -> dict[str, Any] | None:
-    found = read_json(path, required=False)
-    return {"quant_method": "gptq", **found} if "bits" in found else None
-
-
-def _awq(path: Path) -> dict[str, Any] | None:
-    found = read_json(path, required=False)
-    if "w_bit" not in found:
-        return None
-    named = {"bits": found["w_bit"], "group_size": found.get("q_group_size", 128), "version": found.get("version")}
-    return {"quant_method": "awq", **named}
-
-
-# Files beside config.json that older releases of the quantisers write.
-BESIDE = {"hf_quant_config.json": _modelopt, "quantize_config.json": _gptq, "quant_config.json": _awq}
 
 
 def saved_dtype(*sources: dict[str, Any]) -> torch.dtype:

@@ -62,8 +62,8 @@ class Accelerator:
         from engine.kernels.gemm.long_products import LongProducts
         from engine.kernels.gemm.scaled import ScaledProducts
 
-        torch.cuda.set_device(device)
         self.device = torch.device(device)
+        self.bind()
         self.algorithms = Algorithms()
         self.scaled = ScaledProducts()
         self.long = LongProducts()
@@ -71,6 +71,12 @@ class Accelerator:
         torch.cuda.set_stream(self.compute)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[Any] = []  # kept: a graph's memory lives as long as it does
+
+    def bind(self) -> None:
+        """Binds the calling thread to the device."""
+        import torch
+
+        torch.cuda.set_device(self.device)
 
     def pinned(self, count: int) -> torch.Tensor:
         """Zeros int32 [count] on the host, in pages that the device copies from directly."""

@@ -11,35 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 from engine.base.errors import ConfigError
-
-
-class HostEvent:
-    """Fires when everything launched before it has run; `fired_at` is time.perf_counter() seconds."""
-
-    __slots__ = ("_lock", "fired_at")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self.fired_at = 0.0
-
-    def fire(self) -> None:
-        """Called once, on the stream's thread."""
-        self.fired_at = time.perf_counter()
-        self._lock.release()
-
-    def wait(self, timeout: float) -> bool:
-        """Blocks without the GIL until the event has fired; False after `timeout` seconds."""
-        if not self._lock.acquire(timeout=timeout):
-            return False
-        self._lock.release()
-        return True
 
 
 class HostStream:

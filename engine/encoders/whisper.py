@@ -2,7 +2,7 @@
 
 Thread: device. Every window has as many frames, silence behind its sound, and every row attends to all others. The
 blank rows at the end bring their number to a multiple of ALIGNED, so that the decoder's text begins with a block of the
-KV cache (engine/models/whisper.py); nobody reads them. Windows run together, of one sound or of several.
+KV cache (engine/models/media/whisper.py); nobody reads them. Windows run together, of one sound or of several.
 
     mel [3000] -> conv, conv/2 [1500] + positions -> layers -> norm -> [1504]
 """

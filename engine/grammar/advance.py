@@ -23,6 +23,7 @@ import numpy as np
 from engine.base.errors import EngineError, GrammarConflictError
 from engine.base.request import SamplingParams
 from engine.grammar.compile import Grammar, fill_threads
+from engine.sampling.masks import Lines
 
 if TYPE_CHECKING:
     import llguidance
@@ -242,21 +243,6 @@ def chooses_freely(params: SamplingParams) -> bool:
     """Whether nothing but the grammar and the draw decides on tokens, and nobody asks how likely they were."""
     plain = SamplingParams()
     return all(getattr(params, name) == getattr(plain, name) for name in WATCHED_FIELDS)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lines:
-    """Which tokens the rows with grammars of one step may choose."""
-
-    places: list[int]  # among the step's sampled rows
-    words: np.ndarray  # int32 [places, words]: bit t % 32 of word t // 32
-    tails: np.ndarray  # int32 [places]: each word of the ids behind these
-
-    def flags(self, number: int, vocab: int) -> np.ndarray:
-        """bool [vocab]: a row's line."""
-        found = np.full(max(vocab, 32 * self.words.shape[1]), bool(self.tails[number]))
-        found[: 32 * self.words.shape[1]] = np.unpackbits(self.words[number].view(np.uint8), bitorder="little")
-        return found[:vocab]
 
 
 @dataclass(slots=True)

@@ -15,8 +15,9 @@ back behind the threads that compute. `make` is Python: it holds the GIL; the po
 Matchers that were copied from one prototype share the states of its lexer and a lock, so their lines are filled one
 after another. A grammar that many choices follow at one time is compiled again, for up to eight lanes.
 
-The library's own step limits bound a compile (engine/grammar/vocabulary.py). The timeout ends the waiting alone. What a
-grammar may take (--grammar-memory-bytes) bounds its text, its lanes, and the states of its lexers.
+Clients are served in turn (line.py). The library's own step limits bound a compile (engine/grammar/vocabulary.py). The
+timeout ends the waiting alone. What a grammar may take (--grammar-memory-bytes) bounds its text, its lanes, and the
+states of its lexers.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.base.errors import GrammarError, GrammarReason
+from engine.base.errors import GrammarBusyError, GrammarError, GrammarReason
+from engine.base.grammar import Grammar, GrammarSpec, Lane
 from engine.grammar.lark import lark_of
-from engine.grammar.spec import GrammarSpec
+from engine.grammar.line import CompileLine
 
 if TYPE_CHECKING:
     import llguidance
@@ -56,46 +58,30 @@ STACK_BYTES = 256 << 20
 BYTES_PER_CHARACTER, BYTES_AT_LEAST = 64, 1 << 18
 
 
+def lane_bytes(grammar: Grammar) -> int:
+    """What a lane of the grammar is taken to hold."""
+    return BYTES_AT_LEAST + BYTES_PER_CHARACTER * len(grammar.spec.text)
+
+
+def held_bytes(grammar: Grammar) -> int:
+    """What the grammar is taken to hold."""
+    return lane_bytes(grammar) * len(grammar.lanes)
+
+
+def is_crowded(grammar: Grammar) -> bool:
+    """Whether another lane is worth a compile."""
+    if len(grammar.lanes) >= min(MOST_LANES, fill_threads()) or grammar.lane().rows < CROWDED:
+        return False
+    return (len(grammar.lanes) + 1) * (lane_bytes(grammar) + LANE_BYTES) <= grammar.vocabulary.memory_bytes
+
+
 @dataclass(slots=True, eq=False)
-class Lane:
-    """A prototype and how many live choices have copies of it, which the device thread counts."""
+class Compiling:
+    """A compile that waits for its turn or runs, and how many callers await it."""
 
-    prototype: llguidance.LLMatcher
-    rows: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Grammar:
-    """A compiled grammar. Every choice advances a copy of a matcher; lanes come and never go."""
-
-    spec: GrammarSpec
-    vocabulary: GrammarVocabulary
-    lanes: list[Lane] = field(default_factory=list)
-
-    def matcher(self) -> llguidance.LLMatcher:
-        """A matcher of its own for one choice, at the beginning."""
-        return self.lanes[0].prototype.deep_copy()
-
-    def lane(self) -> Lane:
-        """The one with the fewest choices."""
-        return min(self.lanes, key=lambda lane: lane.rows)
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether another lane is worth a compile."""
-        if len(self.lanes) >= min(MOST_LANES, fill_threads()) or self.lane().rows < CROWDED:
-            return False
-        return (len(self.lanes) + 1) * (self.lane_bytes + LANE_BYTES) <= self.vocabulary.memory_bytes
-
-    @property
-    def lane_bytes(self) -> int:
-        """What a lane is taken to hold."""
-        return BYTES_AT_LEAST + BYTES_PER_CHARACTER * len(self.spec.text)
-
-    @property
-    def num_bytes(self) -> int:
-        """What the grammar is taken to hold."""
-        return self.lane_bytes * len(self.lanes)
+    task: asyncio.Future[Grammar]
+    begun: asyncio.Future[float]  # when it had its turn
+    waiters: int = 0
 
 
 class GrammarCompiler:
@@ -108,20 +94,21 @@ class GrammarCompiler:
         self._timeout, self._cache_bytes, self._max_bytes = timeout, cache_bytes, max_bytes
         self._known: OrderedDict[bytes, Grammar] = OrderedDict()  # the least recently used first
         self._failed: OrderedDict[bytes, tuple[float, Exception]] = OrderedDict()  # the oldest first
-        self._running: dict[bytes, asyncio.Future[Grammar]] = {}
+        self._running: dict[bytes, Compiling] = {}
         self._adding: dict[bytes, asyncio.Future[None]] = {}
-        self._turns = asyncio.Semaphore(AT_ONE_TIME)
+        self._line = CompileLine(AT_ONE_TIME)
         self._threads = ThreadPoolExecutor(
             AT_ONE_TIME, "grammar", initializer=step_back
         )  # started by the first grammar
         self.held_bytes = 0
 
-    async def get(self, key: bytes, make: Callable[[], GrammarSpec], field: str = "") -> Grammar:
-        """The grammar of this key. Raises GrammarError, or what `make` raises, which may name the request's `field`."""
+    async def get(self, key: bytes, make: Callable[[], GrammarSpec], field: str = "", client: str = "") -> Grammar:
+        """The grammar of this key. Raises GrammarError, GrammarBusyError where too many wait, or what `make` raises,
+        which may name the request's `field`. A compile that has not begun is dropped when no caller awaits it."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
-            if found.is_crowded and key not in self._adding:
+            if is_crowded(found) and key not in self._adding:
                 adding = self._adding[key] = asyncio.ensure_future(self._add_lane(key, found))
                 adding.add_done_callback(_look)
             return found
@@ -129,40 +116,71 @@ class GrammarCompiler:
         failed = self._failed.get(named)
         if failed is not None and time.monotonic() - failed[0] < FAILURE_S:
             raise failed[1].with_traceback(None)
-        running = self._running.get(named)
-        if running is None:
-            running = self._running[named] = asyncio.ensure_future(self._compile(key, make, named))
-            running.add_done_callback(_look)
+        compiling = self._running.get(named)
+        if compiling is None:
+            begun: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+            task = asyncio.ensure_future(self._compile(key, make, named, client, begun))
+            task.add_done_callback(_look)
+            compiling = self._running[named] = Compiling(task, begun)
+        compiling.waiters += 1
         try:
-            return await asyncio.wait_for(asyncio.shield(running), self._timeout)
+            return await self._awaited(compiling)
+        finally:
+            compiling.waiters -= 1
+            if not compiling.waiters and not compiling.begun.done():
+                self._running.pop(named, None)  # the next caller begins anew
+                compiling.task.cancel()
+
+    async def _awaited(self, compiling: Compiling) -> Grammar:
+        """The wait for a turn and the compile have --grammar-timeout each; only the second is the grammar's fault."""
+        first: set[asyncio.Future[Any]] = {compiling.task, compiling.begun}
+        await asyncio.wait(first, timeout=self._timeout, return_when="FIRST_COMPLETED")
+        if not compiling.begun.done() and not compiling.task.done():
+            raise self._line.busy("queue_full", f"no grammar's turn came within --grammar-timeout {self._timeout:g} s")
+        spent = time.monotonic() - compiling.begun.result() if compiling.begun.done() else 0.0
+        try:
+            async with asyncio.timeout(max(0.0, self._timeout - spent)):
+                return await asyncio.shield(compiling.task)
         except TimeoutError:
             text = f"the grammar did not compile within --grammar-timeout {self._timeout:g} s; make it smaller"
             raise GrammarError("grammar_too_complex", text) from None
 
-    async def _compile(self, key: bytes, make: Callable[[], GrammarSpec], named: bytes) -> Grammar:
+    async def _compile(
+        self, key: bytes, make: Callable[[], GrammarSpec], named: bytes, client: str, begun: asyncio.Future[float]
+    ) -> Grammar:
         loop = asyncio.get_running_loop()
         try:
-            async with self._turns:
+            await self._line.enter(client)
+            begun.set_result(time.monotonic())
+            try:
                 spec = await loop.run_in_executor(self._pool, self._written, make)
                 grammar = await self._in_thread(spec)
+            finally:
+                self._line.leave(time.monotonic() - begun.result())
             self._keep(key, grammar)
             return grammar
+        except GrammarBusyError:
+            raise
         except Exception as error:
             self._failed[named] = time.monotonic(), error
             while len(self._failed) > MAX_FAILURES:
                 self._failed.popitem(last=False)
             raise
         finally:
-            del self._running[named]
+            self._running.pop(named, None)
 
     async def _add_lane(self, key: bytes, grammar: Grammar) -> None:
         """Nobody waits for it; a compile that fails leaves the lanes there are."""
         try:
-            async with self._turns:
+            await self._line.enter("")
+            entered = time.monotonic()
+            try:
                 made = await self._in_thread(grammar.spec)
+            finally:
+                self._line.leave(time.monotonic() - entered)
             grammar.lanes.extend(made.lanes)
             if self._known.get(key) is grammar:
-                self.held_bytes += grammar.lane_bytes
+                self.held_bytes += lane_bytes(grammar)
                 self._evict()
         finally:
             del self._adding[key]
@@ -195,13 +213,13 @@ class GrammarCompiler:
     def _keep(self, key: bytes, grammar: Grammar) -> None:
         before = self._known.pop(key, None)  # two fields may have asked at the same time
         self._known[key] = grammar
-        self.held_bytes += grammar.num_bytes - (before.num_bytes if before else 0)
+        self.held_bytes += held_bytes(grammar) - (held_bytes(before) if before else 0)
         self._evict()
 
     def _evict(self) -> None:
         while self.held_bytes > self._cache_bytes and self._known:
             _, oldest = self._known.popitem(last=False)
-            self.held_bytes -= oldest.num_bytes
+            self.held_bytes -= held_bytes(oldest)
 
 
 def fill_threads() -> int:

@@ -10,7 +10,7 @@ import json
 import re
 
 from engine.base.errors import GrammarError
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import GrammarSpec
 
 # A mask that allows only the usual token for text that must come anyway moves the distribution, so it is off.
 OPTIONS = '%llguidance {"no_forcing": true}\n'

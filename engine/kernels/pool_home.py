@@ -1,6 +1,6 @@
 """Pooled lines on their way home: the kernel that ends a step of a model with a pooler writes into pinned memory.
 
-out[home, n] = lines[n], n < rows. User: engine/step/pooling_device.
+out[home, n] = lines[n], n < rows. User: engine/step/parts/pooling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the record of a step to the fixed inputs of its graphs: what engine/step/build does on a CPU, on the device.
+"""From the record of a step to the fixed inputs of its graphs: on the device, what backend/host/buffers does on a CPU.
 
 In: the next record in pinned memory of the host (layout in `_fast/layout.py`) and the rows of the slots. Out: the
 slots' rows brought up to date, then every entry of StepInputs, the padding too, so nothing of an earlier step can be

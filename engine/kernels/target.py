@@ -57,9 +57,33 @@ class Target:
         return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 89
 
 
+# Cards that a process may pretend to have, by architecture: the largest of each.
+CARDS = {
+    "sm_80": Target("cuda", "sm_80", 108, 32, 163 << 10),
+    "sm_90": Target("cuda", "sm_90", 132, 32, 227 << 10),
+    "sm_100": Target("cuda", "sm_100", 148, 32, 227 << 10),
+    "gfx942": Target("hip", "gfx942", 304, 64, 64 << 10),
+    "gfx950": Target("hip", "gfx950", 256, 64, 160 << 10),
+    "gfx1100": Target("hip", "gfx1100", 96, 32, 64 << 10),
+}
+_pretended: list[Target] = []
+
+
+def pretend(card: Target) -> None:
+    """From now on `target` names this card, which need not be here: of a process that launches nothing.
+
+    Before kernel files are imported and asked: they remember what follows from a card.
+    """
+    assert HAS_TRITON, "import triton first: a kernel file without it has no kernels"
+    _pretended[:] = [card]
+    target.cache_clear()
+
+
 @functools.cache
 def target() -> Target:
     """The first accelerator where torch sees one, else the CPU."""
+    if _pretended:
+        return _pretended[0]
     if not torch.cuda.is_available():
         return Target("cpu", torch.backends.cpu.get_cpu_capability().lower(), os.cpu_count() or 1, 1, 0)
     facts: Any = torch.cuda.get_device_properties(0)

@@ -1,19 +1,33 @@
 """Batch: the tensors of one step, as a model's forward reads them.
 
-Owner: the stream; made by step/build from a StepPlan, read by one forward, then dropped. Everything lies on the device
-of the model. Rows are not separated here: tokens of all rows follow each other, and `attention` says where rows begin.
+Owner: the stream; made by a backend (engine/step/backend) from a StepPlan, read by one forward, then dropped. All of it
+lies on the device of the model. Rows are not separated here: tokens of all rows follow each other, and `attention` says
+where rows begin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import LayerCache
 from engine.kernels.moe.kept import Kept
+from engine.layers.stream import Stream
+
+
+class LayerHook(Protocol):
+    """What a part of the step (engine/step/parts) does inside each forward of a decoder; graphs record its launches."""
+
+    def begin(self, batch: Batch) -> None:
+        """The batch is made, no layer has run."""
+
+    def after_layer(self, number: int, x: Stream) -> None:
+        """Layer `number`, from 0, has run; it may read x.rows(). Where `Batch.whole` is false, the last layer's stream
+        has the sampled tokens alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +45,9 @@ class Batch:
     # How many of the T tokens are no padding, and how many of sample_index: int32 [1], on the device. None: all.
     num_tokens: Tensor | None = None
     num_sampled: Tensor | None = None
-    routed: Kept | None = None  # where layers keep the experts of every token; None: nowhere
+    hooks: Sequence[LayerHook] = ()  # called behind every layer
+    whole: bool = False  # the last layer computes every token, not the sampled ones alone
+    routed: Kept | None = None  # where layers write the experts of every token; None: nowhere. Set by a hook
     # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and rows [T, hidden or more].
     overlay: tuple[Tensor, Tensor] | None = None
     adapters: Tensor | None = None  # [T] int32: the number of each token's adapter, 0 for none. None: no token has one

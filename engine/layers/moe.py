@@ -250,8 +250,8 @@ class SparseMLP:
         self.activation = Activation.CLAMPED_SWIGLU if config.clamped else BY_NAME[text.activation]
         self.routing = routing
         self.number = 0  # among the model's layers with experts
-        # For engine/step/spread: where an accelerator's step leaves the experts that its rows chose, int32 [tokens *
-        # top_k]; and on a CPU those of the newest step, [rows, top_k].
+        # For engine/step/parts/expert_load: where an accelerator's step leaves the experts that its rows chose, int32
+        # [tokens * top_k]; and on a CPU those of the newest step, [rows, top_k].
         self.lasting: Tensor | None = None
         self.newest: Tensor | None = None
         self.router = Router(hidden, routing.num_experts, config.router_bias)

@@ -1,8 +1,8 @@
-"""Architecture name of a checkpoint -> the file of its family: with decoders.py and encoders.py the only list of these.
+"""A checkpoint's configuration, and the model that it describes.
 
 In: a folder in Hugging Face or Mistral format. Out: a ModelConfig, and a Model without weights (engine/weights/load
-fills it). A family's file is imported when a checkpoint names it. Thread: any. Code named by `auto_map` is never
-imported: it is logged and ignored.
+fills it). The family of its architecture is found by engine/models/lookup.py. Thread: any. Code named by `auto_map` is
+never imported: it is logged and ignored.
 """
 
 from __future__ import annotations
@@ -29,78 +29,20 @@ from engine.checkpoint.pooling_modules import is_lexical
 from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
-from engine.models.base import Model
-from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
-from engine.models.decoders import DECODERS, TEXT_DECODERS
-from engine.models.encoders import ENCODERS
-from engine.models.family import Family
-from engine.models.spelling import nearest_families
+from engine.models.base.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
+from engine.models.base.family import Family
+from engine.models.base.model import Model
+from engine.models.base.spelling import nearest_families
+from engine.models.lookup import MIXED, families, family_of, inner_decoder, served
 from engine.quant.assign import assign
 from engine.quant.online import ONLINE
+from engine.quant.settings import refuse_quantized, with_quantisation
 from engine.weights.files import Shard
 
 log = logging.getLogger(__name__)
 MODALITIES = get_args(Modality)
 
-FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
-    **TEXT_DECODERS,
-    "LlavaForConditionalGeneration": "engine.models.llava",
-    "LlavaNextForConditionalGeneration": "engine.models.llava_next",
-    "LlavaOnevisionForConditionalGeneration": "engine.models.llava_onevision",
-    "Lfm2VlForConditionalGeneration": "engine.models.lfm2_vl",
-    "Mistral3ForConditionalGeneration": "engine.models.mistral3",
-    "InternVLForConditionalGeneration": "engine.models.internvl",
-    "InternVLChatModel": "engine.models.internvl_chat",
-    "WhisperForConditionalGeneration": "engine.models.whisper",
-    "Gemma3ForConditionalGeneration": "engine.models.gemma3_vision",
-    "Gemma4ForConditionalGeneration": "engine.models.gemma4_vision",
-    "Llama4ForConditionalGeneration": "engine.models.llama4_vision",
-    "Glm4vForConditionalGeneration": "engine.models.glm4v",
-    "Glm4vMoeForConditionalGeneration": "engine.models.glm4v_moe",
-    "Glm46VForConditionalGeneration": "engine.models.glm46v",
-    "HunYuanVLForConditionalGeneration": "engine.models.hunyuan_vl",
-    "ChatGLMModel": "engine.models.chatglm",  # the name in the released folders, of text and of pictures
-    "ChatGLMForConditionalGeneration": "engine.models.chatglm",
-    "GLM4VForCausalLM": "engine.models.chatglm",
-    "PaliGemmaForConditionalGeneration": "engine.models.paligemma",
-    "Idefics3ForConditionalGeneration": "engine.models.idefics3",
-    "SmolVLMForConditionalGeneration": "engine.models.idefics3",
-    "Qwen2VLForConditionalGeneration": "engine.models.qwen2_vl",
-    "Qwen2_5_VLForConditionalGeneration": "engine.models.qwen2_5_vl",
-    "Qwen3VLForConditionalGeneration": "engine.models.qwen3_vl",
-    "Qwen3VLMoeForConditionalGeneration": "engine.models.qwen3_vl_moe",
-    "Qwen2AudioForConditionalGeneration": "engine.models.qwen2_audio",
-    "VoxtralForConditionalGeneration": "engine.models.voxtral",
-    "VoxtralRealtimeForConditionalGeneration": "engine.models.voxtral_realtime",
-    "GlmAsrForConditionalGeneration": "engine.models.glm_asr",
-    "Qwen3ASRForConditionalGeneration": "engine.models.qwen3_asr",
-    "AudioFlamingo3ForConditionalGeneration": "engine.models.audio_flamingo",
-    "GraniteSpeechForConditionalGeneration": "engine.models.granite_speech",
-    "FunAudioChatForConditionalGeneration": "engine.models.fun_audio_chat",
-    "UltravoxModel": "engine.models.ultravox",
-    "MiDashengLMModel": "engine.models.midashenglm",
-    "Phi4MMForCausalLM": "engine.models.phi4mm",
-    "Phi4MultimodalForCausalLM": "engine.models.phi4_multimodal",
-    "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
-    "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
-    "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders
-    "Qwen3OmniMoeThinkerForConditionalGeneration": "engine.models.qwen3_omni",
-    "Qwen3OmniMoeForConditionalGeneration": "engine.models.qwen3_omni",
-    **ENCODERS,
-}
-
-THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
-SEEING = "engine.models.transformers_backend.seeing"  # and of these the ones that see
 BACKEND = 'pip install "omniloop[transformers]"'
-MIXED = "engine.models.transformers_backend.mixed"  # or their towers alone, before a decoder of ours
-
-
-def family_of(architecture: str, implementation: str = "native") -> Family:
-    """The family of an architecture, that FAMILIES names where we have a file for it."""
-    through = SEEING if architecture.endswith("ForConditionalGeneration") else THROUGH
-    file = {"native": FAMILIES.get(architecture, ""), "mixed": MIXED}.get(implementation, through)
-    family: Family = importlib.import_module(file).FAMILY
-    return family
 
 
 def load_model_config(
@@ -119,12 +61,12 @@ def load_model_config(
     """
     folder = Path(folder)
     text_only = set(MODALITIES) <= set(without)
-    root = common.with_quantisation(read_root(folder, overrides, text_only), folder)
+    root = with_quantisation(read_root(folder, overrides, text_only), folder)
     generation = read_json(folder / "generation_config.json", required=False)
     architecture, form, implementation = _served(root, text_only, implementation)
     if "auto_map" in root.values:
         log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
-    common.refuse_quantized(root)
+    refuse_quantized(root)
     family = family_of(architecture, implementation)
     outer = root.section(family.section) if family.section in root.values else root
     body = complete(outer.section("text_config")) if "text_config" in outer.values else outer
@@ -249,8 +191,8 @@ def _decoder_inside(root: Section, implementation: str, through: bool) -> tuple[
     """The decoder of a model that has no name here, and how it is served where nothing but text is wanted."""
     section = root.values.get("text_config")
     kind = section.get("model_type") if isinstance(section, dict) else None
-    if kind and implementation != "transformers" and kind in DECODERS:
-        return DECODERS[kind], "native"
+    if kind and implementation != "transformers" and (family := inner_decoder(kind)) is not None:
+        return family.architectures[0], "native"
     if kind and through:
         from engine.models.transformers_backend.skeleton import known
 
@@ -263,27 +205,27 @@ def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
     if not named:
         return (
             f"config.json names no architecture (model_type {root.values.get('model_type')!r}); if its class is among "
-            f"the {len(FAMILIES)} that README lists, name it with --hf-overrides architectures=..."
+            f"the {len(families())} that README lists, name it with --hf-overrides architectures=..."
         )
     code = "auto_map" in root.values
-    near = nearest_families(named[0], FAMILIES)
+    near = nearest_families(named[0], families())
     said = (
         f"config.json: architecture {', '.join(named)} is not supported",
         ": its classes are code in the checkpoint (auto_map), which is never run" if code else "",
         "; with --language-model-only its decoder is served" if has_decoder else "",
         "; a copy for transformers' own classes may be served" if code else "",
         f"; the nearest are {', '.join(near)}, and" if near else ";",
-        f" README lists all {len(FAMILIES)} that are",
+        f" README lists all {len(families())} that are",
     )
     return "".join(said)
 
 
 def _own(name: str) -> tuple[str, Form] | None:
-    """The name in FAMILIES of an architecture for which we have a file, and what the class makes."""
-    spelled = {name.lower(): name for name in FAMILIES}  # the first files say LLaMAForCausalLM
+    """The class, as its family spells it, of an architecture for which we have a file, and what the class makes."""
     causal, form = class_of_body(name)
-    if found := spelled.get(name.lower()):
+    if (found := served(name)) is not None:
+        spelled, family = found
         embeds: Form = "embed" if form == "generate" else form  # an encoder with the head of its training
-        return found, embeds if family_of(found).head is not None else "generate"
+        return spelled, embeds if family.head is not None else "generate"
     names = (causal, causal.replace("ForCausalLM", "ForConditionalGeneration")) if form != "generate" else ()
-    return next(((name, form) for name in names if name in FAMILIES), None)
+    return next(((name, form) for name in names if (found := served(name)) is not None and found[0] == name), None)

@@ -20,11 +20,10 @@ from engine.quant.online import ONLINE
 from engine.quant.stacked import stacked
 from engine.weights.files import Shard, TensorInfo
 from engine.weights.names import compact
-from engine.weights.table import Table, Wanted, parts_of
+from engine.weights.table import Table, Wanted, Weighted, parts_of
 
 if TYPE_CHECKING:
     from engine.base.model_config import ModelConfig
-    from engine.models.base import Model
 
 log = logging.getLogger("omniloop.engine")
 
@@ -42,7 +41,7 @@ CODES = {
 }
 
 
-def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Shard] | None) -> None:
+def assign(model: Weighted, table: Table, config: ModelConfig, shards: Sequence[Shard] | None) -> None:
     """Gives each linear layer of the model the scheme of its modules; `shards`: None where weights are random."""
     settings = config.raw.get("quantization_config")
     if settings is None:

@@ -14,16 +14,15 @@ import torch
 
 from engine.device.memory import gib
 from engine.quant.base import Quantised
-from engine.weights.table import Wanted, parts_of
+from engine.weights.table import Wanted, Weighted, parts_of
 
 if TYPE_CHECKING:
     from engine.kernels.target import Target
-    from engine.models.base import Model
 
 FLOAT_BYTES = 2  # of bfloat16
 
 
-def form_line(model: Model, device: Target | None) -> str | None:
+def form_line(model: Weighted, device: Target | None) -> str | None:
     """None where nothing is quantised. device: the accelerator; None: a CPU."""
     float8_units = device is not None and device.multiplies_float8
     settings = model.config.raw.get("quantization_config")

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,9 +23,7 @@ from engine.base.errors import ConfigError
 from engine.cache.spec import KIND_SLIDING, CacheSpec, KeyValueSpec
 from engine.weights.files import Shard
 from engine.weights.names import compact
-
-if TYPE_CHECKING:
-    from engine.models.base import Model
+from engine.weights.table import Weighted
 
 log = logging.getLogger("omniloop.engine")
 
@@ -46,6 +44,13 @@ SCALE = re.compile(
 )
 
 
+class Caching(Weighted, Protocol):
+    """What is asked of a model here."""
+
+    def cache_specs(self) -> list[CacheSpec]:
+        """What each decoder layer with keys and values of its own keeps per token, in layer order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A scale in the files."""
@@ -55,7 +60,7 @@ class Found:
 
 
 def stored_specs(
-    model: Model, word: str, skipped: Sequence[str], shards: Sequence[Shard] | None, read: bool = True
+    model: Caching, word: str, skipped: Sequence[str], shards: Sequence[Shard] | None, read: bool = True
 ) -> list[CacheSpec]:
     """The model's specs as they are stored. `read`: False where only headers are at hand, and scales do not matter."""
     specs, dtype = model.cache_specs(), WORDS.get(word)
@@ -103,7 +108,7 @@ def _kind(spec: KeyValueSpec) -> str:
     return "fp8_e4m3 with " + ("a scale per token and head" if spec.given is None else "the checkpoint's scales")
 
 
-def _scheme_is_fp8(model: Model) -> bool:
+def _scheme_is_fp8(model: Caching) -> bool:
     """Whether the checkpoint was made for a cache of FP8 that can be served here."""
     settings = model.config.raw.get("quantization_config") or {}
     scheme, algorithm = settings.get("kv_cache_scheme"), settings.get("kv_cache_quant_algo")
@@ -118,7 +123,7 @@ def _scheme_is_fp8(model: Model) -> bool:
     return False
 
 
-def _check_architecture(model: Model, specs: Sequence[CacheSpec], word: str) -> None:
+def _check_architecture(model: Caching, specs: Sequence[CacheSpec], word: str) -> None:
     """Refuses models whose attention does not read what is asked for."""
     name = model.config.architecture
     if model.config.implementation == "transformers":
@@ -141,7 +146,7 @@ def _skipped(specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:
     return kept
 
 
-def _scales_of(model: Model, shards: Sequence[Shard]) -> dict[int, dict[str, Found]]:
+def _scales_of(model: Caching, shards: Sequence[Shard]) -> dict[int, dict[str, Found]]:
     """Layer -> "k" and "v" -> where its scale lies; a layer with one of the two is refused."""
     found: dict[int, dict[str, Found]] = {}
     canonical = model.weight_table().canonical
@@ -188,7 +193,7 @@ def _numbers(found: Found, num_heads: int, read: bool) -> tuple[float, ...]:
     return tuple(numbers) if len(numbers) == num_heads else (numbers[0],) * num_heads
 
 
-def _warn_of_biases(model: Model, dtype: torch.dtype) -> None:
+def _warn_of_biases(model: Caching, dtype: torch.dtype) -> None:
     """Keys with a few large numbers lose in codes of 8 bits, whatever their scale. Behind a lead (Whisper) keys have no
     bias, though queries have."""
     text = model.config.text

@@ -16,19 +16,19 @@ import torch
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
-from engine.cache.layout import CacheLayout
 from engine.cache.sizing import check_weights, device_blocks, fit_context, host_blocks
 from engine.checkpoint.config import resolve_dtype
 from engine.device.host import choose_device
 from engine.device.memory import DeviceMemory, device_memory
 from engine.kernels.target import target
-from engine.models.base import Model, check_prompt_rows
+from engine.models.base.model import Model, check_prompt_rows
 from engine.models.registry import build_model, load_model_config
 from engine.quant.forms import form_line
 from engine.quant.kv import numbers_line
 from engine.quant.online import requested
-from engine.run.runtime import layout_of, sizes_of
-from engine.step.executor import Sizes
+from engine.run.bounds import sizes_of
+from engine.run.planned import Planned, planned
+from engine.step.sizes import Sizes
 from engine.weights.files import Shard, TensorInfo
 from engine.weights.load import match, weight_bytes
 from engine.weights.table import expand
@@ -79,14 +79,15 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     kept = kept and not any(shard.gguf for shard in shards or ())  # whose codes are widened while they are read
     weights = _host_bytes(shards, names, model) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
-    layout = layout_of(config, model, sizes, shards, read=False)
+    plan = planned(config, model, sizes, shards, on_host=device == "cpu", read=False)
+    layout = plan.layout
     longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
     blocks, context, refusal = 1, 0, None
     try:
         if memory is None:
             blocks = host_blocks(config, layout, longest, sizes.max_rows, weights)
         else:
-            blocks = _device_blocks(config, model, layout, sizes, weights, memory)
+            blocks = _device_blocks(config, plan, weights, memory)
         context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
     except ConfigError as error:
         refusal = error
@@ -121,16 +122,15 @@ def _host_bytes(shards: list[Shard], names: Mapping[str, str], model: Model) -> 
     return sum(taken(info, places[name].wanted.kept) for name, info in tensors.items())
 
 
-def _device_blocks(
-    config: EngineConfig, model: Model, layout: CacheLayout, sizes: Sizes, weights: int, memory: DeviceMemory
-) -> int:
-    from engine.step.startup import GRAPH_BYTES
+def _device_blocks(config: EngineConfig, plan: Planned, weights: int, memory: DeviceMemory) -> int:
+    from engine.step.backend.device.startup import GRAPH_BYTES
 
+    model, sizes, weights = plan.model, plan.sizes, weights + plan.claim.weight_bytes
     check_weights(config, weights, memory, model.dtype)
     peak = step_bytes(model.config, sizes, model.dtype)
     loaded = replace(memory, free=memory.free - weights)
     return device_blocks(
-        config, layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows, peak, peak + GRAPH_BYTES, loaded
+        config, plan.layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows, peak, peak + GRAPH_BYTES, loaded
     )
 
 

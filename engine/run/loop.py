@@ -20,21 +20,21 @@ from collections.abc import Callable
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from _fast.plan import StepPlan
 from engine.base.config import EngineConfig
 from engine.base.errors import scope_of
 from engine.base.failures import TokenBudget
-from engine.base.inbox import Abort, Call, Conclude, Inbox, Message, Pause, Stop, Submit
+from engine.base.inbox import Abort, Call, Conclude, Enter, Inbox, Message, Pause, Stop, Submit
 from engine.base.output import StepOutput, columns, from_ring
 from engine.base.request import FinishReason, Request
 from engine.base.stats import StepStats
 from engine.run.pace import Pace
-from engine.run.runtime import Runtime, load_runtime
+from engine.run.runtime import Runtime
 from engine.run.settle import Settler
-from engine.step.result import StepResult
+from engine.run.start import load_runtime
+from engine.step.step import Step
 
 if TYPE_CHECKING:
     from _fast.ring import OutputRing
@@ -54,7 +54,7 @@ class DeviceThread:
         loop: asyncio.AbstractEventLoop,
         ready: asyncio.Future[Any],
         on_output: Callable[[StepOutput], None],
-        on_routed: Callable[[dict[int, np.ndarray]], None],
+        on_late: Callable[[str, dict[int, Any]], None],
         on_death: Callable[[BaseException], None],
         startup: dict[str, float],
     ) -> None:
@@ -62,105 +62,102 @@ class DeviceThread:
         self._loop = loop
         self._ready = ready
         self._on_output = on_output
-        self._on_routed = on_routed
+        self._on_late = on_late
         self._on_death = on_death
         self._startup = startup
-        self._inbox = Inbox()
-        self._thread = threading.Thread(target=self._main, name="omniloop-device", daemon=True)
-        self._runtime: Runtime | None = None
+        self.inbox = Inbox()
+        self.thread = threading.Thread(target=self._main, name="omniloop-device", daemon=True)
+        self.runtime: Runtime | None = None  # once it is loaded; this and the next two are the thread's
         self._stopping = False
         self._paused = False  # nothing is planned; what runs keeps its place
-        self._pace: Pace
+        self.pace: Pace
         self._budget: TokenBudget
-        self._settler: Settler
-        self._steady: SteadySteps | None = None
+        self.settler: Settler
+        self.steady: SteadySteps | None = None
         self._last_beat = time.monotonic()
 
     # -- called from other threads ------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins loading; `ready` is resolved on the loop with (ModelConfig, Limits, rows) or an exception."""
-        self._thread.start()
+        """Begins loading; `ready` is resolved on the loop with (ModelConfig, Limits) or an exception."""
+        self.thread.start()
 
     def submit(self, request: Request, first_id: int) -> None:
         """Adds a request whose choices are numbered from first_id."""
-        self._inbox.put(Submit(request, first_id))
+        self.inbox.put(Submit(request, first_id))
 
     def abort(self, device_id: int) -> None:
         """Ends one choice within a step."""
-        self._inbox.put(Abort(device_id))
+        self.inbox.put(Abort(device_id))
 
     def conclude(self, device_id: int) -> None:
-        """Ends one choice whose experts are wanted, once its tokens so far are computed."""
-        self._inbox.put(Conclude(device_id))
+        """Ends one choice that owes extras, once its tokens so far are computed."""
+        self.inbox.put(Conclude(device_id))
 
     def pause(self, paused: bool) -> None:
         """Plans no further step, or goes on."""
-        self._inbox.put(Pause(paused))
+        self.inbox.put(Pause(paused))
 
     def call(self, work: Callable[[Runtime], Any], done: asyncio.Future[Any]) -> None:
         """Runs `work` between two steps; `done` gets what it returns, on the loop."""
-        self._inbox.put(Call(work, done))
+        self.inbox.put(Call(work, done))
 
     def stop(self, timeout: float = 10.0) -> None:
         """Ends the thread after the steps in flight."""
-        self._inbox.put(Stop())
-        self._thread.join(timeout)
-        if not self._thread.is_alive():  # else it may still look at the inbox's descriptor
-            self._inbox.close()
+        self.inbox.put(Stop())
+        self.thread.join(timeout)
+        if not self.thread.is_alive():  # else it may still look at the inbox's descriptor
+            self.inbox.close()
 
     @property
     def ring(self) -> OutputRing | None:
         """Where steps' news come from, once ready; None: each is a call on the loop."""
-        return self._steady.ring if self._steady is not None else None
+        return self.steady.ring if self.steady is not None else None
 
     @property
     def last_beat(self) -> float:
         """time.monotonic() of the thread's last turn."""
-        return max(self._last_beat, self._steady.last_beat if self._steady is not None else 0.0)
+        return max(self._last_beat, self.steady.last_beat if self.steady is not None else 0.0)
 
     def ledger(self) -> dict[str, int]:
         """What is held; exact when no step runs."""
-        runtime = self._runtime
+        runtime = self.runtime
         if runtime is None:
             return {}
-        held = dict(runtime.scheduler.ledger())
-        encoder_rows = len(runtime.executor.encoder)
-        return held | runtime.admission.ledger() | {"inbox": len(self._inbox), "encoder_rows": encoder_rows}
+        return runtime.scheduler.ledger() | runtime.admission.ledger() | {"inbox": len(self.inbox)}
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
         with torch.inference_mode():
             try:
-                runtime = self._runtime = load_runtime(self._config, self._startup)
-                executor = runtime.executor
-                self._pace = Pace(runtime.sizes.max_tokens, executor.tile, executor.fullness)
+                runtime = self.runtime = load_runtime(self._config, self._startup, self._wake)
+                backend = runtime.executor.backend
+                self.pace = Pace(runtime.sizes.max_tokens, backend.can.tile, backend.fullness)
                 self._budget = TokenBudget(runtime.sizes.max_tokens, runtime.sizes.least_tokens)
-                self._settler = Settler(runtime, self._pace, self._budget)
-                self._steady = runtime.steady(self._inbox)
+                self.settler = Settler(runtime, self.pace, self._budget)
+                self.steady = runtime.steady(self.inbox)
             except BaseException as error:
-                self._tell(_resolve, self._ready, None, error)
+                self._call(_resolve, self._ready, None, error)
                 return
-            known = runtime.model_config, runtime.limits, runtime.sizes.max_rows
-            self._tell(_resolve, self._ready, known, None)
+            self._call(_resolve, self._ready, (runtime.model_config, runtime.limits), None)
             try:
                 self._run(runtime)
             except BaseException as error:
                 log.exception("the device thread ended")
-                self._tell(self._on_death, error)
+                self._call(self._on_death, error)
             finally:
-                runtime.executor.close()
+                runtime.executor.backend.close()
 
     def _run(self, runtime: Runtime) -> None:
-        previous: StepResult | None = None
-        held: StepOutput | None = None  # told once the next step is launched: the loop takes the GIL to tell clients
+        previous: Step | None = None
+        held: StepOutput | None = None  # delivered once the next step is launched: delivery takes the GIL
         stats = StepStats()
         while True:
             plan = None
-            if runtime.admission.routed:
-                self._tell_routed(runtime)
-            if self._steady is not None and self._goes_steadily(runtime, previous):
+            if runtime.admission.late:
+                self._deliver_late(runtime)
+            if self.steady is not None and self._goes_steadily(runtime, previous):
                 if held is not None:
                     self._deliver(runtime, held, stats)
                     held = None
@@ -175,85 +172,85 @@ class DeviceThread:
                 self._deliver(runtime, held, stats)
             held = output = None
             if previous is not None:
-                output = self._settler.settle(previous, stats)  # step N: the only wait, then lengths settled
-                if self._settler.restarts:
-                    self._settler.restage(step)
+                output = self.settler.settle(previous, stats)  # step N: the only wait, then lengths settled
+                if self.settler.restarts:
+                    self.settler.restage(step)
             if step is not None:
                 self._launch_sample(runtime, step, stats)  # step N+1: what it may say is known now
             if output is not None:
                 # Until a step is settled times add up: a turn that settles none counts with the next that is.
                 stats = StepStats()
-                if step is not None and step.plan_at:  # what follows is planned at once
+                if step is not None and step.times.plan_at:  # what follows is planned at once
                     held = output
                 else:
                     self._deliver(runtime, output, stats)
             elif runtime.admission.refused:
-                self._deliver(runtime, self._settler.empty_output(), stats)
+                self._deliver(runtime, self.settler.empty_output(), stats)
             previous = step
 
-    def _goes_steadily(self, runtime: Runtime, previous: StepResult | None) -> bool:
-        assert self._steady is not None
+    def _goes_steadily(self, runtime: Runtime, previous: Step | None) -> bool:
+        assert self.steady is not None
         if self._stopping or self._paused or not runtime.has_work:
             return False
-        if runtime.admission.refused or self._settler.restarts:
+        if runtime.admission.refused or self.settler.restarts:
             return False
-        return self._steady.may_follow(previous)
+        return self.steady.may_follow(previous)
 
     def _run_steadily(
-        self, runtime: Runtime, previous: StepResult | None, stats: StepStats
-    ) -> tuple[StepResult | None, StepPlan | None]:
+        self, runtime: Runtime, previous: Step | None, stats: StepStats
+    ) -> tuple[Step | None, StepPlan | None]:
         """Steps without the GIL; returns the step in flight and, if Python is to launch it, the plan behind it."""
-        assert self._steady is not None
+        assert self.steady is not None
         while True:
             if runtime.scheduler.num_waiting:  # the GIL-free loop plans their first step with these budgets
                 self._set_budgets(runtime)
-            handover = self._steady.run(previous)
+            handover = self.steady.run(previous)
             numbers = handover.numbers
             if handover.uncommitted is not None:
-                output = self._settler.settle(handover.uncommitted, StepStats())
+                output = self.settler.settle(handover.uncommitted, StepStats())
                 of = output.stats
                 of.schedule_s, of.launch_s, of.wait_s = numbers.schedule_s, numbers.launch_s, numbers.wait_s
                 of.device_s, of.gap_s = numbers.device_s, numbers.gap_s
                 of.launched_at, of.ended_at, of.waited_at = numbers.launched_at, numbers.ended_at, numbers.ended_at
                 self._deliver(runtime, output, StepStats())
             elif handover.unpublished is not None:
-                news = (numbers, *columns(handover.unpublished)[:3], handover.told)
+                news = (numbers, *columns(handover.unpublished)[:3], handover.logprobs)
                 self._deliver(runtime, from_ring(news, runtime.limits.num_blocks), StepStats())
             if handover.freed and handover.uncommitted is None:
                 runtime.admission.free_slots()
-                if runtime.admission.routed:
-                    self._tell_routed(runtime)
+                if runtime.admission.late:
+                    self._deliver_late(runtime)
             previous = handover.in_flight
             if handover.planned is not None:
                 stats.schedule_s += numbers.schedule_s
             if not handover.may_resume or runtime.admission.refused:
-                for rows_bits, seconds in self._steady.learned():
-                    self._pace.note_decode(rows_bits, seconds)
+                for rows_bits, seconds in self.steady.learned():
+                    self.pace.note_decode(rows_bits, seconds)
                 return previous, handover.planned
 
-    def _gather(self, runtime: Runtime, previous: StepResult | None) -> None:
+    def _gather(self, runtime: Runtime, previous: Step | None) -> None:
         """Drains the inbox until the next step must be planned.
 
         After that moment MAX_LATE_ITEMS items more, and prompts that fill a step, are enough: the device would wait
         while the rest of a crowd is admitted.
         """
         until, late = None, 0
-        if self._steady is not None:
-            self._inbox.hush()
+        if self.steady is not None:
+            self.inbox.hush()
         if previous is not None:
-            until = self._pace.plan_at(previous)
+            until = self.pace.plan_at(previous)
         elif self._stopping or (runtime.has_work and not self._paused):
             until = 0.0
         while True:
             self._last_beat = time.monotonic()
             wait = 1.0 if until is None else until - time.perf_counter()
             try:
-                item = self._inbox.take(wait)
+                item = self.inbox.take(wait)
             except Empty:
                 if until is None:
                     continue
                 return
-            if isinstance(item, StepResult):
+            if isinstance(item, Step):
                 if item is previous:  # done earlier than expected: plan at once, after what else has come
                     until = 0.0
                 continue
@@ -263,7 +260,7 @@ class DeviceThread:
                 until = 0.0
             late += until is not None and time.perf_counter() >= until
             if late >= MAX_LATE_ITEMS and runtime.fills_a_step:
-                self._inbox.remind()
+                self.inbox.remind()
                 return
 
     def _take(self, runtime: Runtime, message: Message) -> None:
@@ -280,6 +277,8 @@ class DeviceThread:
                     self._paused = paused
                 case Call(work, done):
                     self._answer(work, runtime, done)
+                case Enter():
+                    runtime.admission.enter()
                 case Stop():
                     self._stopping = True
         except Exception as error:
@@ -290,38 +289,36 @@ class DeviceThread:
     def _answer(self, work: Callable[[Runtime], Any], runtime: Runtime, done: asyncio.Future[Any]) -> None:
         """Work asked for from the loop; its fault is the asker's."""
         try:
-            self._tell(_resolve, done, work(runtime), None)
+            self._call(_resolve, done, work(runtime), None)
         except Exception as error:
-            self._tell(_resolve, done, None, error)
+            self._call(_resolve, done, None, error)
 
     def _plan(self, runtime: Runtime, stats: StepStats) -> StepPlan | None:
         if self._stopping or self._paused:
             return None
         begun = time.perf_counter()
-        plan = runtime.next_plan
-        runtime.executor.wait_until_read(plan)
         self._set_budgets(runtime)
-        rows = runtime.scheduler.schedule(plan)
+        plan = runtime.executor.plan(runtime.scheduler)
         if runtime.scheduler.queue.num_expired:
             runtime.admission.drop_expired()
         stats.schedule_s += time.perf_counter() - begun
-        return plan if rows else None
+        return plan
 
     def _set_budgets(self, runtime: Runtime) -> None:
-        """Tells the scheduler how many tokens the next step may have, and how many of these are for prompts."""
+        """Sets how many tokens the next step may have, and how many of these prompts may have."""
         shares = runtime.scheduler.shares
         shares.max_tokens = self._budget.of(runtime.scheduler.next_step)
-        shares.prompt_budget = self._pace.prompt_budget(*shares.load())
+        shares.prompt_budget = self.pace.prompt_budget(*shares.load())
 
-    def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> StepResult:
+    def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> Step:
         begun = time.perf_counter()
         step = runtime.executor.launch_forward(plan)
         stats.launch_s += time.perf_counter() - begun
         return step
 
-    def _launch_sample(self, runtime: Runtime, step: StepResult, stats: StepStats) -> None:
+    def _launch_sample(self, runtime: Runtime, step: Step, stats: StepStats) -> None:
         begun = time.perf_counter()
-        runtime.executor.launch_sample(step, self._inbox.put)
+        runtime.executor.launch_sample(step, self.inbox.put)
         stats.launch_s += time.perf_counter() - begun
 
     def _deliver(self, runtime: Runtime, output: StepOutput, stats: StepStats) -> None:
@@ -330,21 +327,26 @@ class DeviceThread:
         for device_id, error in runtime.admission.refused.items():
             output.invalid[output.add(device_id, -1, FinishReason.ERROR)] = error
         runtime.admission.refused.clear()
-        if self._steady is not None:
-            self._steady.ring.put(output)
+        if self.steady is not None:
+            self.steady.ring.put(output)
         else:
-            self._tell(self._on_output, output)
+            self._call(self._on_output, output)
         stats.commit_s += time.perf_counter() - begun
 
-    def _tell_routed(self, runtime: Runtime) -> None:
-        """Experts of choices whose slots have come back; the loop may hear of the choices' ends before or after."""
-        found, runtime.admission.routed = runtime.admission.routed, {}
-        self._tell(self._on_routed, found)
+    def _deliver_late(self, runtime: Runtime) -> None:
+        """Extras of choices whose slots have come back; the ends of these choices reach the loop before or after."""
+        found, runtime.admission.late = runtime.admission.late, {}
+        for name, values in found.items():
+            self._call(self._on_late, name, values)
 
-    def _tell(self, call: Callable[..., None], *args: Any) -> None:
+    def _wake(self) -> None:
+        """A part may let requests in that wait at its gate (any thread)."""
+        self.inbox.put(Enter())
+
+    def _call(self, call: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:  # the loop has closed: nobody is left to hear it
+        except RuntimeError:  # the loop has closed
             log.debug("the event loop is closed; dropped %s", call)
 
 

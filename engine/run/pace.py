@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from _fast.clock import StepClock, believe
 from _fast.plan import StepPlan
-from engine.step.result import StepResult
+from engine.step.step import Step
 
 LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
 COMPUTE_BOUND_TOKENS = 256  # a step of so many tokens takes the time of its products, no longer of the weights' reading
@@ -48,10 +48,10 @@ class Pace:
         self._heard: dict[int, float] = {}  # by the bit length of rows: what note_decode got last
         self._per_token = 0.0  # seconds of products per token, of steps that computing bounds
 
-    def plan_at(self, step: StepResult) -> float:
+    def plan_at(self, step: Step) -> float:
         """When to plan behind the step in flight: as long before its end as the host needs; 0: at once."""
         took = self.clock.at_least(self._class(step.plan.num_tokens))
-        return step.plan_at or self.clock.plan_at(step.started_at or step.launched_at, took)
+        return step.times.plan_at or self.clock.plan_at(step.times.started_at or step.times.launched_at, took)
 
     def note(self, plan: StepPlan, took: float, waited: float, began_before: bool = False) -> None:
         """Learns from a settled step, for which the thread had to wait `waited` seconds.

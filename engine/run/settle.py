@@ -1,6 +1,6 @@
 """Settler: waits for a step's tokens, commits them, and writes down the step's news for the loop.
 
-Owner: device thread. In: the StepResult that was launched first and is not settled yet. Out: a StepOutput; slots freed;
+Owner: device thread. In: the Step that was launched first and is not settled yet. Out: a StepOutput; slots freed;
 siblings of first choices admitted; times learned by the pace. A step that failed ends its rows, or has them start over
 where the device's memory was the fault.
 """
@@ -16,13 +16,13 @@ import numpy as np
 
 from engine.base.errors import DeviceLostError, for_rows, is_out_of_memory
 from engine.base.failures import FailureCount, TokenBudget
-from engine.base.output import First, StepOutput, columns
+from engine.base.output import First, StepOutput
 from engine.base.request import FinishReason
-from engine.base.stats import EncoderCounts, StepStats
-from engine.step.result import StepResult
+from engine.base.stats import StepStats
+from engine.step.live import LiveRow
+from engine.step.step import Step
 
 if TYPE_CHECKING:
-    from engine.run.admission import LiveRow
     from engine.run.pace import Pace
     from engine.run.runtime import Runtime
 
@@ -39,7 +39,7 @@ class Settler:
         self._failures = FailureCount(config.max_failed_steps, config.max_oom)
         self.restarts: dict[int, LiveRow] = {}  # by slot: rows that start over once no step in flight names them
 
-    def settle(self, step: StepResult, stats: StepStats) -> StepOutput:
+    def settle(self, step: Step, stats: StepStats) -> StepOutput:
         """Waits for the tokens of a step and commits them. Raises DeviceLostError.
 
         A step that comes home late is late, not lost. A step that never comes home is the watcher's (Engine).
@@ -49,7 +49,8 @@ class Settler:
             log.warning("a step of %d tokens has not ended in %g s", step.plan.num_tokens, time.perf_counter() - begun)
         waited = time.perf_counter()
         stats.wait_s, stats.by_python = waited - begun, True
-        stats.launched_at, stats.ended_at, stats.waited_at = step.launched_at, step.event.fired_at, waited
+        times = step.times
+        stats.launched_at, stats.ended_at, stats.waited_at = times.launched_at, step.event.fired_at, waited
         output = StepOutput(stats)
         if step.error is None:
             self._runtime.executor.collect(step)
@@ -57,11 +58,11 @@ class Settler:
             self._fail(step, output)
         else:
             self._commit(step, output)
-            if not step.plan_at:  # of the others only the GIL-free loop knows when they began
-                took = step.event.fired_at - step.started_at
-                self._pace.note(step.plan, took, stats.wait_s, step.began_before)
+            took = step.event.fired_at - times.started_at
+            if not times.plan_at:  # of the others only the GIL-free loop knows when they began
+                self._pace.note(step.plan, took, stats.wait_s, times.began_before)
             self._failures.note_ok()
-            stats.device_s, stats.gap_s = step.event.fired_at - step.started_at, step.gap_s
+            stats.device_s, stats.gap_s = took, times.gap_s
         plan = step.plan
         stats.step_id, stats.num_rows, stats.num_tokens = plan.step_id, plan.num_rows, plan.num_tokens
         stats.num_encodes = plan.num_encodes
@@ -75,7 +76,7 @@ class Settler:
         self._read_gauges(stats)
         return StepOutput(stats)
 
-    def restage(self, in_flight: StepResult | None) -> None:
+    def restage(self, in_flight: Step | None) -> None:
         """Stages rows that start over anew, but for those that the step in flight still names."""
         named = set() if in_flight is None else set(in_flight.rows.slots.tolist())
         for slot in [slot for slot in self.restarts if slot not in named]:
@@ -83,64 +84,37 @@ class Settler:
             if self._runtime.admission.rows.get(slot) is row:  # the request may have left meanwhile
                 self._runtime.admission.restage(slot)
 
-    def _commit(self, step: StepResult, output: StepOutput) -> None:
-        plan, admission = step.plan, self._runtime.admission
-        assert step.tokens is not None
+    def _commit(self, step: Step, output: StepOutput) -> None:
+        plan, admission, home = step.plan, self._runtime.admission, step.home
         fresh = self._first_news(step) if admission.fresh else {}
-        override: np.ndarray | None = None
-        if step.invalid or step.stopped:
-            override = np.zeros(plan.num_rows, np.int32)
-            override[step.stopped] = FinishReason.COMPLETE
-        if override is not None and step.invalid:
-            override[list(step.invalid)] = FinishReason.ERROR
+        if home.invalid:
             ended = "step %d ends %d of %d rows: %s"
-            log.error(ended, plan.step_id, len(step.invalid), plan.num_rows, next(iter(step.invalid.values())))
-        self._runtime.scheduler.commit(plan, step.tokens.reshape(-1), override)
-        for slot in step.redone:
-            self._runtime.scheduler.settler.redo(slot)
-        output.ids, output.tokens, output.finishes, places = columns(plan)
-        if self._runtime.executor.grammars.rows:
-            self._jump(step, output)
+            log.error(ended, plan.step_id, len(home.invalid), plan.num_rows, next(iter(home.invalid.values())))
+        places = self._runtime.executor.commit(step, self._runtime.scheduler, output)
         output.stats.num_sampled = len(output.tokens) - output.tokens.count(-1)
-        output.logprobs = {places[row]: entry for row, entry in step.logprobs.items()}
-        output.pooled = {places[row]: array for row, array in step.pooled.items()}
-        output.invalid = {places[row]: error for row, error in step.invalid.items()}
         admission.free_slots()  # before anything is added: a freed slot is taken again at once
-        begun = [row for row in fresh if output.tokens[places[row]] >= 0 or output.finishes[places[row]]]
+        begun = [row for row in fresh if output.has_news(places[row])]
         for row in begun:
             slot, output.firsts[places[row]] = fresh[row]
             admission.fresh.discard(slot)
-        for row in (
-            begun if admission.siblings else ()
-        ):  # after every mark is gone: a sibling may take a slot that this very step freed
+        # After every mark is gone: a sibling may take a slot that this very step freed.
+        for row in begun if admission.siblings else ():
             admission.release_siblings(output.ids[places[row]])
 
-    def _jump(self, step: StepResult, output: StepOutput) -> None:
-        """Behind a step's tokens stand those about which grammars leave no choice: the next step computes them all."""
-        grammars, settler = self._runtime.executor.grammars.rows, self._runtime.scheduler.settler
-        for slot in step.rows.slots[step.rows.sampled].tolist():
-            row = grammars.get(slot)
-            if row is None or not (tokens := row.jump(settler.room(slot) - 1)):
-                continue
-            row.redoes |= settler.extend(slot, np.asarray(tokens, np.int32))
-            for token in tokens:
-                output.add(self._runtime.admission.rows[slot].device_id, token, FinishReason.NONE)
-
-    def _first_news(self, step: StepResult) -> dict[int, tuple[int, First]]:
-        """By row, for requests of which the loop has heard nothing yet: the slot, and the news of a first token."""
+    def _first_news(self, step: Step) -> dict[int, tuple[int, First]]:
+        """By row, for choices of which the loop knows nothing yet: the slot, and what its first token brings along."""
         runtime, found = self._runtime, {}
         for row, slot in enumerate(step.rows.slots.tolist()):
             if slot not in runtime.admission.fresh:
                 continue
             choice = runtime.admission.rows[slot]
             if not choice.started:
-                choice.started = step.started_at
+                choice.started = step.times.started_at
             queued = max(0.0, choice.started - choice.request.arrival) if choice.request.arrival else 0.0
-            encode_s = runtime.executor.encoder.seconds_of(choice.new_media) if choice.new_media else 0.0
-            found[row] = (slot, (runtime.scheduler.cached_tokens(slot), queued, choice.prompt_logprobs, encode_s))
+            found[row] = (slot, (runtime.scheduler.cached_tokens(slot), queued))
         return found
 
-    def _fail(self, step: StepResult, output: StepOutput) -> None:
+    def _fail(self, step: Step, output: StepOutput) -> None:
         """The step raised: its rows end, all others go on, unless the device itself failed.
 
         Where the device's memory was too small, rows whose first token has not been delivered start over instead, once.
@@ -170,7 +144,7 @@ class Settler:
         """After a step that found no room on the device: the step's memory is given back, and smaller steps follow."""
         runtime = self._runtime
         traceback.clear_frames(error.__traceback__)  # frames hold the tensors of the forward
-        runtime.executor.free_unused()
+        runtime.executor.backend.free_unused()
         tokens = runtime.scheduler.shares.max_tokens = self._budget.halve(runtime.scheduler.next_step)
         for slot in np.flatnonzero(np.asarray(runtime.scheduler.seqs.restarting)).tolist():
             row = self.restarts[slot] = runtime.admission.rows[slot]
@@ -183,7 +157,4 @@ class Settler:
         stats.blocks_used, stats.blocks_total = scheduler.pool.num_used, self._runtime.limits.num_blocks
         stats.preemptions = scheduler.num_preemptions
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
-        encoder = self._runtime.executor.encoder
-        if stats.num_encodes:
-            encoder.clock.collect()
-        stats.encoder = EncoderCounts(encoder.clock.calls, encoder.clock.seconds, encoder.queries, encoder.hits)
+        self._runtime.executor.gauges(stats)

@@ -18,8 +18,8 @@ from _fast.scheduler import Scheduler
 from _fast.steady import REASON_FREED, REASON_INVALID, REASON_PREEMPTED, REASON_RING, REASON_WOKEN
 from _fast.step_numbers import StepNumbers
 from engine.base.output import columns
-from engine.step.device_executor import DeviceExecutor, DeviceStep
-from engine.step.result import StepResult
+from engine.step.plain import Executor
+from engine.step.step import Step
 
 # Python catches up, then the GIL-free loop goes on
 RESUMABLE = (REASON_FREED, REASON_RING, REASON_INVALID, REASON_PREEMPTED, REASON_WOKEN)
@@ -29,27 +29,28 @@ RESUMABLE = (REASON_FREED, REASON_RING, REASON_INVALID, REASON_PREEMPTED, REASON
 class Handover:
     """What the GIL-free loop hands over to Python, in the order in which Python handles it."""
 
-    uncommitted: DeviceStep | None  # its tokens are on the host; a row that sampled has none, or wakes its grammar
+    uncommitted: Step | None  # its tokens are on the host; a row that sampled has none, or a part watches for it
     unpublished: StepPlan | None  # committed, but the ring was full
     numbers: StepNumbers  # of either of these, and when the one `planned` was scheduled
     freed: bool  # slots or media entries came back
-    in_flight: DeviceStep | None  # launched behind all of these
+    in_flight: Step | None  # launched behind all of these
     planned: StepPlan | None  # scheduled behind it, and not plain: to be launched
     may_resume: bool  # the loop can go on when Python has handled the above
     # Log-probabilities of the unpublished plan's rows, as the ring gives them.
-    told: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    logprobs: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
 
 class SteadySteps:
     """The GIL-free loop of one runtime."""
 
-    def __init__(self, executor: DeviceExecutor, scheduler: Scheduler, wake_fd: int) -> None:
-        sampler = executor.sampler
-        self.ring = OutputRing(
-            scheduler.max_rows, asked=sampler.asked, lines=sampler.told.numpy(), width=executor.sizes.width
-        )
+    def __init__(self, executor: Executor, scheduler: Scheduler, wake_fd: int) -> None:
+        steady = executor.backend.steady
+        assert steady is not None, "only backends that declare a steady loop have one"
+        self._asked, self._lines = steady.logprobs_asked, steady.logprob_lines
+        width = executor.backend.sizes.width
+        self.ring = OutputRing(scheduler.max_rows, asked=self._asked, lines=self._lines.numpy(), width=width)
         self._executor = executor
-        self._loop = executor.steady_loop(scheduler, self.ring, wake_fd)
+        self._loop = steady.loop(scheduler, self.ring, executor.special, executor.watched, wake_fd)
 
     @property
     def last_beat(self) -> float:
@@ -60,27 +61,26 @@ class SteadySteps:
         """(bit length of the rows, seconds) of steps that only decode, where any ran."""
         return self._loop.learned()
 
-    def may_follow(self, previous: StepResult | None) -> bool:
+    def may_follow(self, previous: Step | None) -> bool:
         """Whether the loop can go on behind a step in flight that Python launched."""
         if previous is None:
             return True
-        assert isinstance(previous, DeviceStep)
-        return previous.plain and previous.error is None and self._loop.is_plain(previous.plan)
+        return previous.chosen and previous.error is None and self._loop.is_plain(previous.plan)
 
-    def run(self, previous: StepResult | None) -> Handover:
+    def run(self, previous: Step | None) -> Handover:
         """Runs plain steps until something needs Python; RuntimeError when the device is lost."""
         loop, executor = self._loop, self._executor
-        reason = loop.run(-1 if previous is None else executor.plans.index(previous.plan))
-        plans = executor.plans
+        reason = loop.run(-1 if previous is None else previous.number)
+        plans = executor.backend.plans
         uncommitted = executor.adopt(plans[loop.uncommitted]) if loop.uncommitted >= 0 else None
         in_flight = None
         if loop.in_flight >= 0:
             in_flight = executor.adopt(plans[loop.in_flight])
-            in_flight.plan_at = loop.plan_until(loop.in_flight)
+            in_flight.times.plan_at = loop.plan_until(loop.in_flight)
         return Handover(
             uncommitted=uncommitted,
             unpublished=plans[loop.unpublished] if loop.unpublished >= 0 else None,
-            told=self._told(plans[loop.unpublished]) if loop.unpublished >= 0 else {},
+            logprobs=self._logprobs(plans[loop.unpublished]) if loop.unpublished >= 0 else {},
             numbers=loop.numbers,
             freed=loop.freed,
             in_flight=in_flight,
@@ -88,10 +88,15 @@ class SteadySteps:
             may_resume=reason in RESUMABLE,
         )
 
-    def _told(self, plan: StepPlan) -> dict[int, tuple[Any, ...]]:
-        """Log-probabilities of a committed plan's rows that have a token."""
-        asked = self._executor.sampler.asked[np.asarray(plan.row_slot)[: plan.num_rows]]
+    @property
+    def num_steps(self) -> int:
+        """Steps that ran without the GIL."""
+        return self._loop.num_steps
+
+    def _logprobs(self, plan: StepPlan) -> dict[int, tuple[Any, ...]]:
+        """Log-probabilities of a committed plan's rows that have a token, by place."""
+        asked = self._asked[np.asarray(plan.row_slot)[: plan.num_rows]]
         rows = np.flatnonzero((asked > 0) & (np.asarray(plan.out_count)[: plan.num_rows] > 0)).tolist()
-        lines = self._executor.sampler.told[plan.number].numpy()
+        lines = self._lines[plan.number].numpy()
         places = columns(plan)[3]
         return {places[row]: told_logprobs(lines[row], int(asked[row]) - 1) for row in rows}

@@ -13,10 +13,9 @@ from engine.base.config import EngineConfig
 from engine.cache.layout import CacheLayout
 from engine.device.memory import gib
 from engine.kernels.target import target
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.quant.kv import FLAG, numbers_line
-from engine.step.executor import Sizes
-from engine.step.graphs import decode_sizes, mixed_sizes
+from engine.step.sizes import Sizes, decode_sizes, mixed_sizes
 from engine.weights.load import weight_bytes
 
 

@@ -122,6 +122,10 @@ class DeviceSampler:
         """True when no row of these slots needs `launch_special`."""
         return not self._special[slot_ids].any()
 
+    def takes_part(self, slot: int) -> bool:
+        """The slot has rules, or log-probabilities, that take work of the host by step."""
+        return slot in self._rules or slot in self._logprobs
+
     def take_lines(self, slots: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
         """Before a step with rows of these slots: the new words of those that have a line now, and parked slots.
 
@@ -197,11 +201,6 @@ class DeviceSampler:
         self.take_lines(np.zeros(1, np.int64))
         self.launch_special(inputs, logits, tokens_out, np.zeros(1, np.int64))
         self.reset(0)
-
-    def special_bytes(self, rows: int) -> int:
-        """Device memory that launch_special takes at most for so many rows, beside what was made at start: float32
-        logits of CHUNK rows at a time, and what a sort of all values needs."""
-        return 4 * self._vocab * 12 * min(rows, CHUNK)
 
     def record(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Committed tokens of a step's sampled rows (-1: none), before the next launch_special."""

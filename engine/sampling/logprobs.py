@@ -1,11 +1,11 @@
-"""Log-probabilities as clients ask for them: of sampled tokens, and of prompts' own, all of a step together in chunks.
+"""Log-probabilities as clients ask for them: of sampled tokens, and how those of many rows are computed in chunks.
 
 Runs on the stream. Out: TokenLogprob objects in plain Python numbers, ready to cross to the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -61,32 +61,6 @@ def together(wanted: np.ndarray, vocab: int) -> Iterator[tuple[np.ndarray, int]]
     for kind in np.unique(apart):
         rows = np.flatnonzero(apart == kind)
         yield rows, int(wanted[rows].max())
-
-
-def prompt_logprobs(
-    project: Callable[[torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    asked: np.ndarray,
-    vocab: int,
-    as_logits: bool = False,
-) -> list[TokenLogprob]:
-    """Of prompt positions, whosever they are: one TokenLogprob for each of `asked`, in its order.
-
-    hidden [tokens, hidden_size]; asked int64 [3, n]: row of hidden, the token that follows it, how many of the most
-    likely. `project` makes float32 logits [rows, vocab]; only CHUNK rows of them exist at a time. Nothing was drawn:
-    raw in every mode.
-    """
-    found: dict[int, TokenLogprob] = {}
-    for alike, width in together(asked[2], vocab):
-        for start in range(0, len(alike), CHUNK):
-            part = alike[start : start + CHUNK]
-            places, tokens, wanted = asked[:, part]
-            logits = project(hidden[torch.from_numpy(places)])  # [chunk, vocab]
-            entries = _entries(logits, tokens, width, as_logits)
-            for number, k, entry in zip(part.tolist(), wanted.tolist(), entries):
-                del entry.top_ids[k:], entry.top_logprobs[k:]
-                found[number] = entry
-    return [found[number] for number in range(len(found))]
 
 
 def _entries(logits: torch.Tensor, tokens: np.ndarray, k: int, as_logits: bool) -> list[TokenLogprob]:

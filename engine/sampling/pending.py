@@ -67,7 +67,12 @@ def tell(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked: Tensor 
 def prompt_logprobs(
     project: Callable[[Tensor], Tensor], hidden: Tensor, asked: np.ndarray, vocab: int, as_logits: bool = False
 ) -> Pending:
-    """As engine/sampling/logprobs.prompt_logprobs, without waiting; numbers are places in `asked`."""
+    """Of prompt positions, of any requests: one line for each of `asked`, numbered by its place there; without waiting.
+
+    hidden [tokens, hidden_size]; asked int64 [3, n]: row of hidden, the token that follows it, how many of the most
+    likely. `project` makes float32 logits [rows, vocab]; only CHUNK rows of them exist at a time. No token was drawn:
+    the numbers are raw in every mode.
+    """
     pending = Pending()
     for alike, width in together(asked[2], vocab):
         rows, following = send(asked[:2, alike], hidden.device)  # [n] each

@@ -11,11 +11,11 @@ import torch
 
 from engine.base.config import LogprobsMode
 from engine.base.request import SamplingParams, TokenLogprob
-from engine.grammar.advance import Lines
 from engine.kernels.sampling.draw import draw
 from engine.kernels.sampling.penalties import penalties
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.sampling.logprobs import answer_logprobs, processed
+from engine.sampling.masks import Lines
 from engine.sampling.rules import RowRules, has_penalties, needs_rules
 from engine.sampling.timestamps import weigh
 
@@ -90,15 +90,23 @@ class Sampler:
         self._logprobs: dict[int, SamplingParams] = {}
 
     def admit(
-        self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int, has_grammar: bool = False
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt: np.ndarray,
+        seed: int,
+        words: np.ndarray | None = None,
+        masked: bool = False,
     ) -> None:
-        """Stages a request; prompt int32 [prompt_len]; seed any integer, taken modulo 2^64."""
+        """Stages a request; prompt int32 [prompt_len]; seed any integer, taken modulo 2^64; `masked`: each step brings
+        a line of what the row may choose. `words` are those of an accelerator's slots, which a host has none of.
+        """
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = params.top_p
         self._min_p[slot] = params.min_p
         self._seed[slot] = seed & 0xFFFF_FFFF_FFFF_FFFF
-        if has_grammar or needs_rules(params):
+        if masked or needs_rules(params):
             self._rules[slot] = RuledRow(params, prompt, self._vocab)
         if params.logprobs is not None:
             self._logprobs[slot] = params
@@ -113,6 +121,17 @@ class Sampler:
         self._special[slot] = False
         self._rules.pop(slot, None)
         self._logprobs.pop(slot, None)
+
+    def is_plain(self, slots: np.ndarray) -> bool:
+        """True: every choice on a host waits for the step before, and finds what its rows may choose."""
+        return True
+
+    def may_sleep(self, slot: int) -> bool:
+        """True: no choice is made too early here."""
+        return True
+
+    def set_asleep(self, slot: int, asleep: bool) -> None:
+        """A host's choice reads each step's lines, whether a mask has begun or not."""
 
     def allowed_of(self, slot: int) -> np.ndarray | None:
         """bool [vocab]: the tokens that a slot's own rules leave, without its grammar; None for all."""

@@ -58,7 +58,7 @@ LAYER = {
     "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-FREQUENCIES = "rope_freqs.weight"  # of Llama 3: the configuration has them (checkpoint/gguf)
+FREQUENCIES = "rope_freqs.weight"  # of Llama 3: the configuration has them (weights/gguf_config)
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 ROTATED = re.compile(r"self_attn\.[qk]_proj\.")
 LINES = 4096  # of an embedding that are widened at a time

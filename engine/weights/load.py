@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,11 +21,8 @@ from engine.weights.finite import FiniteSums
 from engine.weights.names import compact, is_cache_scale
 from engine.weights.pieces import Pieces
 from engine.weights.stream import stream
-from engine.weights.table import Place, expand
+from engine.weights.table import Place, Weighted, expand
 from engine.weights.upload import upload_for
-
-if TYPE_CHECKING:
-    from engine.models.base import Model
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +30,7 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
 def load_weights(
-    model: Model,
+    model: Weighted,
     folder: str,
     load_format: str = "auto",
     placement: Placement | None = None,
@@ -71,7 +67,7 @@ def load_weights(
     assert not pieces.pending, "every part was complete in the headers"
 
 
-def weight_bytes(model: Model) -> int:
+def weight_bytes(model: Weighted) -> int:
     """What the weights will take on an accelerator."""
     return sum(place.wanted.num_bytes(model.dtype) for place in expand(model.weight_table(), model).values())
 
@@ -93,7 +89,7 @@ def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
     return told
 
 
-def match(model: Model, shards: list[Shard], folder: str) -> dict[str, str]:
+def match(model: Weighted, shards: list[Shard], folder: str) -> dict[str, str]:
     """Checkpoint name -> canonical name of every tensor to read; ConfigError with all that does not fit."""
     table = model.weight_table()
     places = expand(table, model)

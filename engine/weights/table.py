@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from engine.base.model_config import ModelConfig
 from engine.kernels.gemm.pack import Placement
 
 Shape = tuple[int, ...]
@@ -83,6 +84,17 @@ class Table:
     def ignored(self, name: str) -> bool:
         """Whether a canonical name may be left over."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignore)
+
+
+class Weighted(Protocol):
+    """What the loader asks of a model (engine/models)."""
+
+    config: ModelConfig
+    dtype: torch.dtype  # of activations
+    device: str
+
+    def weight_table(self) -> Table:
+        """The rules of this checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -239,7 +239,7 @@ class BeamSearch:
                 delta.stop_token_id = beam.tokens[-1]
             if index == 0 and self.first is not None:
                 delta.cached_tokens, delta.queued = self.first.cached_tokens, self.first.queued
-                delta.prompt_logprobs = self.first.prompt_logprobs
+                delta.extras = dict(self.first.extras)
             self.answer.take(self.at, delta)
 
 

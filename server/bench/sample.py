@@ -103,7 +103,7 @@ def host_chooser(kind: Kind, logits: Tensor) -> Callable[[], object]:
     sampler, slots = Sampler(rows, vocab), np.arange(rows)
     params = SamplingParams(temperature=kind.temperature, top_k=kind.top_k, top_p=kind.top_p, min_p=kind.min_p)
     for slot in range(rows):
-        sampler.admit(slot, params, np.zeros(1, np.int32), slot + 7, False)
+        sampler.admit(slot, params, np.zeros(1, np.int32), slot + 7)
     return lambda: sampler.sample(logits.clone(), slots, slots)
 
 

@@ -42,7 +42,9 @@ class ServerConfig:
     uds: str = flag("", "listen on this Unix socket instead of host and port")
     root_path: str = flag("", "where a proxy mounts this server; it strips that, openapi.json names it")
     api_key: tuple[str, ...] = flag((), "a key clients must send; repeatable (or SERVER_API_KEY)", hidden_value=True)
-    api_key_file: str = flag("", "file with one key per line, optionally NAME:KEY; reread on SIGHUP")
+    api_key_file: str = flag(
+        "", "file of keys: NAME:KEY weight=N (a digest names others; shares in turns), reread on SIGHUP"
+    )
     auth_max_failures: int = flag(60, "wrong keys per minute and address before 429", low=1)
     trusted_proxies: tuple[str, ...] = flag(
         (), "addresses, CIDRs or `unix` whose X-Forwarded-For tells the client's address"
@@ -79,7 +81,9 @@ class ServerConfig:
     disable_docs: bool = flag(False, "no /docs and no /openapi.json")
     disable_playground: bool = flag(False, "no chat page at /")
     enable_dev_endpoints: bool = flag(False, "routes that pause the server, clear caches and show its settings")
-    admin_api_key: str = flag("", "key for those routes; needed when the bind is not loopback", hidden_value=True)
+    admin_api_key: str = flag(
+        "", "key for those routes; needed when the bind is not loopback, asked for if given", hidden_value=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,10 @@ class LimitsConfig:
     max_target_bytes: int = flag(8192, "path and query", low=64)
     max_request_bytes: int = flag(64 * MIB, "body of a route that takes media", low=1024)
     max_text_request_bytes: int = flag(8 * MIB, "body of a route without media", low=1024)
-    body_budget_bytes: int = flag(1024 * MIB, "all bodies held at one time", low=1024)
+    max_upload_bytes: int = flag(0, "file of a form; 0: as --audio-max-bytes", low=0)
+    max_form_parts: int = flag(64, "fields of a form", low=1)
+    max_form_field_bytes: int = flag(65536, "text in a field of a form; all together four times as much", low=256)
+    body_budget_bytes: int = flag(1024 * MIB, "all bodies held at one time, without the first 64 KiB of each", low=1024)
     json_max_depth: int = flag(200, "nesting of a JSON body", low=4)
     json_max_nodes: int = flag(1_000_000, "values in a JSON body; 65536 besides long lists of integers", low=16)
     max_messages: int = flag(2048, "messages in a conversation", low=1)
@@ -118,13 +125,17 @@ class LimitsConfig:
     max_prompt_bytes: int = flag(0, "text of a prompt; 0: 16 per token of the context", low=0)
     tokenize_offload_bytes: int = flag(2048, "longer prompts are tokenized in the pool", low=0)
     max_queued_tokens: int = flag(4_194_304, "prompt tokens that run or wait; 429 beyond", low=1)
-    max_inflight_per_key: int = flag(0, "choices of one key that run or wait; 429 beyond; 0: no limit", low=0)
+    max_inflight_per_key: int = flag(
+        0, "choices of one key that run or wait, also its realtime sessions; 0: any", low=0
+    )
     max_queue_wait: float = flag(
         MAX_QUEUE_WAIT_S, "seconds that a request may have to wait, by the measured rate; 429 beyond; 0: any", low=0
     )
     trust_clients: bool = flag(
         False, "of a private server: no --max-queue-wait but a given one, and no shares of clients in what all use"
     )
+    max_realtime_sessions: int = flag(256, "realtime sessions open at one time; 429 beyond", low=1)
+    realtime_idle_timeout: float = flag(120.0, "seconds a realtime session lives without an event or a turn", low=0.1)
     max_n: int = flag(128, "choices of a prompt", low=1)
     max_prompts: int = flag(1024, "prompts of a completion request", low=1)
     max_choices: int = flag(2048, "prompts times choices", low=1)

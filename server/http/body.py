@@ -1,17 +1,14 @@
 """Request bodies: counted as they arrive, scanned, then decoded into the types of schema/.
 
 Owner: loop; bodies above 128 KiB are scanned and decoded in the pool. In: ASGI messages. Out: a schema struct, or 413,
-415, 408, 400. What Content-Length promises is checked first and never believed. The bytes stay counted against the
-process-wide budget until the struct is made.
+415, 408, 400. The bytes stay counted against the process-wide budget (http/incoming) until the struct is made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import time
 from codecs import BOM_UTF8
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -19,8 +16,7 @@ from starlette.requests import Request
 
 from _fast import id_lists, json_scan
 from server.errors import ApiError, from_validation, invalid, shown
-from server.http.exchange import ClientGone
-from server.http.started import Started
+from server.http.incoming import Incoming
 
 if TYPE_CHECKING:
     from server.flags.config import LimitsConfig
@@ -31,7 +27,6 @@ T = TypeVar("T")
 MOST_VALUES = 1 << 16  # that a decoder makes in its one call, which holds the GIL for up to 10 ms
 POOL_BYTES = 2 * MOST_VALUES  # a body of so many bytes has no more values
 LONG_LIST = 16  # ids; shorter lists are the decoder's
-GRACE_S = 5.0  # before the minimum rate counts
 NEAR = 16  # bytes that are shown on each side of a fault
 _AT = re.compile(r"\(byte (\d+)\)$")  # in what the decoder says
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
@@ -52,13 +47,14 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
     """The body as `kind`; the content type must be JSON."""
     state: AppState = request.scope["exchange"].state
     check_type(request)
-    data = await read_bytes(request, limit)
+    incoming = Incoming(request, limit)
     try:
+        data = await read_bytes(incoming)
         if len(data) > POOL_BYTES:
             return await asyncio.get_running_loop().run_in_executor(state.pool, decode, data, kind, state.config.limits)
         return decode(data, kind, state.config.limits)
     finally:
-        state.body_budget.give(len(data))
+        incoming.close()
 
 
 def check_type(request: Request) -> None:
@@ -74,72 +70,15 @@ def check_type(request: Request) -> None:
         raise ApiError(415, "unsupported_media_type", "encoded bodies are not taken; send plain JSON")
 
 
-async def read_bytes(request: Request, limit: int) -> bytes:
-    """The whole body; its length stays taken from the budget, the caller gives it back."""
-    state: AppState = request.scope["exchange"].state
-    limits, budget = state.config.limits, state.body_budget
-    promised = promised_length(request)
-    if promised > limit:
-        raise too_large(limit)
-    if promised > budget.limit - budget.used:
-        budget.take(promised)  # says 429
-    begun = time.monotonic()
-    pieces: list[bytes] = []
-    size = 0
-    try:
-        while True:
-            message = await next_piece(request, limits, begun)
-            piece: bytes = message.get("body", b"")
-            if size + len(piece) > limit:
-                raise too_large(limit)
-            budget.take(len(piece))
-            size += len(piece)
-            pieces.append(piece)
-            if not message.get("more_body", False):
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            check_rate(limits, size, time.monotonic() - begun)
-    except BaseException:
-        budget.give(size)
-        raise
-
-
-async def next_piece(request: Request, limits: LimitsConfig, begun: float) -> dict[str, Any]:
-    """The next message; what has come already is taken without a deadline."""
-    receiving: Coroutine[Any, Any, dict[str, Any]] = request.receive()  # type: ignore[assignment]
-    try:
-        waiting = receiving.send(None)
-    except StopIteration as received:
-        message: dict[str, Any] = received.value
-    else:
-        left = begun + limits.body_timeout - time.monotonic()
-        try:
-            async with asyncio.timeout(min(limits.body_idle_timeout, left)):
-                message = await Started(receiving, waiting)
-        except TimeoutError:
-            raise upload_timeout() from None
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    return message
-
-
-def check_rate(limits: LimitsConfig, size: int, seconds: float) -> None:
-    if seconds > GRACE_S and size < (seconds - GRACE_S) * limits.min_upload_rate:
-        raise upload_timeout()
-
-
-def too_large(limit: int) -> ApiError:
-    return ApiError(413, "request_too_large", f"the body is larger than {limit} bytes")
-
-
-def upload_timeout() -> ApiError:
-    return ApiError(408, "upload_timeout", "the body arrived too slowly", close=True)
-
-
-def promised_length(request: Request) -> int:
-    for name, value in request.scope["headers"]:
-        if name == b"content-length":
-            return int(value) if value.isdigit() and len(value) < 20 else 0
-    return 0
+async def read_bytes(incoming: Incoming) -> bytes:
+    """The whole body."""
+    piece = await incoming.next()
+    if not incoming.more:
+        return piece
+    pieces = [piece]
+    while incoming.more:
+        pieces.append(await incoming.next())
+    return b"".join(pieces)
 
 
 def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> T:

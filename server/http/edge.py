@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError, shown, unavailable
 from server.http.exchange import PROBES
-from server.ops.limits import presented_key, wrong_key
+from server.ops.limits import ADMIN, presented_key, wrong_key
 
 if TYPE_CHECKING:
     from server.http.exchange import Exchange
@@ -53,9 +53,6 @@ class Edge:
             return
         if self.state.keys and not self.is_open(exchange.method, scope["path"]):
             self.check_key(exchange, scope)
-        exchange.caller = exchange.key_name
-        if not exchange.caller and not self.state.config.limits.trust_clients:
-            exchange.caller = self.state.proxies.client_of(scope)
         await self.app(scope, receive, send)
 
     def check_origin(self, exchange: Exchange, origin: bytes, host: bytes) -> None:
@@ -117,7 +114,7 @@ class Edge:
         presented = presented_key(scope)
         name = keys.match(presented) if presented else None
         if name is None and presented and self.state.admin_keys.match(presented):
-            name = "admin"
+            name = ADMIN
         if name is None:
             self.state.wrong_keys.note(self.state.proxies.client_of(scope))
             raise wrong_key()

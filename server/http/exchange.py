@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
 from server.http.websocket import accepting, as_exchange_scope, refusing
+from server.ops.proxies import home
 from server.ops.request_times import Generation, RequestTimes
 from server.render.errors import RenderError
 from server.state import AppState, OpenAnswer
@@ -63,10 +64,10 @@ class Exchange:
 
     __slots__ = (
         "abort",
+        "address",
         "answer_open",
         "answered",
         "arrival",
-        "caller",
         "chunk",
         "details",
         "first_token",
@@ -112,7 +113,8 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
         self.route = "other"  # the route's template once it is known
         self.key_name = ""
-        self.caller = ""  # whose line and shares count: the key's name or the address; set with the key
+        self.place: Place | None = None  # of the request among those that wait and run
+        self.address = state.proxies.client_of(scope)
         self.place: Place | None = None  # of the request among those that wait and run
         self.status = 0
         self.reason = ""
@@ -130,10 +132,16 @@ class Exchange:
         self.task = asyncio.current_task()
         self.on_drain: Callable[[], None] = nothing  # set by what may wait for its client without end
 
+    @property
+    def client(self) -> str:
+        """Whose line and shares count: its key's name, or its address where it sent no key; clients that are trusted
+        and send none are as one."""
+        return self.key_name or ("" if self.state.config.limits.trust_clients else home(self.address))
+
     def hold(self, count: int, kind: Kind = "answers") -> Place:
         """Places for so many choices, held with `with`. Raises the 429."""
         weight = self.state.keys.weight(self.key_name)
-        self.place = self.state.places.hold(count, self.caller, kind, weight)
+        self.place = self.state.places.hold(count, self.client, kind, weight)
         return self.place
 
     def begin(self) -> None:

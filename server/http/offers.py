@@ -2,39 +2,58 @@
 
 Owner: loop, one per connection. Java's client offers HTTP/2 with its first request (`Upgrade: h2c`). An offer may be
 passed over, and the request is then a request as any other; but httptools takes what stands behind its head for the
-other protocol, drops the body, and would read the body as the next request. So the head is parsed again without it.
+other protocol, drops the body, and would read the body as the next request. So the head is parsed again without it, by
+another parser: the first is in a state that the other headers, `Connection: close` among them, have chosen.
 
-    POST, Upgrade: h2c | body      head -> declined -> head without Upgrade, then the body
+    POST, Upgrade: h2c | body      head -> declined -> a new parser: head without Upgrade, then the body
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 
 import httptools
 
 
-class Parser(httptools.HttpRequestParser):
+class Parser:
     """Owner: loop. `declined()` is the head to go on with, None where the offer is taken."""
 
-    def __init__(self, protocol: object, declined: Callable[[], bytes | None]) -> None:
-        super().__init__(protocol)
-        self.declined = declined
-        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+    __slots__ = ("_declined", "_parser", "_protocol")
 
-    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
+    def __init__(self, protocol: object, declined: Callable[[], bytes | None]) -> None:
+        self._protocol = protocol
+        self._declined = declined
+        self._renew()
+
+    def _renew(self) -> None:
+        self._parser = httptools.HttpRequestParser(self._protocol)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+
+    def feed_data(self, data: bytes) -> None:
         left = memoryview(data)
         while True:
             try:
-                super().feed_data(left)
+                self._parser.feed_data(left)
                 return
             except httptools.HttpParserUpgrade as offer:
-                head = self.declined()
+                head = self._declined()
                 if head is None:
                     raise
                 left = left[offer.args[0] :]
-            super().feed_data(head)
+            self._renew()
+            self._parser.feed_data(head)
+
+    def get_method(self) -> bytes:
+        return self._parser.get_method()
+
+    def get_http_version(self) -> str:
+        return self._parser.get_http_version()
+
+    def should_keep_alive(self) -> bool:
+        return self._parser.should_keep_alive()
+
+    def should_upgrade(self) -> bool:
+        return self._parser.should_upgrade()
 
 
 def head_without_offer(method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> bytes:

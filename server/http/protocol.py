@@ -1,25 +1,40 @@
-"""Connection: uvicorn's httptools protocol with the limits it lacks: header bytes and count, header time, connections.
+"""Connection: uvicorn's httptools protocol with the limits it lacks: heads, requests per turn, timers, connections.
 
-Owner: loop, one per connection. Uvicorn parses and writes; this class counts while headers arrive, because nothing
-above sees them before they are complete (SECURITY S1, S11). Refusals at this level use the same error body as routes.
+Owner: loop, one per connection. Uvicorn parses and writes; this class counts while a head arrives, because nothing
+above sees it before it is complete (SECURITY S1), and gives the parser one message at a time, so that pipelined
+requests enter through the turnstile as those of a crowd do. There is no state without a timer (S11):
+
+    silent or in a head   header timeout, until the request exists
+    bytes wait to parse   a turn of the loop, the turnstile, or an answer that has to end first
+    body                  its own deadlines (http/incoming)
+    full or closing       Reader (http/flow)
+    idle                  keep-alive timeout
+
+Refusals at this level use the same error body as routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import ApiError
 from server.flags.config import LimitsConfig
+from server.http.arrived import Arrived
+from server.http.flow import Flow, Reader
+from server.http.head import Head, HeadLimit
 from server.http.line import line_of
 from server.http.offers import Parser, head_without_offer
+from server.http.seats import Seat, Seats
 from server.http.turnstile import Turnstile
 
 log = logging.getLogger("omniloop.edge")
@@ -31,45 +46,52 @@ CHUNK = "omniloop.chunk"  # writes a piece of a streamed answer at once, if it c
 LINE = "omniloop.line"  # tells where pieces of an answer that has begun may be written past the transport
 LEAVING = "omniloop.leaving"  # takes what is to be called when the client leaves, and whether that still holds
 LINGER_S = 2.0  # how long an answered client may go on sending before it is cut off
-
-
-class HeaderLimit(Exception):
-    """Raised in a parser callback; the parser stops and the refusal is sent."""
+MOST_WAITING = 16  # requests of a connection that wait or run; what comes behind them is not parsed
+MOST_UNPARSED = 64 << 10  # bytes; behind them a connection is not read
+TURN_S = 0.001  # of parsing, in one turn of the loop
 
 
 class Connection(HttpToolsProtocol):
     """One client connection."""
 
-    limits: LimitsConfig  # these two are set once by `with_limits`
+    limits: LimitsConfig  # these three are set once by `with_limits`
     turnstile: Turnstile
+    seats: Seats
+    flow: Flow
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.parser = Parser(self, self.head_again)
+        self.parser = Parser(self, self.head_again)  # type: ignore[assignment]
         self.passed_over = b""  # the head of a message that offers another protocol, without its offer
         self.refusal: ApiError | None = None
-        self.header_bytes = 0  # names and values of complete headers
-        self.head_received = 0  # bytes since the message began; the parser keeps an unfinished header to itself
+        self.head = Head(self.limits)
         self.header_timer: asyncio.TimerHandle | None = None
-        self.in_head = False
         self.in_body = False
-        self.held: list[bytes] = []  # the beginning of a message, until the turnstile lets it in
-        self.lost = False
+        self.body_left = 0  # bytes of a body whose length is known
+        self.arrived = Arrived()
+        self.waits = False  # what has arrived is parsed in a later turn of the loop
+        self.reader: Reader
+        self.seat: Seat | None = None
         self.leaving: set[Callable[[], None]] = set()  # called when the client leaves
         self.unanswered: deque[RequestResponseCycle] = deque()  # `cycle` is the newest of them
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections:
-            text = f"more than {self.limits.max_connections} connections are open"
-            self.refuse(ApiError(503, "too_many_connections", text, headers={"retry-after": "5"}))
+        self.flow = Flow(transport)
+        self.reader = Reader(transport, self.limits.stream_stall_timeout)
+        try:
+            self.seat = self.seats.take(self.client)
+        except ApiError as full:
+            self.refuse(full)
             return
         self.arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.disarm()
+        self.reader.stop()
         super().connection_lost(exc)
-        self.lost = True
+        self.arrived.clear()
+        self.leave_seat()
         while self.unanswered:  # uvicorn tells the newest only, behind which others may be at work
             cycle = self.unanswered.popleft()
             cycle.disconnected = True
@@ -77,8 +99,18 @@ class Connection(HttpToolsProtocol):
         for call in list(self.leaving):
             call()
 
+    @property
+    def lost(self) -> bool:
+        """Whether the connection has ended."""
+        return self.parser is None
+
+    def leave_seat(self) -> None:
+        if self.seat is not None:
+            self.seat.leave()
+            self.seat = None
+
     def on_leaving(self, call: Callable[[], None], wanted: bool) -> None:
-        """See LEAVING. Of one who has left already it hears in the loop's next turn."""
+        """See LEAVING. Where the client has left already, the call comes in the loop's next turn."""
         if not wanted:
             self.leaving.discard(call)
             return
@@ -87,6 +119,8 @@ class Connection(HttpToolsProtocol):
             self.loop.call_soon(call)
         else:
             self.flow.resume_reading()  # where much has come at once nothing is read, its leaving included
+
+    # -- timers
 
     def arm(self) -> None:
         """Headers must be complete within the header timeout."""
@@ -100,50 +134,75 @@ class Connection(HttpToolsProtocol):
 
     def header_timeout(self) -> None:
         self.header_timer = None
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.head.silent:  # a client that has sent nothing expects no answer
+            self.shut()
+        else:
             self.refuse(ApiError(408, "upload_timeout", "the headers arrived too slowly"))
+
+    def shut(self) -> None:
+        """Closes once the client has read what was written, which it has to do in time."""
+        self.transport.close()
+        if not self.lost:
+            self.reader.watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.reader.watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self.reader.stop()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Idle for too long."""
+        super().timeout_keep_alive_handler()
+        self.shut()
+
+    # -- parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: self.transport.abort, LEAVING: self.on_leaving}  # type: ignore[dict-item]
-        self.header_bytes = 0
-        self.head_received = 0
-        self.in_head = True
+        self.head.begin()
+        self.body_left = 0
         if self.header_timer is None:
             self.arm()
 
     def on_url(self, url: bytes) -> None:
-        if len(self.url) + len(url) > self.limits.max_target_bytes:
-            self.too_large(f"path and query are longer than {self.limits.max_target_bytes} bytes")
+        self.head.count_target(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.header_bytes += len(name) + len(value) + 4
-        if self.header_bytes > self.limits.max_header_bytes:
-            self.too_large(f"the headers are longer than {self.limits.max_header_bytes} bytes")
-        if len(self.headers) >= self.limits.max_headers:
-            self.too_large(f"there are more than {self.limits.max_headers} headers")
-        super().on_header(name, value)
+        """A header, or a trailer: trailers are counted as headers are, and otherwise ignored (RFC 9110, 6.5.1)."""
+        if self.head.count(name, value):
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self.disarm()
-        self.in_head = False
+        self.head.end()
         takes = self.parser.should_upgrade() and self._should_upgrade()
         method = self.parser.get_method()
         if self.parser.should_upgrade() and not takes and method != b"CONNECT":
             self.passed_over = head_without_offer(method, self.url, self.parser.get_http_version(), self.headers)
             return
-        self.in_body = True
         super().on_headers_complete()  # the app begins in a later turn of the loop
         if takes:
-            self.in_body = False
             if self.unanswered:  # a socket's frames would follow an answer that is still to come
                 self.refusal = ApiError(400, "invalid_request", "a WebSocket begins on a connection of its own")
-                raise HeaderLimit
+                raise HeadLimit
             return
+        self.disarm()
+        self.in_body = True
+        self.body_left = self.head.body_length
         self.unanswered.append(self.cycle)
         self.scope["extensions"][CHUNK] = chunk_writer(self.cycle)  # type: ignore[assignment]
         self.scope["extensions"][LINE] = partial(line_of, self.cycle)  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        self.body_left = max(0, self.body_left - len(body))
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.passed_over:
@@ -156,62 +215,127 @@ class Connection(HttpToolsProtocol):
         head, self.passed_over = self.passed_over, b""
         return head or None
 
+    def handle_websocket_upgrade(self) -> None:
+        """The connection is the socket's from here on, and so is its seat."""
+        self.disarm()
+        self.arrived.clear()
+        seat, self.seat = self.seat, None
+        made: Any = self.ws_protocol_class
+        self.ws_protocol_class = partial(made, seat=seat)  # type: ignore[assignment]
+        super().handle_websocket_upgrade()
+
+    # -- from read to request, from answer to the next
+
+    def data_received(self, data: bytes) -> None:
+        if self.refusal is not None:  # already answered; the rest of what was sent is not read
+            return
+        self.head.silent = False
+        self._unset_keepalive_if_required()
+        self.arrived.add(data)
+        if not self.waits:
+            self.parse()
+        self.hold()
+
+    def enter(self) -> None:
+        """Goes on in this turn of the loop where it has room, else in a later one."""
+        if self.turnstile.enter(self.go_on):
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Parses what has waited."""
+        self.waits = False
+        if not self.lost and not self.transport.is_closing():
+            self.parse(entered=True)
+            self.hold()
+
+    def hold(self) -> None:
+        """Reads on while little waits, so that a client's leaving is seen."""
+        if not self.lost and not self.transport.is_closing():
+            self.flow.hold(len(self.arrived) > MOST_UNPARSED)
+
+    def parse(self, entered: bool = False) -> None:
+        """Feeds the parser until a later turn, or an answer, has to come first; `entered`: the turnstile has let in the
+        next message."""
+        ends = time.perf_counter() + TURN_S
+        while self.arrived and self.refusal is None and not self.transport.is_closing():
+            if not (self.head.open or self.in_body):
+                if len(self.unanswered) >= MOST_WAITING:  # on_response_complete goes on
+                    return
+                if not entered and not self.turnstile.enter(self.go_on):
+                    self.waits = True
+                    return
+                entered = False
+            elif time.perf_counter() > ends:
+                self.waits = True
+                self.loop.call_soon(self.enter)
+                return
+            self.feed(self.arrived.take(self.body_left))
+
+    def feed(self, piece: bytes) -> None:
+        between = not (self.head.open or self.in_body)
+        super().data_received(piece)
+        if self.refusal is not None:
+            return
+        if self.head.is_too_long(len(piece), between):
+            most = self.head.most
+            self.refuse(ApiError(431, "headers_too_large", f"the headers are longer than {most} bytes"))
+        elif self.header_timer is None and not self.unanswered:  # an empty line in front of a request begins no head
+            self.arm()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        """A first request begins at once; one that was pipelined enters as others do."""
+        start = partial(self.start, cycle, app)
+        if not self.unanswered or self.turnstile.enter(start):
+            start()
+
+    def start(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
+        if self.lost:
+            return
+        task = self.loop.create_task(cycle.run_asgi(app))  # type: ignore[arg-type]
+        task.add_done_callback(self.task_ended)
+        self.tasks.add(task)
+
+    def task_ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not self.lost and self.transport.is_closing():
+            self.reader.watch()
+
     def on_response_complete(self) -> None:
         """An answer that came before the end of the body: what still arrives is dropped, for a short while."""
         super().on_response_complete()
         if self.unanswered:
             self.unanswered.popleft()
-        if self.in_body and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.in_body and not self.unanswered:
             self.loop.call_later(LINGER_S, self.end_linger, self.cycle)
+        if self.arrived and not self.waits:
+            self.waits = True
+            self._unset_keepalive_if_required()
+            self.loop.call_soon(self.again)
+
+    def again(self) -> None:
+        """An answer has made room for the next request."""
+        self.waits = False
+        if not self.lost and not self.transport.is_closing():
+            self.parse()
+            self.hold()
 
     def end_linger(self, cycle: object) -> None:
-        if self.in_body and self.cycle is cycle:
-            self.transport.close()
+        if self.in_body and self.cycle is cycle and not self.lost:
+            self.shut()
 
-    def timeout_keep_alive_handler(self) -> None:
-        """Idle for too long; a peer that has not even read its last answer is cut off a little later."""
-        super().timeout_keep_alive_handler()
-        self.loop.call_later(self.limits.stream_stall_timeout, self.transport.abort)
-
-    def too_large(self, text: str) -> None:
-        self.refusal = ApiError(431, "headers_too_large", text)
-        raise HeaderLimit
-
-    def data_received(self, data: bytes) -> None:
-        if self.held:
-            self.held.append(data)
-        elif self.in_head or self.in_body or self.turnstile.enter(self.let_in):
-            self.parse(data)
-        else:
-            self.held.append(data)
-            self.flow.pause_reading()
-            self._unset_keepalive_if_required()
-
-    def let_in(self) -> None:
-        """The turnstile has room for the message that began to arrive."""
-        data, self.held = b"".join(self.held), []
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
-            self.parse(data)
-
-    def parse(self, data: bytes) -> None:
-        if self.refusal is not None:  # already answered; the rest of what was sent is not read
-            return
-        super().data_received(data)
-        if self.in_head and self.refusal is None:
-            self.head_received += len(data)
-            most = self.limits.max_header_bytes + self.limits.max_target_bytes
-            if self.head_received > most:
-                self.refuse(ApiError(431, "headers_too_large", f"the headers are longer than {most} bytes"))
+    # -- refusals
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn when the parser stops: our refusal, or plain bad HTTP."""
-        self.refuse(self.refusal or ApiError(400, "invalid_request", "this is not a valid HTTP request"))
+        self.refuse(self.refusal or self.head.refusal or ApiError(400, "invalid_request", NOT_HTTP))
 
     def refuse(self, error: ApiError) -> None:
         """Answers and closes, below the app."""
         self.refusal = error
         self.disarm()
+        self.arrived.clear()
         body = error.body()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         head += b"x-request-id: %s\r\n" % uuid.uuid4().hex.encode()
@@ -223,9 +347,12 @@ class Connection(HttpToolsProtocol):
             self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
         if not self.unanswered and self.transport.can_write_eof():
             self.transport.write_eof()  # closing with unread bytes would reset, and the answer could be lost
-            self.loop.call_later(LINGER_S, self.transport.close)
+            self.loop.call_later(LINGER_S, self.shut)
         else:
-            self.transport.close()
+            self.shut()
+
+
+NOT_HTTP = "this is not a valid HTTP request"
 
 
 def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
@@ -244,6 +371,6 @@ def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
     return write_chunk
 
 
-def with_limits(limits: LimitsConfig) -> type[Connection]:
-    """The protocol class for uvicorn, bound to this server's limits; its connections share a turnstile."""
-    return type("BoundConnection", (Connection,), {"limits": limits, "turnstile": Turnstile()})
+def with_limits(limits: LimitsConfig, turnstile: Turnstile, seats: Seats) -> type[Connection]:
+    """The protocol class for uvicorn, bound to this server's limits; its connections share a turnstile and seats."""
+    return type("BoundConnection", (Connection,), {"limits": limits, "turnstile": turnstile, "seats": seats})

@@ -1,46 +1,163 @@
 """Socket: uvicorn's protocol of a WebSocket, for clients that send or read as they like.
 
-Owner: loop. Imported with the first socket, or by `import_sockets`.
+Owner: loop. Imported with the first socket, or by `import_sockets`. One read may hold 40,000 frames. They are parsed
+a little at a time: up to the next message while none waits, for a millisecond per turn of the loop, and in a turn that
+the turnstile grants, so that no crowd of sockets holds the loop either.
+
+    read   ping ping ping .. ping, message
+    turns  |parse 1 ms|  others  |parse 1 ms|  others  |message -> queue|
+
+Frames without content (pings, pongs, empty fragments) are bounded: 200 in ten seconds, then the socket is closed with
+1008. A client that does not read what was written is cut off (Reader).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
-PIECE = 4096  # bytes that are parsed at a time
+from server.http.flow import Reader
+from server.http.seats import Seat
+from server.http.turnstile import Turnstile
+
+PIECE = 1024  # bytes that are parsed at a time: at most 170 frames
+TURN_S = 0.001  # of parsing
+MOST_UNPARSED = 64 << 10  # bytes; behind them a socket is not read
+MOST_EMPTY, WINDOW_S = 200, 10.0  # frames without content
+MOST_FRAGMENTS = 4096  # of a message
+POLICY = 1008
 
 
 class Socket(WebSocketsSansIOProtocol):
-    """Parses a little at a time, as one read may hold thousands of tiny messages, and cuts off a client that has
-    stopped reading, as closing waits until what is written is read."""
+    """One client."""
 
-    def __init__(self, stall: float, **given: Any) -> None:
+    def __init__(
+        self, stall: float, turnstile: Turnstile | None = None, seat: Seat | None = None, **given: Any
+    ) -> None:
         super().__init__(**given)
         self._stall = stall
-        self._cut: asyncio.TimerHandle | None = None
+        self._turnstile = turnstile or Turnstile()
+        self._seat = seat
         self._unparsed = memoryview(b"")
+        self._waits = False  # for a turn to parse in
+        self._held = False  # so much is unparsed that no more is read
+        self._empty = 0  # frames without content since `_since`
+        self._since = 0.0
+        self._reader: Reader
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._reader = Reader(self.transport, self._stall)
 
     def data_received(self, data: bytes) -> None:
         self._unparsed = memoryview(bytes(self._unparsed) + data)
+        if not self._waits:
+            self._enter()
+        self._hold()
+
+    def _enter(self) -> None:
+        """Parses in this turn of the loop where it has room, else in a later one."""
+        if self._turnstile.enter(self._go_on):
+            self._parse()
+        else:
+            self._waits = True
+
+    def _go_on(self) -> None:
+        self._waits = False
         self._parse()
+        self._hold()
 
     def _parse(self) -> None:
-        """Up to the next message; no more is read while messages wait."""
+        """Up to the next message, or to the end of this socket's time."""
+        ends = time.perf_counter() + TURN_S
         while self._unparsed and self.queue.empty():
+            if self.transport.is_closing():
+                self._unparsed = memoryview(b"")
+                return
+            if time.perf_counter() > ends:
+                self._enter_later()
+                return
             piece, self._unparsed = self._unparsed[:PIECE], self._unparsed[PIECE:]
             super().data_received(bytes(piece))
+        self._watch()
+
+    def _enter_later(self) -> None:
+        """In a turn of the loop that has room, which this one has not."""
+        self._waits = True
+        self.loop.call_soon(self._again)
+
+    def _again(self) -> None:
+        self._waits = False
+        self._enter()
+
+    def _hold(self) -> None:
+        """Reads no more while much is unparsed."""
+        held = len(self._unparsed) > MOST_UNPARSED
+        if held == self._held or self.transport.is_closing():
+            return
+        self._held = held
+        if self.read_paused:
+            return
+        if held:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
 
     async def receive(self) -> Any:
         message = await self.queue.get()
-        self._parse()
+        if not self._waits and self.queue.empty():
+            self._parse()
+            self._hold()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
-            self.transport.resume_reading()
+            if not self._held:
+                self.transport.resume_reading()
         return message
+
+    # -- frames without content
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        self._count_empty()
+
+    def handle_pong(self, event: Frame) -> None:
+        super().handle_pong(event)
+        self._count_empty()
+
+    def handle_cont(self, event: Frame) -> None:
+        super().handle_cont(event)
+        if len(self.frames) > MOST_FRAGMENTS:
+            self._fail(f"a message may have {MOST_FRAGMENTS} fragments")
+        elif not event.data:
+            self._count_empty()
+
+    def _count_empty(self) -> None:
+        now = self.loop.time()
+        if now - self._since > WINDOW_S:
+            self._since, self._empty = now, 0
+        self._empty += 1
+        if self._empty > MOST_EMPTY:
+            self._fail(f"more than {MOST_EMPTY} frames without content in {WINDOW_S:g} s")
+
+    def _fail(self, reason: str) -> None:
+        """Ends the socket: the client breaks a rule."""
+        if self.close_sent or self.transport.is_closing():
+            return
+        self.stop_keepalive()
+        self.frames = []
+        self.conn.fail(POLICY, reason)
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": POLICY, "reason": reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.transport.close()
+        self._watch()
+
+    # -- the client's end
 
     async def send(self, message: Any) -> None:
         """A socket that has closed by itself (too large a message, no pong) is as one that the client left."""
@@ -53,21 +170,30 @@ class Socket(WebSocketsSansIOProtocol):
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
-        self.loop.call_later(self._stall, self.transport.abort)
+        self._watch()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._cut = self.loop.call_later(self._stall, self.transport.abort)
+        self._reader.watch()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._end_cut()
+        if not self.transport.is_closing():
+            self._reader.stop()
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Where the transport closes, the client has to take what is left."""
+        if self.transport.is_closing() and not self.disconnected:
+            self._reader.watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._end_cut()
-
-    def _end_cut(self) -> None:
-        if self._cut is not None:
-            self._cut.cancel()
-            self._cut = None
+        self._reader.stop()
+        self._unparsed = memoryview(b"")
+        seat, self._seat = self._seat, None
+        if seat is not None:
+            seat.leave()

@@ -8,8 +8,8 @@ bytes away without a copy: joining pieces of 100 MB held the interpreter, and wi
 
 from __future__ import annotations
 
+import asyncio
 import io
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from server.errors import ApiError, invalid
-from server.http.body import check_rate, next_piece, promised_length, too_large
+from server.flags.config import LimitsConfig
 from server.http.exchange import state_of
+from server.http.incoming import Incoming
 
-MAX_FIELDS = 64
-FIELDS_BYTES = 256 << 10  # of all texts; beside the file, with the parts' headers
-CHUNK = 256 << 10  # bytes parsed at a time, so that a large message does not hold the loop
+CHUNK = 64 << 10  # bytes parsed in one turn of the loop
+ALL_TEXTS = 4  # times --max-form-field-bytes: all texts of a form, with the parts' headers
 
 
 @dataclass(slots=True)
@@ -38,29 +38,20 @@ class Form:
 @asynccontextmanager
 async def uploaded(request: Request, file_field: str, max_file_bytes: int) -> AsyncIterator[Form]:
     """The form of a request, of which only `file_field` may be a file. Raises ApiError."""
-    state, limit = state_of(request), max_file_bytes + FIELDS_BYTES
-    reader = FormReader(boundary_of(request), file_field, max_file_bytes)
-    size = 0
+    limits = state_of(request).config.limits
+    max_file_bytes = min(max_file_bytes, limits.max_upload_bytes or max_file_bytes)
+    reader = FormReader(boundary_of(request), file_field, max_file_bytes, limits)
+    incoming = Incoming(request, max_file_bytes + ALL_TEXTS * limits.max_form_field_bytes)
     try:
-        promised = promised_length(request)
-        if promised > limit:
-            raise too_large(limit)
-        begun = time.monotonic()
-        more = True
-        while more:
-            message = await next_piece(request, state.config.limits, begun)
-            piece: bytes = message.get("body", b"")
-            state.body_budget.take(len(piece))
-            size += len(piece)
-            if size > limit:
-                raise too_large(limit)
-            for start in range(0, len(piece), CHUNK):
+        while incoming.more:
+            piece = await incoming.next()
+            reader.feed(piece[:CHUNK])
+            for start in range(CHUNK, len(piece), CHUNK):
+                await asyncio.sleep(0)
                 reader.feed(piece[start : start + CHUNK])
-            more = message.get("more_body", False)
-            check_rate(state.config.limits, size, time.monotonic() - begun)
         yield reader.finished()
     finally:
-        state.body_budget.give(size)
+        incoming.close()
 
 
 def boundary_of(request: Request) -> bytes:
@@ -80,10 +71,11 @@ def malformed(why: str) -> ApiError:
 class FormReader:
     """One form as it arrives. Owner: loop."""
 
-    def __init__(self, boundary: bytes, file_field: str, max_file_bytes: int) -> None:
+    def __init__(self, boundary: bytes, file_field: str, max_file_bytes: int, limits: LimitsConfig) -> None:
         self._form = Form()
         self._file_field = file_field
         self._max_file = max_file_bytes
+        self._max_parts, self._max_text = limits.max_form_parts, limits.max_form_field_bytes
         self._header = [bytearray(), bytearray()]  # name and value of the header that is read
         self._disposition = b""
         self._name = ""
@@ -124,8 +116,8 @@ class FormReader:
 
     def _begin(self) -> None:
         self._parts += 1
-        if self._parts > MAX_FIELDS:
-            raise malformed(f"it has more than {MAX_FIELDS} fields")
+        if self._parts > self._max_parts:
+            raise malformed(f"it has more than {self._max_parts} fields (--max-form-parts)")
         self._disposition, self._content, self._size = b"", io.BytesIO(), 0
 
     def _header_end(self) -> None:
@@ -155,8 +147,10 @@ class FormReader:
             raise ApiError(413, "request_too_large", text, self._file_field)
         if not self._is_file:
             self._texts_size += end - start
-            if self._texts_size > FIELDS_BYTES:
-                raise malformed(f"its texts have more than {FIELDS_BYTES} bytes")
+            if self._size > self._max_text:
+                raise malformed(f"a text has more than {self._max_text} bytes (--max-form-field-bytes)")
+            if self._texts_size > ALL_TEXTS * self._max_text:
+                raise malformed(f"its texts have more than {ALL_TEXTS * self._max_text} bytes together")
         self._content.write(memoryview(data)[start:end])
 
     def _end(self) -> None:

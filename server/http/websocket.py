@@ -16,6 +16,7 @@ from typing import Any
 from starlette.types import Message, Scope, Send
 
 from server.flags.config import LimitsConfig
+from server.http.turnstile import Turnstile
 
 METHOD = "WEBSOCKET"  # in the place of a request's method: never safe in the sense of GET, so origins are checked
 MAX_MESSAGE = 4 << 20  # bytes
@@ -23,11 +24,11 @@ KEY_PROTOCOL = b"openai-insecure-api-key."
 PROTOCOL = "realtime"
 
 
-def sockets(limits: LimitsConfig) -> Callable[..., asyncio.Protocol]:
+def sockets(limits: LimitsConfig, turnstile: Turnstile) -> Callable[..., asyncio.Protocol]:
     """Makes what speaks on a connection that becomes a WebSocket."""
 
     def made(**given: Any) -> asyncio.Protocol:
-        return import_sockets()(limits.stream_stall_timeout, **given)
+        return import_sockets()(limits.stream_stall_timeout, turnstile, **given)
 
     return made
 

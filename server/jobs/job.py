@@ -14,9 +14,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from engine.base.errors import GrammarError
+from engine.base.errors import GrammarBusyError, GrammarError
+from engine.base.grammar import GrammarSpec
 from engine.base.request import Modality, Request
-from engine.grammar.spec import GrammarSpec
 from mm.item import MediaOptions
 from mm.report import MediaReport
 from mm.splice import Spliced, splice
@@ -111,7 +111,7 @@ def job_of(
         priority=priority,
         cache_salt=scope_of(exchange, salt),
         arrival=exchange.arrival,
-        flow=exchange.caller,
+        flow=exchange.client,
         weight=state.keys.weight(exchange.key_name),
     )
     return Job(prompt, request, spliced.counts, param)
@@ -132,7 +132,9 @@ async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsin
     for job in jobs:
         key, make = behind(state, structure, job.prompt, parsing)
         try:
-            grammar = await state.grammars.get(key, make, structure.param)
+            grammar = await state.grammars.get(key, make, structure.param, exchange.client)
+        except GrammarBusyError as error:
+            raise ApiError(429, error.reason, str(error), headers={"retry-after": str(error.retry_after)}) from None
         except GrammarError as error:
             raise ApiError(400, error.reason, f"{structure.param}: {error}", structure.param) from None
         given = grammar if budget is None else with_budget(grammar, budget)

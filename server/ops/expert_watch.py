@@ -16,7 +16,7 @@ from engine.base.errors import NotReadyError
 
 if TYPE_CHECKING:
     from engine import Engine
-    from engine.step.spread import LayerSpread
+    from engine.step.parts.expert_load import LayerLoad
 
 log = logging.getLogger("omniloop.experts")
 
@@ -27,7 +27,7 @@ class ExpertWatch:
     """Of one engine whose model has experts."""
 
     def __init__(self, engine: Engine) -> None:
-        self.layers: list[LayerSpread] = []  # of the newest step that was counted
+        self.layers: list[LayerLoad] = []  # of the newest step that was counted
         self._engine = engine
         self._looked_at = 0  # steps of the engine at the newest look
         self._looking: asyncio.Task[None] | None = None
@@ -53,7 +53,7 @@ class ExpertWatch:
                 log.debug("%s", line(found))
 
 
-def line(layers: list[LayerSpread]) -> str:
+def line(layers: list[LayerLoad]) -> str:
     """Of each layer the experts that tokens chose, and the busiest expert's share of the tokens."""
     told = "; ".join(f"{layer.layer}: {layer.touched}, {layer.largest:.1%}" for layer in layers)
     return f"experts that a step's tokens chose, by layer, and the busiest one's share of the tokens: {told}"

@@ -11,19 +11,29 @@ import hmac
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from starlette.types import Scope
 
 from engine.base.errors import ConfigError
-from server.errors import ApiError, queue_full
+from server.errors import ApiError, queue_full, shown
 
 log = logging.getLogger("omniloop")
 
+ADMIN = "admin"  # the name of the admin key
 MAX_ADDRESSES = 4096
+MOST_WEIGHT = 1000
+USUAL_PART = 3.0  # a client may take more of what all use while it has less than so many times what is free
 
 
 class ApiKeys:
-    """The keys clients may use, by name. Owner: loop; reread on SIGHUP."""
+    """The keys clients may use, by name. Owner: loop; reread on SIGHUP.
+
+    A name is what a client's stored responses, cached prefixes and counts belong to. It is the operator's, or made of
+    the key's digest: never of its place among others, which another key takes when a line goes.
+    """
 
     def __init__(self, keys: tuple[str, ...], path: str = "") -> None:
         self._flags = keys
@@ -38,10 +48,12 @@ class ApiKeys:
 
     def reload(self) -> None:
         """Reads the file again. Raises ConfigError, and then the keys stay as they were."""
-        found = [(f"key{at}", key) for at, key in enumerate(self._flags)]
+        found = [KeyLine("", key, "--api-key") for key in self._flags]
         if self._path:
             found += keys_of(self._path)
-        self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in found]
+        digests = named(found)
+        weights = {hashlib.sha256(line.key.encode()).digest(): line.weight for line in found}
+        self._digests, self._weights = digests, {name: weights[digest] for name, digest in digests}
 
     def weight(self, name: str) -> int:
         """The share of a key in what waits, by its name."""
@@ -57,8 +69,42 @@ class ApiKeys:
         return found
 
 
-def keys_of(path: str) -> list[tuple[str, str]]:
-    """(name, key) of each line of a key file. Raises ConfigError where there is none, or a line without its key."""
+class KeyLine(NamedTuple):
+    """A key as the operator wrote it; `name` may be empty."""
+
+    name: str
+    key: str
+    where: str
+    weight: int = 1  # its share where keys wait for their turns
+
+
+def named(lines: list[KeyLine]) -> list[tuple[str, bytes]]:
+    """(name, digest) of each key. Raises ConfigError where two keys have one name, or one key has two."""
+    names: dict[bytes, str] = {}
+    places: dict[str, str] = {}
+    for name, key, where, _ in sorted(lines, key=lambda line: not line.name):  # names that were given come first
+        digest = hashlib.sha256(key.encode()).digest()
+        if digest in names and (not name or name == names[digest]):
+            continue
+        name = name or digest_name(key)
+        if name == ADMIN:
+            raise ConfigError(f"{where}: the name {ADMIN} is that of --admin-api-key; give this key another")
+        if digest in names:
+            raise ConfigError(f"{where}: this key has the name {shown(names[digest])} already; a key has one name")
+        if name in places:
+            raise ConfigError(f"{where}: {shown(name)} names another key already ({places[name]}); a name has one key")
+        names[digest] = name
+        places[name] = where
+    return [(name, digest) for digest, name in names.items()]
+
+
+def digest_name(key: str) -> str:
+    """The name of a key that the operator gave none: 32 bits of a digest, which say nothing of a random key."""
+    return f"key-{hashlib.sha256(b'omniloop key ' + key.encode()).hexdigest()[:8]}"
+
+
+def keys_of(path: str) -> list[KeyLine]:
+    """The lines of a key file. Raises ConfigError where there is none, or a line without its key."""
     where = f"--api-key-file {path}"
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -67,17 +113,30 @@ def keys_of(path: str) -> list[tuple[str, str]]:
         raise ConfigError(f"{where}: {error.strerror or error}; name a file that this user may read") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{where}: is not UTF-8 text; write one key per line, or NAME:KEY") from None
-    found: list[tuple[str, str]] = []
+    found: list[KeyLine] = []
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
+        at = f"{where}: line {number}"
+        line, weight = weighed(line, at)
         name, colon, key = map(str.strip, line.partition(":"))
         if colon and not key:
-            raise ConfigError(f"{where}: line {number} has a name and no key; write NAME:KEY")
-        found.append((name, key) if colon else (f"file{len(found)}", line))
+            raise ConfigError(f"{at} has a name and no key; write NAME:KEY")
+        found.append(KeyLine(name, key, at, weight) if colon else KeyLine("", line, at, weight))
     if not found:
         raise ConfigError(f"{where}: holds no key; write one key per line, or NAME:KEY, or leave the flag out")
     return found
+
+
+def weighed(line: str, where: str) -> tuple[str, int]:
+    """A line of the key file without ` weight=N`, and the number."""
+    key, space, word = line.rpartition(" ")
+    if not space or not word.startswith("weight="):
+        return line, 1
+    text = word.removeprefix("weight=")
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_WEIGHT:
+        raise ConfigError(f"{where}: weight={shown(text)}; a weight is a whole number from 1 to {MOST_WEIGHT}")
+    return key.rstrip(), int(text)
 
 
 def presented_key(scope: Scope) -> bytes | None:
@@ -109,20 +168,93 @@ class WrongKeys:
             raise too_many_failures()
 
 
-class BodyBudget:
-    """Bytes of bodies held at one time, in all. Owner: loop."""
+class Shares:
+    """A bounded quantity that clients share: each may take more while it holds less than `weight` times what is free.
 
-    def __init__(self, limit: int) -> None:
+    A client alone gets weight / (weight + 1) of all. Many that take what they can leave room for each newcomer: the
+    free part is 1 / (1 + weight x clients) of all, and nothing has to be known of clients beforehand. With an infinite
+    weight there are no shares. Owner: loop.
+    """
+
+    def __init__(self, limit: int, weight: float) -> None:
         self.limit = limit
         self.used = 0
+        self._weight = weight
+        self._of: dict[str, int] = {}  # by key name or address, of those that hold something
 
-    def take(self, size: int) -> None:
+    def has_room(self, client: str, size: int) -> bool:
+        """Whether a client may take so much now."""
+        free = self.limit - self.used
+        return size <= free and self._of.get(client, 0) < self._weight * free
+
+    def take(self, client: str, size: int) -> bool:
+        """Takes so much, or nothing where there is no room."""
+        return self.has_room(client, size) and self.take_any(client, size)
+
+    def take_any(self, client: str, size: int) -> bool:
+        """The same for a client that may take all there is."""
         if self.used + size > self.limit:
-            raise queue_full(1, "too many bytes are being uploaded at this moment; try again later")
+            return False
         self.used += size
+        if size:
+            self._of[client] = self._of.get(client, 0) + size
+        return True
 
-    def give(self, size: int) -> None:
+    def give(self, client: str, size: int) -> None:
         self.used -= size
+        left = self._of.get(client, 0) - size
+        assert left >= 0, "what was taken"
+        if left:
+            self._of[client] = left
+        else:
+            self._of.pop(client, None)
+
+    def held(self, client: str) -> int:
+        return self._of.get(client, 0)
+
+
+class BodyBudget(Shares):
+    """Bytes of bodies held at one time: in all, and by each client. Owner: loop."""
+
+    def __init__(self, limit: int, weight: float = USUAL_PART) -> None:
+        super().__init__(limit, weight)
+
+    def require(self, client: str, size: int) -> None:
+        """Takes so many bytes. Raises the 429 where there is no room."""
+        if not self.take(client, size):
+            raise self.full(client, size)
+
+    def full(self, client: str, size: int) -> ApiError:
+        if self.limit - self.used < size:
+            return queue_full(1, "too many bytes are being uploaded at this moment; try again later")
+        text = (
+            f"this client holds {self.held(client)} of the {self.limit} bytes that bodies may take together; wait for "
+            "its other uploads to end"
+        )
+        return ApiError(429, "key_busy", text, headers={"retry-after": "1"})
+
+
+class Sessions:
+    """Realtime sessions that are open: in all, and of each client. Owner: loop."""
+
+    def __init__(self, limit: int, per_key: int = 0, weight: float = USUAL_PART) -> None:
+        self.shares = Shares(limit, weight)
+        self._per_key = per_key  # 0: no limit
+
+    @contextmanager
+    def hold(self, client: str) -> Iterator[None]:
+        """A session while it lives. Raises the 429 where there is no room."""
+        shares = self.shares
+        if self._per_key and shares.held(client) >= self._per_key:
+            text = f"this client may have {self._per_key} realtime sessions open at one time; end one"
+            raise ApiError(429, "key_busy", text, headers={"retry-after": "1"})
+        if not shares.take(client, 1):
+            held, text = shares.held(client), f"{shares.used} of {shares.limit} realtime sessions are open"
+            raise queue_full(5, f"{text}, {held} of them this client's; end one, or try again later")
+        try:
+            yield
+        finally:
+            shares.give(client, 1)
 
 
 def wrong_key() -> ApiError:

@@ -1,8 +1,9 @@
 """What the log looks like: one line per event, control characters escaped, repeats counted.
 
-Owner: any thread (logging's own lock). Lines never hold prompts, outputs, media, queries, headers, keys (SECURITY S9);
-the callers see to that, this module to the rest: format, rate, tracebacks of our own faults without locals. Only the
-logger omniloop.words may hold text, and only while the operator has switched that on.
+Owner: any thread (logging's own lock); another thread writes (log_lines). Lines never hold prompts, outputs, media,
+queries, headers, keys (SECURITY S9); the callers see to that, this module to the rest: format, rate, tracebacks of our
+own faults without locals. Only the logger omniloop.words may hold text, and only while the operator has switched that
+on.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engine.base.request import Request, SamplingParams
 from server.flags.config import ServerConfig
+from server.ops.log_lines import LineWriter
 
 words = logging.getLogger("omniloop.words")  # what clients and the model say; only where the operator asks for it
 
@@ -74,11 +75,44 @@ class Rate(logging.Filter):
         return self.seen[key] <= self.limit
 
 
+class Written(logging.Handler):
+    """Formats on the thread that logs; another one writes."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._writer.add(self.format(record) + "\n")
+
+    def flush(self) -> None:
+        """At the end of the process; a reader that has stopped is not waited for."""
+        self._writer.flush()
+
+
+def _no_output() -> None:
+    logging.getLogger("omniloop").warning("standard output takes no lines: nothing reads it, or its disk is full")
+
+
+_errors, _output = LineWriter(2), LineWriter(1, _no_output)
+
+
+def lines_dropped() -> int:
+    """Lines of this process that nothing read in time."""
+    return _errors.dropped
+
+
+def say(text: str) -> None:
+    """A line to standard output, for whoever has started the server."""
+    _output.add(text + "\n")
+
+
 def configure(server: ServerConfig) -> None:
     """Once, before anything logs."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Written(_errors)
     handler.setFormatter(JsonLines() if server.log_format == "json" else TextLines())
     handler.addFilter(Rate(server.log_rate))
+    logging.captureWarnings(True)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("omniloop").setLevel(server.log_level.upper())
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

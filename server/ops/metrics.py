@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from _fast.histogram import Histogram
 from engine.base.stats import EncoderCounts
+from server.ops.logs import lines_dropped
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from engine.base.stats import EngineStats, StepStats
-    from engine.step.spread import LayerSpread
+    from engine.step.parts.expert_load import LayerLoad
     from mm.isolation.helpers import HelperCounts
     from mm.report import MediaReport
 
@@ -65,7 +66,7 @@ class Metrics:
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by method and handler
         self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
         self.helpers: Callable[[], HelperCounts] | None = None  # where media are decoded in processes of their own
-        self.experts: Callable[[], list[LayerSpread]] = list  # of one step in many, by layer
+        self.experts: Callable[[], list[LayerLoad]] = list  # of one step in many, by layer
         self.resize(1 << 17)
 
     def relax(self, keywords: Sequence[str]) -> None:
@@ -130,11 +131,16 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """The collector interface of prometheus_client."""
+        from prometheus_client.core import CounterMetricFamily
+
         yield from self._engine_families()
         yield from self._request_families()
         yield from self._http_families()
         if self.helpers is not None:
             yield from helper_families(self.helpers())
+        dropped = CounterMetricFamily("log_lines_dropped", "Lines of the log that nothing read in time.")
+        dropped.add_metric([], lines_dropped())
+        yield dropped
 
     def _engine_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -32,12 +32,19 @@ class TrustedProxies:
             except ValueError:
                 raise ValueError(entry) from None
 
+    def peer(self, client: tuple[str, int] | None) -> str:
+        """The other end of a connection."""
+        return str((client or (SOCKET,))[0])
+
+    def lists(self, peer: str) -> bool:
+        """Whether a peer stands for clients of its own."""
+        return bool(self._networks or self._socket) and self._trusts(peer)
+
     def client_of(self, scope: Scope) -> str:
         """The address that failures are counted for."""
-        peer = (scope.get("client") or (SOCKET,))[0]
+        found = self.peer(scope.get("client"))
         if not self._networks and not self._socket:
-            return str(peer)
-        found = str(peer)
+            return found
         hops = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for")
         for hop in reversed(hops.split(b",")):
             if not self._trusts(found):
@@ -53,6 +60,14 @@ class TrustedProxies:
             return self._socket
         address = read(text)
         return address is not None and any(address in network for network in self._networks)
+
+
+def home(address: str) -> str:
+    """The address or network whose share of a bounded quantity a client takes: of IPv6 one host has a network."""
+    found = read(address) if ":" in address else None
+    if not isinstance(found, ipaddress.IPv6Address):
+        return address
+    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 def read(text: str) -> Address | None:

@@ -3,8 +3,9 @@
 import { stream } from "./api.js";
 import { blobOf, partOf } from "./media.js";
 
-/** {route, body} of a request for this path: a conversation, a text for models without a chat template, or a sound. */
-export function requestOf(path, settings, about) {
+/** {route, body} of a request for this path: a conversation, a text for models without a chat template, or a sound. The
+ * path's last answer is continued where it ends with one. */
+export function requestOf(path, system, settings, about) {
   const body = { model: settings.model && about.models.includes(settings.model) ? settings.model : about.models[0] };
   for (const name of NUMBERS) if (typeof settings[name] === "number") body[name] = settings[name];
   if (settings.stop?.length) body.stop = settings.stop;
@@ -19,7 +20,8 @@ export function requestOf(path, settings, about) {
     };
   }
   body.messages = path.filter((node) => node.role !== "assistant" || node.text || node.calls?.length).map(messageOf);
-  if (settings.system?.trim()) body.messages.unshift({ role: "system", content: settings.system });
+  if (path.at(-1)?.role === "assistant") Object.assign(body, CONTINUING);
+  if (system?.trim()) body.messages.unshift({ role: "system", content: system });
   if (settings.logprobs && about.max_logprobs !== 0) {
     body.logprobs = true;
     body.top_logprobs = about.max_logprobs < 0 ? 5 : Math.min(5, about.max_logprobs);
@@ -45,6 +47,14 @@ function formOf(path, body) {
   return form;
 }
 
+/** Whether a cut answer can go on: it has words, and no grammar that would begin anew. */
+export function canContinue(node, settings, about) {
+  const isCut = node.finish === "length" || node.finish === "stopped" || node.error;
+  const isPlain = !node.calls?.length && (about.task === "completion" || !settings.schema);
+  return Boolean(isCut && node.text && isPlain && about.task !== "transcription");
+}
+
+const CONTINUING = { continue_final_message: true, add_generation_prompt: false };
 const CONTINUED = 256; // tokens by which a text is continued, where nothing else is asked for
 const NUMBERS = [
   ...["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"],
@@ -67,37 +77,49 @@ function messageOf(node) {
   return { role: "user", content: parts };
 }
 
-/** Fills `node` from the server's stream and calls `changed` after each chunk; a refusal becomes `node.error`. */
-export async function answerInto(node, { route, body }, signal, changed) {
-  const clock = new Clock();
+/** Fills `node` from the server's stream and calls `changed` after each chunk; a refusal becomes `node.error`, and is given
+ * back. `from` is the first message that was sent. */
+export async function answerInto(node, { route, body }, from, signal, changed) {
+  const run = new Run(node.numbers?.tokens ?? 0);
+  node.numbers = { ...node.numbers, from };
+  let refusal = null;
   try {
     for await (const chunk of stream(route, body, signal)) {
-      take(node, chunk, clock);
+      take(node, chunk, run);
       changed();
     }
   } catch (error) {
     if (error.name === "AbortError") node.finish = "stopped";
-    else node.error = error.message;
+    else {
+      node.error = error.message;
+      refusal = error;
+    }
   }
   changed();
+  return refusal;
 }
 
-/** Seconds since the request was sent. */
-class Clock {
-  constructor() {
+/** One request of an answer, which may have `before` tokens of others: times are seconds since it was sent. */
+class Run {
+  constructor(before) {
+    this.before = before;
     this.begun = performance.now();
-    this.pieces = 0; // that held words, for the time before the server tells its own count
+    this.tokens = 0; // pieces that held words, until the server tells its own count
+    this.first = undefined;
+    this.last = undefined;
   }
 
-  now() {
-    return (performance.now() - this.begun) / 1000;
+  piece() {
+    this.tokens++;
+    this.last = (performance.now() - this.begun) / 1000;
+    this.first ??= this.last;
   }
 }
 
 const SHORTEST_S = 0.01; // what comes faster has waited somewhere, and tells nothing of the server's speed
 
-function take(node, chunk, clock) {
-  const numbers = (node.numbers ??= {});
+function take(node, chunk, run) {
+  const { numbers } = node;
   const choice = chunk.choices[0];
   const delta = choice?.delta ?? {};
   const thought = delta.reasoning ?? delta.reasoning_content;
@@ -106,21 +128,21 @@ function take(node, chunk, clock) {
   if (words) node.text += words;
   for (const piece of delta.tool_calls ?? []) takeCall(node, piece);
   if (thought || words || delta.tool_calls) {
-    clock.pieces++;
-    numbers.first ??= clock.now();
-    numbers.last = clock.now();
-    numbers.tokens = clock.pieces;
-    if (node.reasoning && !thought) numbers.thought ??= clock.now() - numbers.first;
+    run.piece();
+    numbers.first ??= run.first;
+    if (node.reasoning && !thought) numbers.thought ??= run.last - run.first;
   }
   if (choice?.logprobs?.content) (node.tokens ??= []).push(...choice.logprobs.content.map(tokenOf));
   if (choice?.finish_reason) node.finish = choice.finish_reason;
   if (chunk.usage) {
-    numbers.tokens = chunk.usage.completion_tokens ?? numbers.tokens;
+    run.tokens = chunk.usage.completion_tokens ?? run.tokens;
     numbers.prompt = chunk.usage.prompt_tokens;
+    numbers.total = numbers.prompt + run.tokens;
     numbers.cached = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
   }
-  const span = numbers.last - numbers.first;
-  if (numbers.tokens > 1 && span > SHORTEST_S) numbers.rate = (numbers.tokens - 1) / span;
+  if (run.tokens) numbers.tokens = run.before + run.tokens;
+  const span = run.last - run.first;
+  if (run.tokens > 1 && span > SHORTEST_S) numbers.rate = (run.tokens - 1) / span;
 }
 
 function takeCall(node, piece) {

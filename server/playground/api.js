@@ -1,5 +1,7 @@
 // The server: its addresses beside this page, the key, errors in the server's own words, and streams of events.
 
+import { remember } from "./dom.js";
+
 const BASE = new URL(".", document.baseURI);
 const KEY = "omniloop.key";
 
@@ -11,15 +13,25 @@ export function savedKey() {
 export function saveKey(key, keep) {
   sessionStorage.removeItem(KEY);
   localStorage.removeItem(KEY);
-  if (key) (keep ? localStorage : sessionStorage).setItem(KEY, key);
+  if (key) remember(keep ? localStorage : sessionStorage, KEY, key);
 }
 
-/** A refusal: `status`, and the server's text as the message. */
+/** A refusal: `status` (0: there was no answer), the server's text as the message, and its short name of the cause. */
 export class Refusal extends Error {
-  constructor(status, message) {
+  constructor(status, message, reason = "") {
     super(message);
     this.status = status;
+    this.reason = reason;
   }
+}
+
+let lost = false; // whether the last request got no answer, or one of a server that does not serve yet
+
+/** Whether the server was away since this was last asked. */
+export function wasLost() {
+  const was = lost;
+  lost = false;
+  return was;
 }
 
 async function call(path, options = {}) {
@@ -31,18 +43,29 @@ async function call(path, options = {}) {
     reply = await fetch(new URL(path, BASE), { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    lost = true;
     throw new Refusal(0, "The server does not answer. Is it still running?");
   }
-  if (!reply.ok) throw new Refusal(reply.status, await reasonOf(reply));
+  if (reply.status === 503 || reply.status === 404) lost = true;
+  if (!reply.ok) throw await refusalOf(reply);
   return reply;
 }
 
-async function reasonOf(reply) {
+async function refusalOf(reply) {
   try {
-    return (await reply.json()).error.message;
+    const { message, reason } = (await reply.json()).error;
+    return new Refusal(reply.status, message, reason);
   } catch {
-    return `The server answered ${reply.status}.`;
+    return new Refusal(reply.status, `The server answered ${reply.status}.`);
   }
+}
+
+/** What a refused key means to whoever reads it. */
+export function aboutKey(error) {
+  if (error.status !== 401) return error.message;
+  return savedKey()
+    ? "The server refuses the API key that is saved here. Enter another one."
+    : "This server needs an API key.";
 }
 
 export const getJson = async (path) => (await call(path)).json();
@@ -63,12 +86,13 @@ export async function* stream(route, body, signal) {
     for await (const data of events(reply.body)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new Refusal(chunk.error.code, chunk.error.message);
+      if (chunk.error) throw new Refusal(chunk.error.code, chunk.error.message, chunk.error.reason);
       yield chunk;
     }
   } catch (error) {
     if (error instanceof Refusal || error.name === "AbortError") throw error;
   }
+  lost = true;
   throw new Refusal(0, CUT);
 }
 

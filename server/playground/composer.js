@@ -129,6 +129,17 @@ export class Composer {
     this.send(text, files);
   }
 
+  /** Puts a refused question back; false, where something else is written here already. */
+  giveBack(text, files) {
+    if (this.field.value || this.files.length) return false;
+    this.field.value = text;
+    this.files = files;
+    this.show();
+    this.fit();
+    this.field.focus();
+    return true;
+  }
+
   clear() {
     this.field.value = "";
     this.files = [];

@@ -58,6 +58,15 @@ export function say(text, seen = false, undo = null) {
   setTimeout(() => note.remove(), 6000);
 }
 
+/** Puts a text into localStorage or sessionStorage, which may be full. */
+export function remember(storage, name, text) {
+  try {
+    storage.setItem(name, text);
+  } catch {
+    say("This browser's storage is full: remove old conversations, or this setting is lost with the page.", true);
+  }
+}
+
 /** Copies where https allows it, and by a selection where it does not. */
 export async function copyText(text) {
   try {

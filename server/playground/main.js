@@ -1,9 +1,9 @@
 // The page's start: who answers here, what it takes, and the parts put together.
 
-import { getJson } from "./api.js";
+import { aboutKey, getJson, wasLost } from "./api.js";
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
-import { byId, h, icon } from "./dom.js";
+import { byId, h, icon, remember, say } from "./dom.js";
 import { examplesFor, fileOf } from "./examples.js";
 import { listed } from "./media.js";
 import { Panel } from "./panel.js";
@@ -23,16 +23,21 @@ const WELCOMES = {
   transcription: ({ models }) => `${models[0]} writes down what it hears: attach or record a sound.`,
 };
 
+const OWN = new URL(".", import.meta.url).pathname.split("/").at(-2); // the digest of the page's files
+
 let about = null;
 let settings = null;
 
 const panel = new Panel();
-const sidebar = new Sidebar(() => chat.conversation, open, drop);
-const chat = new Chat(
-  () => settings.values,
-  () => about,
-  () => sidebar.show(),
-);
+const chat = new Chat({
+  settings: () => settings.values,
+  about: () => about,
+  changed: () => sidebar.show(),
+  opened: () => settings?.showSystemPrompt(),
+  giveBack: (text, files) => composer.giveBack(text, files),
+  renew,
+});
+const sidebar = new Sidebar(chat, open, begin);
 const composer = new Composer(
   () => about,
   (text, files) => ask(text, files),
@@ -40,28 +45,23 @@ const composer = new Composer(
 );
 
 function ask(text, files) {
-  sessionStorage.setItem(OPEN, chat.conversation.id);
+  remember(sessionStorage, OPEN, chat.conversation.id);
   return chat.ask(text, files);
 }
 
 function open(conversation) {
-  sessionStorage.setItem(OPEN, conversation.id);
+  remember(sessionStorage, OPEN, conversation.id);
+  conversation.system ??= settings.values.system ?? ""; // of a version that had one prompt for all
   chat.open(conversation);
   close("with-sidebar");
 }
 
 function begin() {
   sessionStorage.removeItem(OPEN);
-  chat.open(newConversation());
+  chat.open(newConversation(settings?.values.system));
   sidebar.show();
   close("with-sidebar");
   byId("question").focus();
-}
-
-/** Forgets the open conversation; an answer that is still being written is not stored behind it. */
-function drop() {
-  chat.conversation.nodes = [];
-  begin();
 }
 
 /** On a telephone a drawer closes when it has done its work. */
@@ -116,28 +116,49 @@ function exampleButton(example) {
 async function meet() {
   const trouble = byId("trouble");
   try {
-    about = await getJson("about");
+    await learn();
     trouble.hidden = true;
     document.body.classList.add("ready");
   } catch (error) {
     const again = h("button", { type: "button", class: "strong", onclick: meet }, "Try again");
-    const words = error.status === 401 ? "This server needs an API key." : error.message;
-    trouble.replaceChildren(h("p", {}, words), error.status === 401 ? keyForm(meet) : again);
+    trouble.replaceChildren(h("p", {}, aboutKey(error)), error.status === 401 ? keyForm(meet) : again);
     trouble.hidden = false;
     if (error.status === 401) trouble.querySelector("input").focus();
     return;
   }
-  settings = new Settings(about, meet);
-  settings.show();
-  greet();
   composer.offer();
   const last = sessionStorage.getItem(OPEN);
-  const conversation = last && (await loadConversation(last));
-  if (conversation) chat.open(conversation);
-  else if (!chat.conversation.nodes.length) chat.show();
+  const conversation = !chat.conversation.nodes.length && last && (await loadConversation(last));
+  if (conversation) open(conversation);
+  else if (!chat.conversation.nodes.length) chat.open(newConversation(settings.values.system));
+  else chat.show();
   await sidebar.show();
   byId("asking").disabled = false; // what is asked depends on who answers
   byId("question").focus();
+}
+
+/** The server's facts, and all on the page that follows from them. */
+async function learn() {
+  about = await getJson("about");
+  settings = new Settings(
+    about,
+    () => chat.conversation,
+    () => chat.keep(),
+    meet,
+  );
+  settings.show();
+  greet();
+  if (about.page && about.page !== OWN) say("The server has another version now: load this page again.", true);
+}
+
+/** After a request that got no answer: another server may be here now. */
+async function renew() {
+  if (!wasLost()) return;
+  try {
+    await learn();
+  } catch {
+    // the question itself will say so
+  }
 }
 
 const THEMES = ["light dark", "light", "dark"];
@@ -145,7 +166,7 @@ const THEME_NAMES = ["as the system is", "light", "dark"];
 
 function setTheme(at) {
   document.documentElement.style.colorScheme = THEMES[at];
-  localStorage.setItem(THEME, String(at));
+  remember(localStorage, THEME, String(at));
   const label = `Colours: ${THEME_NAMES[at]}`;
   byId("theme").title = label;
   byId("theme").setAttribute("aria-label", label);
@@ -181,7 +202,7 @@ document.addEventListener("keydown", (event) => {
     (event.preventDefault(), byId("question").focus());
 });
 
-window.addEventListener("pagehide", () => chat.keep()); // with what an unfinished answer has so far
+window.addEventListener("pagehide", () => chat.keepAll()); // with what an unfinished answer has so far
 
 if (window.matchMedia("(min-width: 60rem)").matches) setDrawer("with-sidebar", true);
 meet();

@@ -1,23 +1,27 @@
 // One message on the page: its words, media, thinking, calls, numbers and buttons. The view follows its node: `update()`
-// shows what the node holds now, at most once per frame, and touches only what changed.
+// shows what the node holds now, at most once per frame, and touches only what changed. What takes long to show is shown
+// less often, so that most of the time is left for keys and clicks.
 
 import { byId, copyText, fill, h, icon, iconButton } from "./dom.js";
-import { MarkdownView } from "./markdown.js";
 import { preview } from "./media.js";
+import { ProseView } from "./prose.js";
 import { tokenView } from "./tokens.js";
 
-/** `actions`: again, edit, remove, choose, answerCall (all take the node). */
+const REST = 3; // times as long as showing took, until it is shown again
+
+/** `actions`: again, resume, edit, remove, choose, sendAll, answerCall (all take the node), and what they need to know. */
 export class MessageView {
   constructor(node, actions) {
     this.node = node;
     this.actions = actions;
     this.streaming = false;
     this.frame = 0;
+    this.rested = 0; // when it may be shown again
     const mine = node.role !== "assistant";
     this.words = h("div", { class: "words" });
-    this.markdown = mine ? null : new MarkdownView(this.words);
+    this.markdown = mine ? null : new ProseView(this.words);
     this.thought = h("div", { class: "words" });
-    this.thinking = new MarkdownView(this.thought);
+    this.thinking = new ProseView(this.thought);
     this.fold = h("details", { class: "thinking", hidden: true }, h("summary", {}, "Thinking"), this.thought);
     this.calls = h("div", { class: "calls" });
     this.failure = h("p", { class: "failure", role: "alert", hidden: true });
@@ -36,9 +40,12 @@ export class MessageView {
 
   /** Shows the node at the next frame. */
   update() {
-    this.frame ||= requestAnimationFrame(() => {
+    this.frame ||= requestAnimationFrame((now) => {
       this.frame = 0;
+      if (now < this.rested) return this.update();
+      const begun = performance.now();
       this.show();
+      this.rested = performance.now() + REST * (performance.now() - begun);
     });
   }
 
@@ -107,6 +114,9 @@ export class MessageView {
       iconButton("copy", "Copy the message", () => copyText(node.text)),
       node.role === "user" && iconButton("edit", "Edit the message", () => this.edit()),
       answer && iconButton("again", "Answer again", () => actions.again(node)),
+      answer &&
+        actions.canResume(node) &&
+        h("button", { type: "button", class: "quiet", onclick: () => actions.resume(node) }, "Continue"),
       answer &&
         node.tokens?.length > 0 &&
         iconButton("chances", "Show the tokens' probabilities", () => this.showTokens()),

@@ -2,7 +2,7 @@
 // mistake keeps its last good value. Fields that the server would refuse are not shown.
 
 import { saveKey, savedKey } from "./api.js";
-import { byId, fill, h } from "./dom.js";
+import { byId, fill, h, say } from "./dom.js";
 import { loadSettings, saveSettings } from "./store.js";
 
 // name, label, lowest, highest, step
@@ -21,9 +21,12 @@ const FIELDS = [
 ];
 
 export class Settings {
-  /** `keyed()` is called when another key was entered. */
-  constructor(about, keyed) {
+  /** `conversation()` is the open one, `prompted()` is called when its system prompt changed; `keyed()`, when another key
+   * was entered. */
+  constructor(about, conversation, prompted, keyed) {
     this.about = about;
+    this.conversation = conversation;
+    this.prompted = prompted;
     this.values = loadSettings();
     this.keyed = keyed;
   }
@@ -33,7 +36,7 @@ export class Settings {
     fill(
       byId("settings"),
       about.models.length > 1 && this.models(about.models),
-      about.task === "chat" && this.area("system", "System prompt", 3, (text) => text),
+      about.task === "chat" && this.systemPrompt(),
       ...[...SLIDERS, ...FIELDS].map((field) => this.number(...field)),
       this.area("stop", "Stop strings, one per line", 2, (text) => text.split("\n").filter(Boolean)),
       about.thinking_switch && this.thinking(),
@@ -46,6 +49,30 @@ export class Settings {
       h("button", { type: "button", onclick: () => this.reset() }, "Back to the model's own settings"),
       this.key(),
     );
+  }
+
+  /** Of the open conversation; new ones begin with the one that was made theirs. */
+  systemPrompt() {
+    const field = h("textarea", { rows: 3, id: "system", placeholder: "none" });
+    field.value = this.conversation().system ?? "";
+    field.oninput = () => {
+      this.conversation().system = field.value;
+      this.prompted();
+    };
+    const onclick = () => {
+      this.set("system", field.value.trim() ? field.value : undefined);
+      say(this.values.system ? "New conversations begin with it." : "New conversations begin without one.", true);
+    };
+    return [
+      h("label", { class: "field" }, "System prompt of this conversation", field),
+      h("button", { type: "button", onclick }, "Make it the default"),
+    ];
+  }
+
+  /** Shows the system prompt of the conversation that is open now. */
+  showSystemPrompt() {
+    const field = byId("system");
+    if (field) field.value = this.conversation().system ?? "";
   }
 
   set(name, value) {
@@ -94,7 +121,7 @@ export class Settings {
 
   area(name, label, rows, read) {
     const value = this.values[name];
-    const field = h("textarea", { rows, spellcheck: name === "system" });
+    const field = h("textarea", { rows, spellcheck: false });
     field.value =
       value === undefined
         ? ""

@@ -10,11 +10,11 @@ import {
 } from "./store.js";
 
 export class Sidebar {
-  /** `current()` is the open conversation; `open(conversation)` shows another; `drop()` forgets the open one. */
-  constructor(current, open, drop) {
-    this.current = current;
+  /** `chat` knows the live conversations; `open(conversation)` shows another; `begin()` shows a new one. */
+  constructor(chat, open, begin) {
+    this.chat = chat;
     this.open = open;
-    this.drop = drop;
+    this.begin = begin;
     byId("search").addEventListener("input", () => this.show());
     byId("export").addEventListener("click", () => this.save());
     byId("import").addEventListener("click", () => byId("imported").click());
@@ -34,10 +34,12 @@ export class Sidebar {
   }
 
   entry(entry) {
-    const isOpen = entry.id === this.current().id;
+    const isOpen = entry.id === this.chat.conversation.id;
+    const state = this.chat.stateOf(entry.id);
     const title = h(
       "button",
       { type: "button", class: "title", "aria-current": isOpen && "true", onclick: () => this.choose(entry.id) },
+      state && h("span", { class: `dot ${state}`, role: "img", "aria-label": state }),
       entry.title,
     );
     return h(
@@ -54,7 +56,7 @@ export class Sidebar {
   }
 
   async choose(id) {
-    const conversation = await loadConversation(id);
+    const conversation = this.chat.live(id) ?? (await loadConversation(id));
     if (conversation) this.open(conversation);
     this.show();
   }
@@ -63,8 +65,8 @@ export class Sidebar {
     const field = h("input", { type: "text", "aria-label": "New title", value: entry.title });
     const done = async (keep) => {
       field.onblur = null;
-      const open = this.current(); // an answer may be growing in it, so no copy takes its place
-      const conversation = keep && (entry.id === open.id ? open : await loadConversation(entry.id));
+      // An answer may be growing in it, so no copy takes its place.
+      const conversation = keep && (this.chat.live(entry.id) ?? (await loadConversation(entry.id)));
       if (conversation) {
         conversation.title = field.value.trim();
         await saveConversation(conversation);
@@ -82,8 +84,10 @@ export class Sidebar {
 
   async remove(entry) {
     const conversation = await loadConversation(entry.id);
+    const isOpen = entry.id === this.chat.conversation.id;
+    this.chat.forget(entry.id);
     await removeConversation(entry.id);
-    if (entry.id === this.current().id) this.drop();
+    if (isOpen) this.begin();
     this.show();
     say(`${entry.title} is removed`, true, async () => {
       await saveConversation(conversation);

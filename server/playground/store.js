@@ -1,6 +1,7 @@
 // What stays in this browser: conversations with their media in IndexedDB, settings in localStorage. Nothing of it is sent
 // anywhere but, as prompts, to this server. Where a browser gives no database (private windows), memory takes its place.
 
+import { remember } from "./dom.js";
 import { titleOf } from "./tree.js";
 
 const SETTINGS = "omniloop.settings";
@@ -84,5 +85,5 @@ export function loadSettings() {
 }
 
 export function saveSettings(settings) {
-  localStorage.setItem(SETTINGS, JSON.stringify(settings));
+  remember(localStorage, SETTINGS, JSON.stringify(settings));
 }

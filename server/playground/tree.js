@@ -1,12 +1,13 @@
 // A conversation is a tree: an edited question and another answer are siblings of the first ones, and none is lost.
 //
-// node: {id, parent, role, text, files, reasoning, calls, callId, numbers, tokens, finish, error}; `parent` is null for a
-// first question. `head` is the last node of the path that is shown.
+// node: {id, parent, role, text, files, reasoning, calls, callId, numbers, tokens, finish, error, start}; `parent` is null
+// for a first question; `start`: what comes before this question is not sent. `head` is the last node of the path that is
+// shown; `system` is the conversation's system prompt.
 
 import { newId } from "./dom.js";
 
-export function newConversation() {
-  return { id: newId(), title: "", created: Date.now(), updated: Date.now(), nodes: [], head: null };
+export function newConversation(system = "") {
+  return { id: newId(), title: "", created: Date.now(), updated: Date.now(), nodes: [], head: null, system };
 }
 
 export function find(conversation, id) {
@@ -19,6 +20,16 @@ export function pathOf(conversation) {
   for (let node = find(conversation, conversation.head); node; node = find(conversation, node.parent))
     path.unshift(node);
   return path;
+}
+
+/** What of a path is sent: all, or from the last question on that was made a start. */
+export function sentOf(path) {
+  return path.slice(
+    Math.max(
+      0,
+      path.findLastIndex((node) => node.start),
+    ),
+  );
 }
 
 export function siblingsOf(conversation, node) {

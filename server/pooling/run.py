@@ -64,7 +64,7 @@ class PooledAnswer:
             cache_salt=scope_of(exchange, salt),
             arrival=exchange.arrival,
             pooling=PoolingParams(starts, inputs.seconds, inputs.pool_starts, per_token, inputs.adapters),
-            flow=exchange.caller,
+            flow=exchange.client,
             weight=state.keys.weight(exchange.key_name),
             deadline=time.monotonic() + state.config.limits.queue_timeout,
         )

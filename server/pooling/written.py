@@ -2,7 +2,7 @@
 
 Owner: pool. In: the contents of a pair, each a text or parts. Out: token ids; the document stands first, and a token
 behind all of it is the one that the model's score is read at. Both are as the model's own code has them
-(engine/models/jina_vl).
+(engine/models/pooling/jina_vl).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from server.render.prompt import Prompt
 from server.render.tools import tool_name, tool_place
 from server.routes.chunks import ChatChunks, ChatShown, chat_finish
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
-from server.routes.tools import allowed_tools, check_calls, check_name, held_to_calls, offered, parsing_of
+from server.routes.tools import NO_TOOLS, ToolTable, allowed_tools, check_calls, check_name
 from server.schema.chat import ChatBody
 from server.state import AppState
 from server.structure.tool_structure import Calls
@@ -52,12 +52,12 @@ async def create(request: Request) -> Response | None:
     state = exchange.state
     body = await read_json(request, ChatBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
-    asked = check(state, body)
+    asked, tools = check(state, body)
     name = response_id("chatcmpl-", body.request_id, exchange)
     names, header = names_of(state, body), gateway_priority(request)
 
     async def jobs() -> list[Job]:
-        return [await prepare_chat(exchange, body, asked, header)]
+        return [await prepare_chat(exchange, body, asked, tools, header)]
 
     def frames(answer: Answer) -> ChatChunks:
         chat = state.config.chat
@@ -69,42 +69,41 @@ async def create(request: Request) -> Response | None:
     async def response(answer: Answer) -> Response:
         return await json_body(answer, partial(whole, answer, body, name, model, names))
 
-    parsing = parsing_for(state, body) if body.tools or not state.parsers.is_empty else None
+    parsing = parsing_for(state, body, tools) if body.tools or not state.parsers.is_empty else None
     return await answer_with(
         request, asked, jobs, frames, response,
         name=name, skip_special_tokens=body.skip_special_tokens is not False, parsing=parsing,
     )  # fmt: skip
 
 
-def parsing_for(state: AppState, body: ChatBody) -> Parsing | None:
+def parsing_for(state: AppState, body: ChatBody, tools: ToolTable) -> Parsing | None:
     """What the answer's text is searched for."""
-    return parsing_of(
+    return tools.parsing(
         state,
-        body.tools,
-        calls_of(state, body),
         continued=text_of(body.messages[-1]) if body.continue_final_message else None,
         shows_special=body.skip_special_tokens is False,
         shows_reasoning=body.include_reasoning is not False,
     )
 
 
-async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, header: str = "") -> Job:
+async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, tools: ToolTable, header: str = "") -> Job:
     """The conversation, ready for the engine; `header` is X-Vllm-Priority."""
     state, ahead = exchange.state, None
     salt = "" if body.cache_salt is None else salt_of(body)
     if any(isinstance(message.get("content"), list) for message in body.messages):
         ahead = media_preload(exchange, salt, media_options.of_request(state, body))
     async with preparing(exchange), ahead or nullcontext():
-        prompt = await render(state, body, ahead)
+        prompt = await render(state, body, tools, ahead)
         priority = priority_of(body, state.config, header) if body.priority or header else 0
         return await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
 
 
-def check(state: AppState, body: ChatBody) -> Asked:
-    """Everything that can be refused before the template runs."""
+def check(state: AppState, body: ChatBody) -> tuple[Asked, ToolTable]:
+    """The sampling and the tools; refuses everything that can be refused before the template runs."""
     if not body.messages:
         raise invalid("messages", "messages: is empty; send at least one message")
-    calls = check_special(state, body) if any(getattr(body, name) is not None for name in SPECIAL) else Calls()
+    is_special = any(getattr(body, name) is not None for name in SPECIAL)
+    tools = check_special(state, body) if is_special else NO_TOOLS
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = getattr(body, name)
     if max_tokens is not None:
@@ -114,19 +113,19 @@ def check(state: AppState, body: ChatBody) -> Asked:
     if body.thinking_token_budget is not None and body.thinking_token_budget != -1:
         asked = replace(asked, thinking_budget=body.thinking_token_budget)
     if not body.tools:
-        return asked
+        return asked, tools
     places = [tool_place(tool["function"], f"tools[{at}].function", "parameters") for at, tool in enumerate(body.tools)]
-    return held_to_calls(state, asked, body.tools, places, calls)
+    return tools.holding(state, asked, places), tools
 
 
-def check_special(state: AppState, body: ChatBody) -> Calls:
-    """The fields of `SPECIAL`; returns what they say of calls."""
+def check_special(state: AppState, body: ChatBody) -> ToolTable:
+    """The fields of `SPECIAL`; returns the tools among them."""
     for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
         if getattr(body, name) is not None:
             raise invalid(name, f"{name}: was replaced by {instead}; send {instead}")
     if set(body.modalities or ()) - {"text"}:
         raise not_here("modalities", f"modalities: got {shown(body.modalities)}; answers are text, so send ['text']")
-    calls = calls_of(state, body)
+    tools = ToolTable.of(state, body.tools, calls_of(state, body))
     if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
         got = shown(body.reasoning_effort)
         raise invalid("reasoning_effort", f"reasoning_effort: got {got}; must be one of {', '.join(EFFORTS)}")
@@ -143,7 +142,7 @@ def check_special(state: AppState, body: ChatBody) -> Calls:
         raise invalid("use_beam_search", "use_beam_search: not with tools")
     if body.top_logprobs is not None and state.config.limits.max_logprobs != -1:
         in_range("top_logprobs", body.top_logprobs, 0, state.config.limits.max_logprobs)
-    return calls
+    return tools
 
 
 def calls_of(state: AppState, body: ChatBody) -> Calls:
@@ -196,7 +195,7 @@ def named_by(choice: dict[str, Any]) -> str:
     return name
 
 
-async def render(state: AppState, body: ChatBody, ahead: MediaPreload | None) -> Prompt:
+async def render(state: AppState, body: ChatBody, tools: ToolTable, ahead: MediaPreload | None) -> Prompt:
     """Media first: their pictures take longer than the text, and the pool begins with what it gets first.
 
     `ahead` None: no message has parts, so there are no media.
@@ -211,7 +210,7 @@ async def render(state: AppState, body: ChatBody, ahead: MediaPreload | None) ->
         await ahead.begin(state.renderer.embedded(body.messages))
     return await state.renderer.chat(
         body.messages,
-        tools=None if body.tools is None else offered(state, body.tools, calls_of(state, body)),
+        tools=tools.offered,
         documents=body.documents,
         # On unless switched off, or the last message is to be continued; the renderer refuses to do both.
         add_generation_prompt=not body.continue_final_message if generate is None else generate,

@@ -1,6 +1,7 @@
 """What an operator asks of a running server: pause, forget caches, show settings; only with --enable-dev-endpoints.
 
-Owner: loop. Unless the bind is loopback these routes need the admin key (SECURITY S3). Nothing here loads tensors,
+Owner: loop. These routes need the admin key where one is given, which it has to be beyond loopback (SECURITY S3): a
+server behind a proxy listens on loopback, and everybody's requests come from there. Nothing here loads tensors,
 calls a method by name or edits weights. Sleeping would give an accelerator's memory back; on a CPU there is none.
 """
 
@@ -42,7 +43,7 @@ def guarded(handler: Handler) -> Handler:
 
     async def checked(request: Request) -> Response | None:
         exchange = exchange_of(request)
-        if not exchange.state.config.is_loopback:
+        if exchange.state.admin_keys or not exchange.state.config.is_loopback:
             check_admin(exchange.state, request.scope)
         return await handler(request)
 

@@ -37,7 +37,7 @@ from server.routes.endpoint import (
     one_of,
     refuse_experts,
 )
-from server.routes.tools import check_calls, check_name, held_to_calls, offered, parsing_of
+from server.routes.tools import ToolTable, check_calls, check_name
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
 from server.state import AppState
@@ -48,7 +48,6 @@ log = logging.getLogger("omniloop")
 
 THINKING = ("enabled", "disabled", "adaptive", "between_tools")
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
-Tools = list[dict[str, Any]] | None
 
 
 async def create(request: Request) -> Response | None:
@@ -58,9 +57,8 @@ async def create(request: Request) -> Response | None:
     body = await read_json(request, MessagesBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
     asked = check(state, body)
-    kept, calls = check_tools(state, body, calls_back=True)
-    asked = held_to_calls(state, asked, kept, tool_places(body.tools), calls)
-    tools = offered(state, kept, calls)
+    tools = check_tools(state, body, calls_back=True)
+    asked = tools.holding(state, asked, tool_places(body.tools))
     name = "msg_" + exchange.request_id
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
 
@@ -73,10 +71,8 @@ async def create(request: Request) -> Response | None:
     async def response(answer: Answer) -> Response:
         return await json_body(answer, partial(whole_message, answer, name, model))
 
-    parsing = parsing_of(
+    parsing = tools.parsing(
         state,
-        tools,
-        calls,
         continued=prefilled(body.messages),
         id_prefix="toolu_",
         own_ids=False,
@@ -92,8 +88,7 @@ async def count(request: Request) -> Response:
     body = await read_json(request, CountBody, state.config.limits.max_request_bytes)
     check_model(state, body.model)
     check_prompt_fields(body)
-    kept, calls = check_tools(state, body, calls_back=False)
-    tools = offered(state, kept, calls)
+    tools = check_tools(state, body, calls_back=False)
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
         with exchange.hold(1, "texts"):
@@ -170,8 +165,8 @@ def check_prompt_fields(body: CountBody) -> None:
         raise invalid("output_config.effort", text)
 
 
-def check_tools(state: AppState, body: CountBody, calls_back: bool) -> tuple[Tools, Calls]:
-    """Tools for the template, and what the request says of calls."""
+def check_tools(state: AppState, body: CountBody, calls_back: bool) -> ToolTable:
+    """The tools that this server knows, and what the request says of calls."""
     kept, dropped = read_tools(body.tools)
     if dropped:
         log.warning("%d tools that only Anthropic's servers run were left out of a request", len(dropped))
@@ -187,11 +182,12 @@ def check_tools(state: AppState, body: CountBody, calls_back: bool) -> tuple[Too
         path = "tool_choice.disable_parallel_tool_use"
         raise invalid(path, f"{path}: got {shown(one)}; must be true or false")
     most = 1 if one or kind == "tool" else 0
-    return kept or None, Calls(kind != "none", kind in ("any", "tool") and bool(kept), only, most)
+    calls = Calls(kind != "none", kind in ("any", "tool") and bool(kept), only, most)
+    return ToolTable.of(state, kept or None, calls)
 
 
 async def prompt_of(
-    exchange: Exchange, body: CountBody, tools: Tools, asked: Asked, renderer: Renderer, priority: int = 0
+    exchange: Exchange, body: CountBody, tools: ToolTable, asked: Asked, renderer: Renderer, priority: int = 0
 ) -> Job:
     """Blocks to a prompt with its media; complaints name the client's own fields."""
     state = exchange.state
@@ -209,7 +205,7 @@ async def prompt_of(
                 await ahead.begin(renderer.embedded(messages))
                 prompt = await renderer.chat(
                     messages,
-                    tools=tools,
+                    tools=tools.offered,
                     add_generation_prompt=not prefill,
                     continue_final_message=prefill,
                     template_kwargs=template_kwargs(body),

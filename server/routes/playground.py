@@ -32,6 +32,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     ".png": "image/png",
+    ".woff2": "font/woff2",
     ".ogg": "audio/ogg",
     ".mp4": "video/mp4",
 }
@@ -41,6 +42,7 @@ POLICY = {
     "style-src": "'self'",
     "img-src": "'self' data: blob:",
     "media-src": "'self' data: blob:",
+    "font-src": "'self'",
     "connect-src": "'self'",
     "form-action": "'none'",
     "base-uri": "'none'",
@@ -61,7 +63,7 @@ A_YEAR = "public, max-age=31536000, immutable"
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The page, its files by name, and the digest of all of them."""
+    """The page, its files by their path in the folder, and the digest of all of them."""
 
     html: bytes
     files: dict[str, bytes]
@@ -71,10 +73,11 @@ class Pages:
 @cache
 def pages() -> Pages:
     """Reads the folder."""
-    found = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.is_file()}
+    paths = (path for path in sorted(FOLDER.rglob("*")) if path.suffix in (*TYPES, ".html"))
+    found = {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in paths}
     digest = hashlib.sha256(b"".join(name.encode() + data for name, data in found.items())).hexdigest()[:16]
     html = found.pop("index.html").replace(b"{files}", f"playground/{digest}".encode())
-    return Pages(html, {name: data for name, data in found.items() if Path(name).suffix in TYPES}, digest)
+    return Pages(html, found, digest)
 
 
 async def page(request: Request) -> Response:
@@ -100,7 +103,8 @@ async def read(request: Request) -> Pages:
 
 
 async def about(request: Request) -> Response:
-    return json_response(facts(state_of(request)))
+    """`page`: the digest by which an open page sees that the server has another version now."""
+    return json_response({**facts(state_of(request)), "page": (await read(request)).digest})
 
 
 def facts(state: AppState) -> dict[str, Any]:
@@ -139,6 +143,6 @@ def task_of(state: AppState) -> str:
 
 ROUTES = [
     route("/", page, "GET"),
-    route("/playground/{digest}/{name}", file, "GET"),
+    route("/playground/{digest}/{name:path}", file, "GET"),
     route("/about", about, "GET"),
 ]

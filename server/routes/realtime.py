@@ -41,6 +41,8 @@ async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
     named = query.get("model")
     form = TranscriptionForm(model=named[-1] if named else exchange.state.names[0])
     checked(form)
-    await receive()  # websocket.connect
-    await exchange.accept(scope)
-    await RealtimeSession(exchange, receive, form, checked).run()
+    client = exchange.client
+    with exchange.state.sessions.hold(client):
+        await receive()  # websocket.connect
+        await exchange.accept(scope)
+        await RealtimeSession(exchange, receive, form, checked, client).run()

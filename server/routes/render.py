@@ -37,11 +37,11 @@ async def chat(request: Request) -> Response:
     state = exchange.state
     body = await read_json(request, ChatBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
-    asked = chat_route.check(state, body)
+    asked, tools = chat_route.check(state, body)
     name = response_id("chatcmpl-", body.request_id, exchange)
     async with client_present(request):
         with exchange.hold(1, "texts"):
-            job = await chat_route.prepare_chat(exchange, body, asked)
+            job = await chat_route.prepare_chat(exchange, body, asked, tools)
     return json_response(rendered(name, model, job, body, asked))
 
 

@@ -1,7 +1,7 @@
 """Tools of /v1/responses: what the template sees, what is echoed, and what is looked for in the answer.
 
-Owner: loop. In: ResponsesBody. Out: Tools, Calls and a Parsing; a choice that names no tool is refused. Tools that only
-OpenAI's servers run are left out with a warning.
+Owner: loop. In: ResponsesBody. Out: a ToolTable, the tools as they are echoed and a Parsing; a choice that names no
+tool is refused. Tools that only OpenAI's servers run are left out with a warning.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ from server.output.parser import Parsing
 from server.render.errors import kind_of
 from server.render.items import grammar_syntax, listed_tools, read_response_tools
 from server.routes.endpoint import one_of
-from server.routes.tools import allowed_tools, check_calls, check_name, offered, parsing_of
+from server.routes.tools import ToolTable, allowed_tools, check_calls, check_name
 from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
 from server.structure.tool_structure import Calls
 
 log = logging.getLogger("omniloop")
 
-Listed = list[dict[str, Any]]
-Tools = tuple[Listed | None, Listed, Listed | None]  # as templates know them; as echoed; those that the template sees
 
-
-def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tuple[Tools, Calls]:
-    """Tools for the template and for the echo, and what the request says of calls."""
+def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tuple[ToolTable, list[dict[str, Any]]]:
+    """The tools that this server knows with what the request says of calls, and all tools for the echo."""
     kept, echoed, dropped = read_response_tools(body.tools)
     if dropped:
         log.warning("%d tools that only OpenAI's servers run were left out of a request", dropped)
@@ -48,7 +45,7 @@ def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tu
         must, most = choice["type"] in ("function", "custom"), 1
         only = frozenset((check_name("tool_choice.name", choice.get("name"), kept),)) if must else None
     calls = Calls(choice != "none", must and bool(kept), only, most)
-    return (kept or None, echoed, offered(state, kept, calls)), calls
+    return ToolTable.of(state, kept or None, calls), echoed
 
 
 def is_hosted(tool: dict[str, Any]) -> bool:
@@ -63,12 +60,6 @@ def tell_unheld(exchange: Exchange, body: ResponsesBody, calls: Calls) -> None:
         exchange.state.metrics.relax(("format",))
 
 
-def parsing_for(state: AppState, body: ResponsesBody, tools: Tools, calls: Calls) -> Parsing | None:
+def parsing_for(state: AppState, body: ResponsesBody, tools: ToolTable) -> Parsing | None:
     """What the answer's text is searched for."""
-    return parsing_of(
-        state,
-        tools[0],
-        calls,
-        id_prefix="call_",
-        shows_special=body.skip_special_tokens is False,
-    )
+    return tools.parsing(state, id_prefix="call_", shows_special=body.skip_special_tokens is False)

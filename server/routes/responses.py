@@ -49,9 +49,9 @@ from server.routes.endpoint import (
     one_of,
     refuse_experts,
 )
-from server.routes.response_tools import Tools, check_tools, parsing_for, tell_unheld
+from server.routes.response_tools import check_tools, parsing_for, tell_unheld
 from server.routes.stored_responses import missing
-from server.routes.tools import held_to_calls
+from server.routes.tools import ToolTable
 from server.schema.common import SamplingFields
 from server.schema.responses import InputBody, ResponsesBody
 from server.state import AppState
@@ -78,16 +78,16 @@ async def create(request: Request) -> Response | None:
     body = await read_json(request, ResponsesBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
     asked = check(state, body)
-    tools, calls = check_tools(state, body)
-    tell_unheld(exchange, body, calls)
-    asked = held_to_calls(state, asked, tools[0], tool_places(body.tools), calls)
-    parsing = parsing_for(state, body, tools, calls)
+    tools, echoed = check_tools(state, body)
+    tell_unheld(exchange, body, tools.calls)
+    asked = tools.holding(state, asked, tool_places(body.tools))
+    parsing = parsing_for(state, body, tools)
     parent = earlier(state, exchange.key_name, body.previous_response_id)
     common = SamplingFields(priority=body.priority, cache_salt=body.cache_salt)
     priority, salt = priority_of(common, state.config, gateway_priority(request)), salt_of(common)
     keeps = body.store is not False
     prompt = partial(prompt_of, exchange, body, parent, tools, asked, state.renderer, priority, salt, keeps)
-    shape = partial(shape_of, exchange, body, model, asked, tools)
+    shape = partial(shape_of, exchange, body, model, asked, echoed)
     if body.background:
         return await in_background(request, body, asked, prompt, shape, parsing)
     reply = Reply(exchange, body, prompt, shape())
@@ -267,7 +267,7 @@ def earlier(state: AppState, key: str, name: str | None) -> Turn | None:
 
 
 async def prompt_of(
-    exchange: Exchange, body: InputBody, parent: Turn | None, tools: Tools, asked: Asked, renderer: Renderer,
+    exchange: Exchange, body: InputBody, parent: Turn | None, tools: ToolTable, asked: Asked, renderer: Renderer,
     priority: int = 0, salt: str = "", keeps: bool = False,
 ) -> tuple[Turn, Job]:  # fmt: skip
     """Items to a prompt with its media, and the turn that they begin; complaints name the client's own fields."""
@@ -298,7 +298,7 @@ async def prompt_of(
 
 
 async def render(
-    exchange: Exchange, conversation: Conversation, body: InputBody, tools: Tools, asked: Asked, renderer: Renderer,
+    exchange: Exchange, conversation: Conversation, body: InputBody, tools: ToolTable, asked: Asked, renderer: Renderer,
     priority: int, salt: str,
 ) -> Job:  # fmt: skip
     effort = body.reasoning.effort if body.reasoning else None
@@ -308,7 +308,7 @@ async def render(
     with conversation.told():
         async with media_preload(exchange, salt) as ahead:
             await ahead.begin(renderer.embedded(messages))
-            prompt = await renderer.chat(messages, tools=tools[2], template_kwargs=kwargs)
+            prompt = await renderer.chat(messages, tools=tools.offered, template_kwargs=kwargs)
             return await prepare(exchange, prompt, asked, salt=salt, priority=priority, param="input", ahead=ahead)
 
 
@@ -323,7 +323,9 @@ def echoed_format(asked: dict[str, Any] | None) -> dict[str, Any]:
     return {**flat, "name": "response"}
 
 
-def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, tools: Tools) -> ResponseObject:
+def shape_of(
+    exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, echoed: list[dict[str, Any]]
+) -> ResponseObject:
     """The response object with all that is echoed."""
     choice = body.tool_choice
     if isinstance(choice, dict):
@@ -350,14 +352,14 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
         "temperature": asked.params.temperature,
         "text": {"format": echoed_format(text.format if text else None), **verbosity},
         "tool_choice": choice or "auto",
-        "tools": tools[1],
+        "tools": echoed,
         "top_logprobs": body.top_logprobs or 0,
         "top_p": asked.params.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
     names = TokenNames(state.tokenizer, state.config.chat.return_tokens_as_token_ids)
-    shape = ResponseObject(name, echo, names, body.top_logprobs or 0, known_tools(tools[1]))
+    shape = ResponseObject(name, echo, names, body.top_logprobs or 0, known_tools(echoed))
     shape.seals = "reasoning.encrypted_content" in (body.include or ())
     return shape
 

@@ -1,13 +1,13 @@
 """Tools of a request: what the template sees, what is looked for in the answer, and what is refused.
 
-Owner: loop. In: the tools and the choice of any dialect, read by its route. Out: tools for the template, a Parsing for
-the answer, or a refusal.
+Owner: loop. In: the tools and the choice of any dialect, read by its route. Out: a ToolTable, which the route makes
+once and passes on: it has the tools for the template, the sampling and a Parsing for the answer; or a refusal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from server.errors import invalid, not_here, shown
@@ -19,6 +19,40 @@ from server.state import AppState
 from server.structure.tool_structure import Calls, tool_structure
 
 Tool = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTable:
+    """The tools of one request and its choice among them."""
+
+    known: list[Tool] | None  # as templates know them
+    calls: Calls
+    offered: list[Tool] | None  # those that the template sees
+
+    @classmethod
+    def of(cls, state: AppState, known: list[Tool] | None, calls: Calls) -> ToolTable:
+        return cls(known, calls, offered(state, known, calls))
+
+    def parsing(self, state: AppState, **wishes: Any) -> Parsing | None:
+        """What to look for in an answer; None where the model's answers are plain text."""
+        parsers = state.parsers.that_call() if self.calls.must else state.parsers
+        given = self.known if self.known and self.calls.may else None
+        if parsers.is_empty:
+            return None
+        limits = state.config.limits
+        bounds = (self.calls.most, self.calls.must, limits.max_tool_calls, limits.max_tool_argument_bytes)
+        return Parsing(parsers, given, *bounds, **wishes)
+
+    def holding(self, state: AppState, asked: Asked, places: list[ToolPlace]) -> Asked:
+        """The sampling of an answer in which calls must come, or in which they follow their tools' schemas."""
+        if not self.known or not self.calls.may:
+            return asked
+        parsers = state.parsers.that_call() if self.calls.must else state.parsers
+        structure = tool_structure(parsers, self.known, places, self.calls, state.config.limits, asked.structure)
+        return asked if structure is asked.structure else replace(asked, structure=structure)
+
+
+NO_TOOLS = ToolTable(None, Calls(), None)
 
 
 def check_calls(
@@ -92,25 +126,3 @@ def offered(state: AppState, tools: list[Tool] | None, calls: Calls) -> list[Too
     if calls.must or calls.only is None:
         return tools
     return [tool for tool in tools if tool["function"]["name"] in calls.only] or None
-
-
-def parsing_of(state: AppState, tools: Sequence[Tool] | None, calls: Calls, **wishes: Any) -> Parsing | None:
-    """What to look for in an answer; None where the model's answers are plain text."""
-    parsers = state.parsers.that_call() if calls.must else state.parsers
-    given = tools if tools and calls.may else None
-    if parsers.is_empty:
-        return None
-    limits = state.config.limits
-    bounds = (calls.most, calls.must, limits.max_tool_calls, limits.max_tool_argument_bytes)
-    return Parsing(parsers, given, *bounds, **wishes)
-
-
-def held_to_calls(
-    state: AppState, asked: Asked, tools: Sequence[Tool] | None, places: list[ToolPlace], calls: Calls
-) -> Asked:
-    """The sampling of an answer in which calls must come, or in which they follow their tools' schemas."""
-    if not tools or not calls.may:
-        return asked
-    parsers, limits = state.parsers.that_call() if calls.must else state.parsers, state.config.limits
-    structure = tool_structure(parsers, tools, places, calls, limits, asked.structure)
-    return asked if structure is asked.structure else replace(asked, structure=structure)

@@ -127,7 +127,7 @@ class Listening:
 
     def _hold(self, held: ExitStack, count: int) -> int:
         """Workers: the request has a place already; more places are taken as far as they are free."""
-        places, caller = self._state.places, self.exchange.caller
+        places, caller = self._state.places, self.exchange.client
         most = min(count, self._state.config.speech.transcription_windows_at_once)
         more = max(0, min(most - 1, places.spare(caller)))
         held.enter_context(places.hold_more(more, caller, "speech"))

@@ -3,8 +3,8 @@
 Owner: loop, three tasks per session. In: client events (server/schema/realtime). Out: OpenAI's server events. Turns are
 found by energy (server/speech/turns) or committed by the client, and go one after the other through what serves
 /v1/audio/transcriptions: whatever model hears there hears here. Sound that no turn needs is dropped; what is held
-counts as a body that is being uploaded. A client that leaves ends everything. In vLLM's form (server/speech/
-realtime_events) the turns up to a final commit make one text.
+counts as a body that is being uploaded. A client that leaves, or sends no event for long, ends everything. In vLLM's
+form (server/speech/realtime_events) the turns up to a final commit make one text.
 
     reader      append .. append | edges, commit | ...          waits while a turn is queued behind another
     worker                         turn 0 [decode, engine ....] turn 1 [...]        (realtime_turns)
@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import orjson
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, invalid, shown
@@ -33,6 +33,7 @@ from server.schema.audio import TranscriptionForm
 from server.schema.realtime import Append, Clear, Commit, Event, Input, Update
 from server.speech.growing import GrowingSound
 from server.speech.realtime_events import PLAIN_RATE, SAMPLE_BYTES, described, new_id, opened, plain, vad_of
+from server.speech.realtime_settings import LOGPROBS, Settings, form_with
 from server.speech.realtime_turns import TaskOf, Turn, TurnWorker
 from server.speech.turns import Edge, TurnFinder, Vad
 
@@ -41,24 +42,18 @@ IN_POOL = 32768  # characters of an event that are read in the pool, bytes of so
 MIN_TURN_S = 0.1  # of a turn that a client commits
 UNREAD_EVENTS = 256  # behind which a client that does not read is not heard either
 GOING_AWAY = 1001
-LOGPROBS = "item.input_audio_transcription.logprobs"  # of a session's `include`
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a session is told, checked."""
-
-    form: TranscriptionForm
-    rate: int = 24000
-    vad: Vad | None = field(default_factory=Vad)  # None: the client commits
 
 
 class RealtimeSession:
     """One client."""
 
-    def __init__(self, exchange: Exchange, receive: Receive, form: TranscriptionForm, task_of: TaskOf) -> None:
-        """`task_of` checks what a client asks of its turns; raises ApiError."""
+    def __init__(
+        self, exchange: Exchange, receive: Receive, form: TranscriptionForm, task_of: TaskOf, client: str
+    ) -> None:
+        """`task_of` checks what a client asks of its turns; raises ApiError. `client`: whose share its bytes take."""
         self._exchange, self._state, self._receive = exchange, exchange.state, receive
+        self._client = client
+        self._id = f"sess_{exchange.request_id}"
         self._task_of = task_of
         self._gone = False
         self._settings = Settings(form)
@@ -78,8 +73,7 @@ class RealtimeSession:
     async def run(self) -> None:
         """Until the client has left, or the session cannot go on."""
         arrival = self._exchange.arrival
-        created = {"id": f"sess_{self._exchange.request_id}", "created": int(time.time())}
-        self.tell("session.created", **created, session=self._described())
+        self.tell("session.created", id=self._id, created=int(time.time()), session=self._settings.described(self._id))
         tasks = [asyncio.ensure_future(part()) for part in (self._read, self._worker.run, self._write)]
         self._exchange.on_drain = self._leave
         try:
@@ -126,7 +120,9 @@ class RealtimeSession:
             if self._events.qsize() > UNREAD_EVENTS:
                 await self._events.join()
             await asyncio.sleep(0)  # others have their turn between two of thousands of tiny messages
-            message = await self._receive()
+            message = await self._next()
+            if message is None:
+                return
             if message["type"] == "websocket.disconnect":
                 self._gone = True
                 return
@@ -142,6 +138,23 @@ class RealtimeSession:
             except (ApiError, MediaError) as error:
                 told = from_media(error) if isinstance(error, MediaError) else error
                 self.tell("error", error={**described(told), "event_id": name})
+
+    async def _next(self) -> Message | None:
+        """The next message; None: nothing came for so long that the session ends. Answers to pings are no events."""
+        seconds = self._state.config.limits.realtime_idle_timeout
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._receive()
+            except TimeoutError:
+                if self._worker.is_busy:
+                    continue
+            text = (
+                f"no event came for {seconds:g} s; open another session when there is sound (--realtime-idle-timeout)"
+            )
+            self.tell("error", error={**described(ApiError(408, "session_idle", text)), "event_id": None})
+            await self._events.join()
+            return None
 
     async def _take(self, event: Event, pcm: bytes) -> None:
         if isinstance(event, Append):
@@ -196,7 +209,7 @@ class RealtimeSession:
         self._settings = settings
         if found_anew:
             self._find_anew()
-        self.tell("session.updated", session=self._described())
+        self.tell("session.updated", session=self._settings.described(self._id))
 
     def _find_anew(self) -> None:
         """In what comes; an open turn goes on, else what the buffer holds is looked through."""
@@ -343,9 +356,9 @@ class RealtimeSession:
     def _count(self, size: int) -> None:
         """The buffer has so many bytes now. Raises where the server holds too many."""
         if size > self._held:
-            self._state.body_budget.take(size - self._held)
+            self._state.body_budget.require(self._client, size - self._held)
         else:
-            self._state.body_budget.give(self._held - size)
+            self._state.body_budget.give(self._client, self._held - size)
         self._held = size
 
     # -- writer
@@ -357,30 +370,7 @@ class RealtimeSession:
             await send({"type": "websocket.send", "text": orjson.dumps(event).decode()})
             self._events.task_done()
 
-    def _described(self) -> dict[str, Any]:
-        """The session as clients see it."""
-        settings = self._settings
-        detection = None
-        if settings.vad is not None:
-            detection = {"type": "server_vad", **msgspec.to_builtins(settings.vad)}
-        form = settings.form
-        heard = {"model": form.model, "language": form.language, "prompt": form.prompt}
-        audio = {
-            "format": {"type": "audio/pcm", "rate": settings.rate},
-            "transcription": heard,
-            "turn_detection": detection,
-            "noise_reduction": None,
-        }
-        name = f"sess_{self._exchange.request_id}"
-        include = [LOGPROBS] if form.include else []
-        told = {"object": "realtime.session", "type": "transcription", "include": include}
-        return {"id": name, **told, "audio": {"input": audio}}
-
 
 def edges_of(finder: TurnFinder, pcm: bytes) -> list[Edge]:
     """What the next samples show."""
     return finder.feed(np.frombuffer(pcm, "<i2").astype(np.float32) / 32768)
-
-
-def form_with(form: TranscriptionForm, **changes: Any) -> TranscriptionForm:
-    return msgspec.structs.replace(form, **changes)

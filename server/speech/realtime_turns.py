@@ -95,6 +95,11 @@ class TurnWorker:
         """Of turns that are not yet heard."""
         return sum(turn.nbytes for turn in self._unheard)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn that the client has ended is still to be heard."""
+        return any(isinstance(turn.sound, bytes) or turn.sound.ended for turn in self._unheard)
+
     def hold(self, turn: Turn) -> None:
         """Counts a turn that comes next."""
         self._unheard.append(turn)

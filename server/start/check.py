@@ -31,7 +31,7 @@ def lines(config: Config) -> Iterator[str]:
     Where a tokenizer is missing, or this device's memory does not do, that comes last: the lines say what is needed.
     """
     check_chat(config.chat)
-    folder, shards = headers(config)
+    folder, shards = headers(config, wanted=config.model.load_format != "dummy")
     yield f"model: {config.folder}" + ("" if str(folder) == config.folder else f", its files in {folder}")
     found = described(config.engine(str(folder)), shards)
     model = found.config
@@ -54,9 +54,8 @@ def lines(config: Config) -> Iterator[str]:
     yield from of_device(config, found)
 
 
-def headers(config: Config) -> tuple[Path, list[Shard] | None]:
-    """The folder of the configuration, and what the weights' files say of themselves."""
-    wanted = config.model.load_format != "dummy"
+def headers(config: Config, wanted: bool) -> tuple[Path, list[Shard] | None]:
+    """The folder of the configuration and, where they are wanted, what the weights' files say of themselves."""
 
     def located(name: str, wanted: bool) -> tuple[Path, list[Shard]]:
         if is_hub_name(name):

@@ -24,8 +24,8 @@ def is_gguf(name: str) -> bool:
 def as_folder(name: str, tokenizer: bool) -> str:
     """The folder; `tokenizer`: the file's is wanted too."""
     # Imported here so that a server can bind and answer 503 before torch is there.
-    from engine.checkpoint.gguf import config_of, generation_of
     from engine.weights.gguf import GGUF, read_gguf
+    from engine.weights.gguf_config import config_of, generation_of
 
     path = Path(name).absolute()
     if not path.is_file():

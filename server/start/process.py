@@ -61,8 +61,6 @@ def leave(status: int) -> NoReturn:
     """At once: freeing what lies on a lost device can end in its libraries' abort(), with another status; and Python
     would wait for threads that import, download or load, and hear nobody. A download goes on at the next start."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(status)
 
 
@@ -109,7 +107,7 @@ class Process:
         await self.lifespan.start()
         if self.state.phase == "ready":
             own_interpreter()
-            print(f"Listening on {self.where}", flush=True)
+            logs.say(f"Listening on {self.where}")
 
     async def close(self, serving: asyncio.Task[None]) -> None:
         """Sockets, then what stands behind them; each with a timeout."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import GrammarSpec
 from server.structure.call_values import Tool, literal
 
 THOUGHTS = """\

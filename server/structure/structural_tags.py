@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import GrammarSpec
 from server.errors import shown
 from server.flags.config import LimitsConfig
 from server.structure.call_values import literal, plain

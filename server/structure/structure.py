@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import GrammarSpec
 from server.errors import ApiError, invalid, shown
 from server.flags.config import LimitsConfig
 from server.schema.common import SamplingFields

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine.grammar.compile import Grammar
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import Grammar, GrammarSpec
 from server.errors import not_here
 from server.output.reasoning import ReasoningFormat, State
 from server.structure.call_values import spelled

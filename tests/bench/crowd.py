@@ -17,7 +17,6 @@ import numpy as np
 
 from engine import Delta, Engine, FinishReason, Request, SamplingParams
 from engine.base.stats import StepStats
-from engine.step.device_executor import DeviceExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +43,11 @@ class Steps:
     def __init__(self, engine: Engine) -> None:
         self.moments: list[Moment] = []
         self.crowd: Crowd | None = None
-        device = engine._device
-        assert device is not None
-        assert device._runtime is not None
-        assert device._thread.ident is not None
-        self._cpu_clock = time.pthread_getcpuclockid(device._thread.ident)
-        if isinstance(device._runtime.executor, DeviceExecutor):
-            device._runtime.executor.measure_gaps(8)
+        device = engine.inspect()
+        assert device.runtime is not None
+        assert device.thread.ident is not None
+        self._cpu_clock = time.pthread_getcpuclockid(device.thread.ident)
+        device.runtime.executor.backend.measure_gaps(8)
         engine.on_step = self._add
 
     def _add(self, stats: StepStats) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.base.grammar import GrammarSpec
 from engine.grammar.compile import compile_now
-from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from server.flags.config import LimitsConfig
 from server.structure.structure import schema_text

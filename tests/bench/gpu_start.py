@@ -35,7 +35,7 @@ from unittest import mock
 
 import torch
 
-import engine.run.runtime as runtime
+import engine.run.start as run_start
 from engine import Engine, EngineConfig
 from engine.models.registry import build_model, load_model_config
 from engine.weights.files import INDEX
@@ -130,7 +130,7 @@ def folders(cases: Sequence[Case], layers: int) -> Iterator[Callable[[Case], Pat
 async def start(case: Case, folder: Path, device: str) -> dict[str, Any]:
     """Starts and stops an engine: seconds by phase, and what loading took."""
     found: dict[str, Any] = {}
-    read = runtime.read_weights
+    read = run_start.read_weights
 
     def watched(*args: Any) -> None:
         on_device = args[-1] is not None
@@ -151,7 +151,7 @@ async def start(case: Case, folder: Path, device: str) -> dict[str, Any]:
     given |= {"quantization": "fp8" if case.online else ""} | (TINY_ENGINE if case.shape.startswith("tiny") else {})
     engine = Engine(EngineConfig(str(folder), **given))
     try:
-        with mock.patch.object(runtime, "read_weights", watched):
+        with mock.patch.object(run_start, "read_weights", watched):
             await engine.start()
         found["ready_s"] = since_process_start()
     finally:

@@ -277,9 +277,13 @@ class Told:
     """What Deliveries stands around: an engine whose news are delivered in two slices."""
 
     def __init__(self) -> None:
-        self._device = SimpleNamespace(_settler=SimpleNamespace(settle=None), _on_output=None)
-        self._device._runtime = SimpleNamespace(executor=SimpleNamespace(launcher=SimpleNamespace()))
+        backend = SimpleNamespace(launcher=SimpleNamespace())
+        runtime = SimpleNamespace(executor=SimpleNamespace(backend=backend))
+        self._device = SimpleNamespace(settler=SimpleNamespace(settle=None), _on_output=None, runtime=runtime)
         self._outputs: deque[StepOutput] = deque()
+
+    def inspect(self) -> SimpleNamespace:
+        return self._device
 
     def _on_output(self, output: StepOutput) -> None:
         self._outputs.append(output)
@@ -297,7 +301,7 @@ class Told:
 async def test_tokens_are_followed_from_the_newest_step_and_from_those_before_it():
     engine = Told()
     watch = Deliveries(engine)  # type: ignore[arg-type]
-    launcher = engine._device._runtime.executor.launcher
+    launcher = engine.inspect().runtime.executor.backend.launcher
     for step, waited, ended in ((5, 5, 100.0), (6, 7, 100.5), (7, 7, 100.5)):  # 6 is heard of when 7 has ended
         launcher.waited_step, launcher.ended_at = waited, ended
         output = StepOutput(StepStats(step_id=step, device_s=0.2))

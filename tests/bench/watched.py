@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.base.output import StepOutput
     from engine.base.stats import StepStats
     from engine.engine import Engine
-    from engine.step.result import StepResult
+    from engine.step.step import Step
 
 clock = time.perf_counter
 
@@ -71,22 +71,21 @@ class Deliveries:
     """
 
     def __init__(self, engine: Engine) -> None:
-        device = engine._device
-        assert device is not None
-        assert device._runtime is not None
+        device = engine.inspect()
+        assert device.runtime is not None
         self._loop = asyncio.get_running_loop()
         self._engine = engine
-        self._launcher: Launcher | None = getattr(device._runtime.executor, "launcher", None)
+        self._launcher: Launcher | None = getattr(device.runtime.executor.backend, "launcher", None)
         self._settled: dict[int, float] = {}  # by step: home
         self._steps = array("d")  # step, home, seconds it took
         self._slices = array("d")  # step, time, tokens
-        self._plain_settle, self._plain_on_output = device._settler.settle, engine._on_output
+        self._plain_settle, self._plain_on_output = device.settler.settle, engine._on_output
         self._plain_deliver = engine._deliver
-        device._settler.settle = self._settle  # type: ignore[method-assign]
+        device.settler.settle = self._settle  # type: ignore[method-assign]
         device._on_output = engine._on_output = self._on_output  # type: ignore[method-assign]
         engine._deliver = self._deliver  # type: ignore[method-assign]
 
-    def _settle(self, step: StepResult, stats: StepStats) -> StepOutput:
+    def _settle(self, step: Step, stats: StepStats) -> StepOutput:
         output = self._plain_settle(step, stats)
         home = step.event.fired_at if self._launcher is None else self._launcher.ended_at
         self._settled[output.stats.step_id] = home

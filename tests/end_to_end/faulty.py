@@ -1,7 +1,7 @@
 """`python -m tests.end_to_end.faulty [flags]`: a server whose steps fail where a prompt asks for it, for test_faults.
 
 A prompt that begins with BREAKS_ITS_STEP makes the step that computes it raise; with LOSES_THE_DEVICE a kernel writes
-where no memory is, which an accelerator's context does not survive; a CPU's executor says what such a device would.
+where no memory is, which an accelerator's context does not survive; a CPU's backend says what such a device would.
 With NEVER_ENDS the step never comes home: a CPU's stream waits forever, or an accelerator's launch does not return.
 """
 
@@ -18,8 +18,7 @@ signals.hold()  # as server/__main__ does, before the imports below
 import torch  # noqa: E402
 
 from engine.kernels.target import tl, triton  # noqa: E402
-from engine.step.cpu_executor import CpuExecutor  # noqa: E402
-from engine.step.device_executor import DeviceExecutor  # noqa: E402
+from engine.step.plain import Executor  # noqa: E402
 from server import cli  # noqa: E402
 
 BREAKS_ITS_STEP, LOSES_THE_DEVICE, NEVER_ENDS = 97, 98, 99
@@ -36,19 +35,19 @@ def write_far_outside() -> None:
     far_kernel[(1,)](torch.zeros(8, device="cuda"), 1 << 42)
 
 
-def faulty(real: Any, on_device: bool) -> Any:
+def faulty(real: Any) -> Any:
     """An executor's launch_forward with the planted faults."""
 
     def launch_forward(self: Any, plan: Any) -> Any:
         rows = [row for row in range(plan.num_rows) if plan.row_computed[row] == 0]
         first = {int(plan.token_ids[plan.row_start[row]]) for row in rows}
-        lost = LOSES_THE_DEVICE in first
+        lost, on_device = LOSES_THE_DEVICE in first, not self.backend.rank.on_host
         if lost and on_device:
             write_far_outside()
         if NEVER_ENDS in first:
             if on_device:
                 threading.Event().wait()
-            self.stream.launch(threading.Event().wait)
+            self.backend.run(threading.Event().wait)
         step = real(self, plan)
         if BREAKS_ITS_STEP in first:
             step.error = ValueError("planted")
@@ -60,6 +59,5 @@ def faulty(real: Any, on_device: bool) -> Any:
 
 
 if __name__ == "__main__":
-    for executor, on_device in ((CpuExecutor, False), (DeviceExecutor, True)):
-        executor.launch_forward = faulty(executor.launch_forward, on_device)  # type: ignore[attr-defined]
+    Executor.launch_forward = faulty(Executor.launch_forward)  # type: ignore[method-assign]
     sys.exit(cli.main(sys.argv[1:]))

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from _fast.plan import StepPlan
-from engine.step.encode import EncoderCache
+from engine.step.parts.encoder_cache import EncoderCache
 from mm.heap import trim_heap
 from server.flags.config import Config
 from tests import tiny
@@ -119,11 +119,11 @@ def counted(server: InsideServer) -> tuple[int, int, int]:
 
 def check_caches(server: InsideServer, folder: Path) -> None:
     """What is kept is what the caches name, and is within their bounds."""
-    ledger, runtime = server.ledger(), server.state.engine._device._runtime
+    ledger, runtime = server.ledger(), server.state.engine.inspect().runtime
     media = {name: count for name, count in ledger.items() if name.startswith("media_") and count}
     assert set(media) <= {"media_cache_bytes"}
     assert media.get("media_cache_bytes", 0) <= server.state.media.limits.mm_processor_cache_gb * 2**30
-    encoder, entries = runtime.executor.encoder, runtime.scheduler.ledger()["encoder_entries"]
+    encoder, entries = runtime.media.encoder, runtime.scheduler.ledger()["encoder_entries"]
     assert len(encoder._inputs) == len(encoder._entries) == len(encoder._digests) == entries
     assert set(encoder._rows) | set(encoder._begun) | set(encoder.clock.took) <= set(encoder._inputs)
     assert sum(len(rows) for rows in encoder._rows.values()) <= runtime.sizes.encoder_rows
@@ -134,7 +134,7 @@ def beside_caches(server: InsideServer) -> int:
     """Resident bytes of the process, without free ones of its allocator and without what the encoder cache keeps, which
     its rows bound."""
     trim_heap()
-    encoder = server.state.engine._device._runtime.executor.encoder
+    encoder = server.state.engine.inspect().runtime.media.encoder
     features = sum(array.nbytes for item in list(encoder._inputs.values()) for array in item.features.values())
     return psutil.Process().memory_info().rss - features - sum(rows.nbytes for rows in encoder._rows.values())
 

@@ -17,11 +17,11 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-import engine.run.runtime
+import engine.run.start
 import engine.sampling.device
 import engine.sampling.lines
 import engine.sampling.pending
-import engine.step.startup
+import engine.step.backend.device.startup
 import engine.weights.load
 from engine.device.memory import DeviceMemory
 from engine.kernels import pdl, tune
@@ -90,9 +90,9 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
     found = Met()
     be_a_hopper(monkeypatch)
     monkeypatch.setattr(triton.JITFunction, "run", lambda kernel, *args, **more: found.note(kernel, *args, **more))
-    monkeypatch.setattr(engine.step.startup, "compile_ahead", found.walk)
-    monkeypatch.setattr(engine.run.runtime, "choose_device", lambda _asked: "meta")
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: AbsentAccelerator())
+    monkeypatch.setattr(engine.step.backend.device.startup, "compile_ahead", found.walk)
+    monkeypatch.setattr(engine.run.start, "choose_device", lambda _asked: "meta")
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: AbsentAccelerator())
     monkeypatch.setattr(engine.weights.load, "upload_for", lambda _device: None)
     monkeypatch.setattr(engine.weights.load, "draw", lambda _name, tensor, _seed: tensor)
     for module in (engine.sampling.device, engine.sampling.lines, engine.sampling.pending):

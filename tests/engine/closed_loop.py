@@ -20,7 +20,8 @@ from _fast.scheduler import Scheduler
 from engine.kernels import tune
 from engine.kernels.target import Target
 from engine.run.pace import Pace
-from engine.step.graphs import mixed_sizes
+from engine.step.sizes import mixed_sizes
+from engine.step.step import StepTimes
 
 ROWS, TOKENS, TILE = 256, 2048, 128
 HIDDEN, INNER = 4096, 12288
@@ -81,7 +82,7 @@ def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> See
         if flying is None:
             now = max(now, coming[0][0])
         else:
-            step = SimpleNamespace(plan=flying[0], started_at=flying[1], plan_at=0.0)
+            step = SimpleNamespace(plan=flying[0], times=StepTimes(started_at=flying[1]))
             now = max(now, min(pace.plan_at(step), flying[2]))
         while coming and coming[0][0] <= now:
             at, client = heapq.heappop(coming)

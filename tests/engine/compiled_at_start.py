@@ -12,7 +12,7 @@ from typing import Any
 
 import triton
 
-from engine.step.startup import Startup
+from engine.step.backend.device.startup import Startup
 from tests.engine.kinds import every_kind
 from tests.engine_kit import running
 

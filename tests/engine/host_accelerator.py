@@ -26,15 +26,20 @@ class HostLauncher:
     def __init__(self, graphs: list[Callable[[], None]], records: torch.Tensor, turn: torch.Tensor) -> None:
         self._graphs, self._records, self._turn = graphs, records, turn
         self.gap_s = 0.0  # no clock of the device's is asked
-        self._by_kind: dict[int, dict[int, int]] = {kind: {} for kind in GraphKind}
+        self._by_kind: dict[int, dict[tuple[int, int], int]] = {kind: {} for kind in GraphKind}
         self.counts = {"prep": 0, "forward": 0, "sample": 0, "step": 0, "finish": 0, "wait": 0}
 
     def set_graph(self, kind: int, variant: int, size: int, graph: int) -> None:
-        assert variant == 0
-        self._by_kind[kind][size] = graph
+        self._by_kind[kind][variant, size] = graph
 
-    def pick(self, kind: int, count: int) -> int:
-        size = min((size for size in self._by_kind[kind] if size >= count), default=0)
+    def _graph(self, kind: int, size: int, variant: int) -> int | None:
+        """Of the variant, where graphs of that kind have any."""
+        graphs = self._by_kind[kind]
+        return graphs.get((variant, size), graphs.get((0, size)) if all(bits == 0 for bits, _ in graphs) else None)
+
+    def pick(self, kind: int, count: int, variant: int = 0) -> int:
+        sizes = {size for _, size in self._by_kind[kind] if self._graph(kind, size, variant) is not None}
+        size = min((size for size in sizes if size >= count), default=0)
         return 0 if kind == GraphKind.MIXED and count > 64 and size > 1.25 * count else size
 
     def _take(self, plan: StepPlan, record: int) -> None:
@@ -46,26 +51,31 @@ class HostLauncher:
     def wait_until_read(self, record: int) -> None:
         pass  # everything launched has run
 
-    def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int) -> None:
+    def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int, variant: int = 0) -> None:
         if kind == GraphKind.DECODE and plan.num_sampled == plan.num_rows:
             self.counts["step"] += 1
             self._take(plan, record)
-            self._graphs[self._by_kind[GraphKind.STEP][size]]()
+            self._run(GraphKind.STEP, size, variant)
         else:
             self.prep(plan, record)
-            self.replay(kind, size)
+            self.replay(kind, size, variant)
             if sample_size:
-                self.replay(GraphKind.SAMPLE, sample_size)
+                self.replay(GraphKind.SAMPLE, sample_size, variant)
         self.finish()
 
     def prep(self, plan: StepPlan, record: int) -> None:
         self.counts["prep"] += 1
         self._take(plan, record)
-        self._graphs[self._by_kind[GraphKind.PREP][1]]()
+        self._run(GraphKind.PREP, 1, 0)
 
-    def replay(self, kind: int, size: int) -> None:
+    def replay(self, kind: int, size: int, variant: int = 0) -> None:
         self.counts["sample" if kind == GraphKind.SAMPLE else "forward"] += 1
-        self._graphs[self._by_kind[kind][size]]()
+        self._run(kind, size, variant)
+
+    def _run(self, kind: int, size: int, variant: int) -> None:
+        graph = self._graph(kind, size, variant)
+        assert graph is not None
+        self._graphs[graph]()
 
     def finish(self) -> None:
         self.counts["finish"] += 1
@@ -113,6 +123,9 @@ class HostAccelerator:
         self.long = LongProducts()
         self._graphs: list[Callable[[], None]] = []
         self.freed = 0  # times that unused memory was given back
+
+    def bind(self) -> None:
+        pass  # every thread is on the host
 
     def pinned(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32)

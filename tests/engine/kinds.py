@@ -66,8 +66,7 @@ def rounds(longest: int, step: int, whole: bool) -> Iterator[list[Request]]:
 
 
 async def every_kind(engine: Engine) -> None:
-    assert engine._device is not None
-    runtime = engine._device._runtime
+    runtime = engine.inspect().runtime
     assert runtime is not None
     longest, whole = runtime.sizes.max_model_len - 4, runtime.limits.max_logprobs == -1
     for requests in rounds(longest, runtime.sizes.max_tokens, whole):

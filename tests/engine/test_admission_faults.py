@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import engine.run.runtime
+import engine.run.start
 from engine import Delta, Engine, FinishReason, MediaInput, Request, SamplingParams
 from engine.base.errors import AdmissionError, DeviceLostError
 from engine.base.inbox import Abort, Submit
@@ -21,7 +21,7 @@ QWEN3, OMNI = tiny.checkpoint("qwen3"), tiny.checkpoint("omni")
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LOST = RuntimeError("CUDA error: an illegal memory access was encountered")
 POINTS = [
-    ("_encoder", "find"), ("_scheduler", "add_entry"), ("_encoder", "stage"), ("_scheduler", "add"),
+    ("encoder", "find"), ("_scheduler", "add_entry"), ("encoder", "stage"), ("_scheduler", "add"),
     ("_executor", "admit"),
 ]  # fmt: skip
 
@@ -30,7 +30,7 @@ POINTS = [
 def executor(request, monkeypatch):
     """The CPU's executor, and the accelerator's on the CPU."""
     if request.param == "device":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
 
 
 class Faulty:
@@ -38,6 +38,9 @@ class Faulty:
 
     def __init__(self, real: Any, name: str, error: BaseException, after: bool) -> None:
         self._real, self._name, self._error, self._after = real, name, error, after
+
+    def __len__(self) -> int:
+        return len(self._real)
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._real, name)
@@ -54,8 +57,8 @@ class Faulty:
 
 
 def plant(engine: Engine, part: str, name: str, error: BaseException, after: bool = False) -> None:
-    admission = runtime_of(engine).admission
-    setattr(admission, part, Faulty(getattr(admission, part), name, error, after))
+    owner = runtime_of(engine).media if part == "encoder" else runtime_of(engine).admission
+    setattr(owner, part, Faulty(getattr(owner, part), name, error, after))
 
 
 def picture(tag: bytes) -> Request:
@@ -142,8 +145,8 @@ async def test_a_message_that_fails_harms_nobody_else(caplog):
         await anext(stream)
         plant(engine, "_executor", "reset", ValueError("planted"))
         stream.abort()
-        engine._device._inbox.put(Abort(None))
-        engine._device._inbox.put(Submit(None, 7))
+        engine.inspect().inbox.put(Abort(None))
+        engine.inspect().inbox.put(Submit(None, 7))
         assert len((await neighbour)[0]) == 30
         await quiet(engine)
         assert engine.state == "ready"

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-import engine.run.runtime
+import engine.run.start
 from engine import Request, SamplingParams
 from engine.base.ahead import joints_of, last_keys
 from engine.base.errors import RequestError
@@ -97,7 +97,7 @@ async def test_the_device_path_gives_the_cpus_answers(monkeypatch):
     settings = {"max_num_seqs": 4, "max_num_queued_reqs": 8, "max_num_batched_tokens": 96, "max_model_len": 80}
     async with running(tiny.checkpoint(name)) as served:
         wanted = [(await answer(served, ask(prompt)))[0] for prompt in prompts]
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     async with running(tiny.checkpoint(name), **settings) as served:
         for _ in range(2):
             got = await asyncio.gather(*(answer(served, ask(prompt)) for prompt in prompts))

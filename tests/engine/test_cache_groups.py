@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.base.request import Request, SamplingParams
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import FullSpec, SlidingSpec, TapsSpec
 from engine.layers.attention import PagedSelfAttention
-from engine.run.runtime import load_runtime
+from engine.run.start import load_runtime
+from engine.step.live import LiveRow, Place
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import SMALL
@@ -29,13 +30,13 @@ WINDOW, BLOCK = 8, 4  # of the tiny checkpoint, and of these engines
 def device_path(request, monkeypatch):
     """With `accelerated`: the accelerator's executor, on a CPU."""
     if request.param == "accelerated":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     return request.param
 
 
 def runtime_of(name, **settings):
     return load_runtime(
-        EngineConfig(model=str(tiny.checkpoint(name)), **{**SMALL, "block_size": BLOCK, **settings}), {}
+        EngineConfig(model=str(tiny.checkpoint(name)), **{**SMALL, "block_size": BLOCK, **settings}), {}, lambda: None
     )
 
 
@@ -51,14 +52,14 @@ def steps(runtime, prompt, count):
         0, prompt, max_tokens=count, min_tokens=0, ignore_eos=True, eos_ids=empty, stop_ids=empty, priority=0,
         arrival=0.0, root=bytes(16), read_cache=True,
     )  # fmt: skip
-    executor.admit(slot, request, 0, None)
-    while scheduler.schedule(plan := runtime.next_plan):
+    executor.admit(slot, LiveRow(0, 0, request, 0, Place(bytes(16))))
+    while (plan := executor.plan(scheduler)) is not None:
         step = runtime.executor.launch_forward(plan)
         runtime.executor.launch_sample(step, lambda _: None)
         assert step.event.wait(60)
         assert step.error is None, step.error
         executor.collect(step)
-        tokens = step.tokens.reshape(-1)
+        tokens = step.home.tokens.reshape(-1)
         scheduler.commit(plan, tokens)
         yield slot, [int(token) for token in tokens if token >= 0]
 
@@ -156,7 +157,7 @@ def test_groups_give_the_tokens_of_one_full_group_with_masks(device_path, chunk)
     runtime = runtime_of("qwen2-window", max_prefill_chunk=chunk)
     assert groups_of(runtime) == [(0, 0), (1, 8), (1, 8)]
     got = [token for _, tokens in steps(runtime, prompt, 40) for token in tokens]
-    runtime.executor.close()
+    runtime.executor.backend.close()
     assert got == want
 
 
@@ -164,7 +165,7 @@ def test_a_cached_prefix_of_all_groups_gives_the_same_tokens():
     prompt = np.random.default_rng(3).integers(2, 90, 50, dtype=np.int32)
     runtime = runtime_of("qwen2-window", max_prefill_chunk=16)
     first, second = ([token for _, tokens in steps(runtime, prompt, 20) for token in tokens] for _ in range(2))
-    runtime.executor.close()
+    runtime.executor.backend.close()
     assert runtime.scheduler.prefix_hits >= 40  # tokens
     assert first == second
 
@@ -181,7 +182,7 @@ def test_a_sliding_group_holds_the_blocks_of_its_window_only(name):
         for kind, count in zip(kinds, held):
             assert count <= (WINDOW - 1) // BLOCK + 2 if kind else count >= 20
         assert runtime.scheduler.pool.num_used == sum(held)
-    runtime.executor.close()
+    runtime.executor.backend.close()
     assert number > 30
 
 
@@ -224,14 +225,14 @@ class MarkingAttention(PagedSelfAttention):
 def test_a_toy_kind_of_cache_is_a_spec_and_its_layer(monkeypatch):
     prompt = np.arange(2, 40, dtype=np.int32)
     want = [token for _, tokens in steps(runtime_of("llama"), prompt, 12) for token in tokens]
-    build, made = engine.run.runtime.build_model, []
+    build, made = engine.run.start.build_model, []
 
     def marked(*args):
         made.append(build(*args))
         made[0].layers[1].attention.__class__ = MarkingAttention
         return made[0]
 
-    monkeypatch.setattr(engine.run.runtime, "build_model", marked)
+    monkeypatch.setattr(engine.run.start, "build_model", marked)
     runtime = runtime_of("llama", debug_poison=True)
     assert groups_of(runtime) == [(0, 0), (0, 0), (0, 0)]
     got = [token for _, tokens in steps(runtime, prompt, 12) for token in tokens]

@@ -6,11 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-import engine.run.runtime
+import engine.run.bounds
+import engine.run.start
 from engine import Engine
 from engine.kernels.moe.sort import sort_pairs_reference
-from engine.step.executor import Sizes
-from engine.step.upload_ring import ALIGNED, UploadRing
+from engine.step.backend.device.upload_ring import ALIGNED, UploadRing
+from engine.step.sizes import Sizes
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, answer_deltas, running
@@ -21,7 +22,7 @@ NAMES = ("llama", "mistral-window", "qwen2", "qwen3", "omni")
 
 @pytest.fixture
 def on_the_device_path(monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def wanted(name):
 
 
 def counts(engine: Engine) -> dict[str, int]:
-    return engine._device._runtime.executor.launcher.counts
+    return engine.inspect().runtime.executor.backend.launcher.counts
 
 
 async def all_at_once(engine: Engine) -> list[list[int]]:
@@ -69,12 +70,12 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, n
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("name", ["qwen3"])
 async def test_rows_that_may_bring_home_more_tokens_bring_the_same(wanted, name, on_device, monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "Sizes", partial(Sizes, width=3))
+    monkeypatch.setattr(engine.run.bounds, "Sizes", partial(Sizes, width=3))
     if on_device:
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     async with running(tiny.checkpoint(name)) as served:
         assert await all_at_once(served) == wanted
-        assert {plan.width for plan in served._device._runtime.executor.plans} == {3}
+        assert {plan.width for plan in served.inspect().runtime.executor.backend.plans} == {3}
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe"])
@@ -102,7 +103,7 @@ async def test_a_walk_for_kernels_changes_no_answer(wanted, on_the_device_path, 
         walk()
         walked.append(threads)
 
-    monkeypatch.setattr("engine.step.startup.compile_ahead", walk_only)
+    monkeypatch.setattr("engine.step.backend.device.startup.compile_ahead", walk_only)
     async with running(tiny.checkpoint(name), encoder_cache_tokens=64) as engine:
         assert await all_at_once(engine) == wanted
     (threads,) = walked
@@ -203,9 +204,9 @@ async def test_rules_and_log_probabilities_are_those_of_the_host(on_the_device_p
     folder = tiny.checkpoint("qwen3")
     async with running(folder, **settings) as engine:
         got = await asyncio.gather(*[told(engine, *each) for each in sent])
-        assert (engine._device._runtime.scheduler.num_preemptions > 0) is bool(settings)
+        assert (engine.inspect().runtime.scheduler.num_preemptions > 0) is bool(settings)
         assert counts(engine)["step"] > 0
-        assert len(engine._device._runtime.executor.sampler._lines) == 0
+        assert len(engine.inspect().runtime.executor.backend.sampler._lines) == 0
     monkeypatch.undo()
     async with running(folder) as engine:
         assert got == [await told(engine, *each) for each in sent]

@@ -10,13 +10,13 @@ import torch
 import engine.sampling.lines
 import engine.sampling.pending
 from _fast.layout import SLOT_WORDS, SlotWord
-from engine.base.request import SamplingParams
+from engine.base.request import SamplingParams, TokenLogprob
+from engine.kernels.sampling.logprobs import logprobs
 from engine.kernels.sampling.rules import unpack
 from engine.kernels.sampling.top_logprobs import LINE, MOST
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.sampling.device import DeviceSampler, prompt_logprobs
 from engine.sampling.lines import RuleLines
-from engine.sampling.logprobs import prompt_logprobs as prompt_logprobs_here
 from engine.sampling.rules import RowRules
 from engine.sampling.sampler import Sampler
 from tests.engine.test_sampler import expected_probs
@@ -58,6 +58,15 @@ def without_waiting(where: str):
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def prompt_logprobs_here(project, hidden, asked, vocab, as_logits=False) -> list[TokenLogprob]:
+    """Of each prompt position by itself, in float32 on the host."""
+    found = []
+    for place, token, wanted in asked.T.tolist():
+        own, rank, ids, values = logprobs(project(hidden[[place]]).float(), torch.tensor([token]), wanted, as_logits)
+        found.append(TokenLogprob(token, float(own), int(rank), ids[0].tolist(), values[0].tolist()))
+    return found
 
 
 class Both:

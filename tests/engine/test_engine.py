@@ -30,7 +30,7 @@ PROMPT = list(range(5, 45))
 
 
 def runtime_of(engine: Engine):
-    return engine._device._runtime
+    return engine.inspect().runtime
 
 
 async def finals(engine: Engine, request: Request) -> list:
@@ -294,12 +294,12 @@ async def test_a_stop_that_comes_with_the_last_abort_while_a_step_runs_ends_the_
         launch(*args)
         device._launch_sample = launch
         device.abort(stream.first_id)
-        device._inbox.put(Stop())
+        device.inbox.put(Stop())
 
     device._launch_sample = launch_then_leave
     stream = engine.submit(text_request(PROMPT, 50, ignore_eos=True))
-    await asyncio.get_running_loop().run_in_executor(None, device._thread.join, 5)
-    assert not device._thread.is_alive()
+    await asyncio.get_running_loop().run_in_executor(None, device.thread.join, 5)
+    assert not device.thread.is_alive()
     await engine.stop(0)
 
 
@@ -341,7 +341,7 @@ async def test_compute_threads_change_no_bit():
     torch_threads: list[int] = []  # of the stream's thread: torch keeps the number per thread
     for threads in (1, 2, 3):
         async with running(QWEN3, num_threads=threads) as engine:
-            runtime_of(engine).executor.stream.launch(lambda: torch_threads.append(torch.get_num_threads()))
+            runtime_of(engine).executor.backend.stream.launch(lambda: torch_threads.append(torch.get_num_threads()))
             deltas = (await answer_deltas(engine, text_request(PROMPT, 8, logprobs=5, ignore_eos=True)))[0]
             answers.append([entry for delta in deltas for entry in delta.logprobs])
     assert answers[0] == answers[1] == answers[2]
@@ -370,7 +370,7 @@ async def test_media_of_a_refused_request_leaves_nothing():
         engine._device.submit(request, 999)
         assert await asyncio.wait_for(done, 5) == [999]
         assert engine.ledger()["encoder_entries"] == 0
-        assert runtime.executor.encoder.find(item.hash) is None
+        assert runtime.media.encoder.find(item.hash) is None
         for stream in full:
             stream.close()
 

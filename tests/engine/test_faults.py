@@ -20,7 +20,7 @@ LOST = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def model_of(engine: Engine):
-    return engine._device._runtime.model
+    return engine.inspect().runtime.model
 
 
 def plant(engine: Engine, faults: dict[int, BaseException], part: str = "forward") -> None:

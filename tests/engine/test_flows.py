@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine import Request, SamplingParams
+from engine import FinishReason, Request, SamplingParams
 from engine.base.errors import QueueTimeoutError
 from engine.base.request import PoolingParams
-from engine.run.flows import Backlog
+from engine.run.flows import Outside
 from tests import tiny
 from tests.engine_kit import answer, frozen, quiet, running, text_request
 
@@ -86,21 +86,45 @@ async def test_s42_a_deadline_that_comes_later_ends_nothing():
         assert len((await answer(engine, soon))[0]) == 40
 
 
+async def test_what_waits_at_a_gate_takes_turns_by_caller():
+    outside = Outside()
+    for device_id in range(100):
+        outside.add(device_id, "a", device_id)
+    for device_id in (200, 201):
+        outside.add(device_id, "b", device_id)
+    assert [entry[0] for entry in outside.first(5)] == [0, 200, 1, 201, 2]
+    assert outside.enter(0)
+    assert [entry[0] for entry in outside.first(5)] == [200, 1, 201, 2, 3]  # the turn of "a" is over
+    assert outside.discard(200)
+    assert not outside.enter(200)
+    assert 201 in outside
+    assert outside.enter(201)
+    assert [entry[0] for entry in outside.first(2)] == [1, 2]
+    assert len(outside) == 99
+
+
+async def test_inputs_of_another_caller_do_not_stand_behind_a_crowd_of_inputs():
+    pools = {"runner": "pooling", "max_model_len": 128, "max_num_seqs": 2, "max_num_queued_reqs": 2}
+    async with running(QWEN3, **pools) as engine:
+        engine.pause()
+        await frozen(engine)
+        seen = []
+
+        async def follow(name, request):
+            async with engine.submit(request) as stream:
+                async for delta in stream:
+                    assert delta.finish_reason is FinishReason.STOP
+                    seen.append(name)
+
+        tasks = [asyncio.ensure_future(follow(name, pooled(count, name))) for name, count in (("a", 60), ("b", 2))]
+        await asyncio.sleep(0)
+        engine.resume()
+        await asyncio.gather(*tasks)
+        assert len(seen) == 62
+        assert seen.index("b") < 12
+        await quiet(engine)
+
+
 def pooled(count: int, flow: str) -> Request:
-    starts = np.arange(count + 1) * 3
-    pooling = PoolingParams(starts)
-    return Request(
-        np.arange(3 * count, dtype=np.int32), SamplingParams(max_tokens=1), n=count, pooling=pooling, flow=flow
-    )
-
-
-async def test_inputs_that_no_slot_is_free_for_take_turns_by_caller():
-    backlog = Backlog()
-    backlog.add(pooled(100, "a"), 1)
-    backlog.add(pooled(2, "b"), 200)
-    taken = [backlog.pop()[0] for _ in range(5)]
-    assert taken == [1, 200, 2, 201, 3]
-    backlog.discard(4)
-    backlog.discard(4)
-    assert backlog.pop()[0] == 5
-    assert len(backlog) == 95
+    ids, once = np.arange(10 * count, dtype=np.int32) % 250, SamplingParams(max_tokens=1)
+    return Request(ids, once, n=count, pooling=PoolingParams(np.arange(count + 1) * 10), flow=flow)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import engine.run.runtime
+import engine.run.start
 from engine import FinishReason, SamplingParams
+from engine.base.grammar import GrammarSpec
 from engine.grammar.advance import GrammarRow, GrammarRows
 from engine.grammar.compile import compile_now
-from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from engine.run.loop import DeviceThread
 from server.render.load_tokenizer import load_tokenizer
@@ -44,7 +44,7 @@ JSON, WORD, OPEN = grammar(SCHEMA, "schema"), grammar('start: "yes" | "no"'), gr
 def path(where, monkeypatch):
     if where != "host":
         made = {"device": HostAccelerator, "steady": StandInAccelerator}[where]
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: made())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: made())
     return where
 
 
@@ -298,7 +298,7 @@ async def test_held_rows_choose_by_the_graph_and_clients_hear_of_them_behind_the
     monkeypatch.setattr(DeviceThread, "_launch", lambda *args: seen.append("L") or launch(*args))
     monkeypatch.setattr(DeviceThread, "_deliver", lambda *args: seen.append("t") or deliver(*args))
     async with running(FOLDER) as engine:
-        counts = engine._device._runtime.executor.launcher.counts
+        counts = engine.inspect().runtime.executor.backend.launcher.counts
         alone = await told(engine, asked(PROMPTS[0], OPEN, max_tokens=20))
         before = dict(counts)
         named = await told(engine, asked(PROMPTS[0], OPEN, max_tokens=20, logprobs=0, logprob_token_ids=(A,)))

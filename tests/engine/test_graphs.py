@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from engine.step.graphs import (
+from engine.step.sizes import (
     ENCODER_LIMIT,
     MIXED_LIMIT,
     decode_sizes,

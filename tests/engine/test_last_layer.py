@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.layers.mlp import GatedMLP
-from engine.step.startup import Startup
+from engine.step.backend.device.startup import Startup
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, answer_deltas, prompts, running, text_request
@@ -30,7 +30,7 @@ def settings(request, monkeypatch):
     sizes = {"max_num_batched_tokens": 64, "max_num_seqs": ROWS, "encoder_cache_tokens": 64}
     if request.param == "host":
         return sizes
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     return {**sizes, "enforce_eager": request.param == "eager"}
 
 
@@ -49,7 +49,7 @@ def computed(monkeypatch):
 
 def first_and_last(served, seen) -> tuple[list[int], list[int]]:
     """Rows of the first layer's MLP and of the last one's, step by step."""
-    layers = served._device._runtime.executor.model.layers
+    layers = served.inspect().runtime.model.layers
     return tuple([rows for mlp, rows in seen if mlp is layers[k].mlp] for k in (0, -1))
 
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import engine.run.admission
+import engine.step.parts.media
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine import MediaInput, Request, SamplingParams
+from engine.base.config import EngineConfig
 from engine.run.admission import Admission
+from engine.step.parts.media import Media
 
 SPAN = (2, 9)
 
@@ -37,9 +40,16 @@ def cached(monkeypatch):
         evict=lambda *_: None,
         work_of=lambda item, _: item.num_tokens,
     )
-    executor = SimpleNamespace(encoder=encoder, admit=lambda *_: None, reset=lambda *_: None)
-    admission = Admission(scheduler, executor, prefix_caching=True, poison=False)
-    monkeypatch.setattr(engine.run.admission, "hashlib", SimpleNamespace(blake2b=Named))
+    config = SimpleNamespace(adds_media=False, ahead="", text=SimpleNamespace(layers=()))
+    model = SimpleNamespace(config=config, adapters=())
+    part = Media(EngineConfig(""), model)
+    part.encoder = encoder
+    backend = SimpleNamespace(rank=SimpleNamespace(model=model))
+    nothing = {name: lambda *_: None for name in ("admit", "reset", "displace")}
+    executor = SimpleNamespace(backend=backend, place=part.place, free=part.free, may_enter=lambda _: True, **nothing)
+    admission = Admission(scheduler, executor, shares_prefixes=True, poison=False)
+    for module in (engine.run.admission, engine.step.parts.media):
+        monkeypatch.setattr(module, "hashlib", SimpleNamespace(blake2b=Named))
     prompt, plan, numbers = np.arange(13, dtype=np.int32), StepPlan(1, 32, 256), iter(range(9))
 
     def serve(name: bytes) -> int:

@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 
-import engine.run.runtime
-import engine.step.device_executor
+import engine.run.start
+import engine.run.weights
+import engine.step.backend.device.startup
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
@@ -16,8 +17,8 @@ from engine.cache.spec import FullSpec
 from engine.device.host import choose_device
 from engine.device.memory import GIB, REMEDIES, DeviceMemory, enough_for
 from engine.kernels import target
-from engine.step.device_executor import DeviceExecutor
-from engine.step.startup import Startup
+from engine.step.backend.device.startup import Startup
+from engine.step.plain import Executor
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import running
@@ -136,12 +137,12 @@ def test_out_of_memory_at_start_is_one_line(phase, flag):
 
 
 NO_ROOM = {
-    "weights": (engine.run.runtime, "load_weights"),
-    "buffers": (engine.step.device_executor, "StepBuffers"),
+    "weights": (engine.run.weights, "load_weights"),
+    "buffers": (engine.step.backend.device.startup, "StepBuffers"),
     "profiling": (Startup, "profile"),
     "cache": (Startup, "allocate"),
     "graphs": (Startup, "capture"),
-    "warmup": (DeviceExecutor, "launch_forward"),
+    "warmup": (Executor, "launch_forward"),
 }
 
 
@@ -151,7 +152,7 @@ async def test_each_phase_of_the_start_says_what_did_not_fit(phase, monkeypatch)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity")
 
     assert REMEDIES.keys() == NO_ROOM.keys()
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(*NO_ROOM[phase], full)
     with pytest.raises(ConfigError, match=f"during {phase}: 2.50 GiB more were asked for, 1024.00 GiB of") as error:
         async with running(tiny.checkpoint("qwen3")):

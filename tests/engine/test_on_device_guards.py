@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import engine.kernels.target as target
-from engine.step.device_executor import DeviceExecutor
+from engine.step.backend.device.forward import DeviceForward
 from tests import tiny
 from tests.bench.crowd import Steps, decode
 from tests.engine.test_on_device_steady import plain_load
@@ -135,14 +135,14 @@ async def test_a_layer_of_a_decode_step_is_a_few_kernels(rows, tmp_path):
 @pytest.mark.parametrize("name", ["qwen3", "omni"])
 async def test_nearly_every_step_of_a_mixed_load_has_a_graph(name, monkeypatch):
     eager = 0
-    real = DeviceExecutor._run_eagerly
+    real = DeviceForward._run_eagerly
 
     def counted(self, *args):
         nonlocal eager
         eager += 1
         real(self, *args)
 
-    monkeypatch.setattr(DeviceExecutor, "_run_eagerly", counted)
+    monkeypatch.setattr(DeviceForward, "_run_eagerly", counted)
     async with CUDA.running(tiny.checkpoint(name)) as served:
         steps = []
         served.on_step = steps.append

@@ -11,7 +11,7 @@ from tests import nomic_kit
 from tests import pooling_kit as kit
 from tests.engine.test_pooling_steps import INPUTS, answered, arrays, request
 from tests.engine_kit import running
-from tests.server import test_jina_embeddings_v3, test_splade
+from tests.server.pooling import test_jina_embeddings_v3, test_splade
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 # ModernBERT's tiny checkpoint grows its residual stream fivefold in four layers: weights rounded to bfloat16 cost a

@@ -250,7 +250,7 @@ async def test_steps_are_predictable_and_counted():
 async def test_what_steps_take_is_known_also_where_they_ran_without_the_lock():
     async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
         await asyncio.gather(*[answer(engine, text_request(ids, 200, ignore_eos=True)) for ids in PROMPTS[:16]])
-        pace = engine._device._pace
+        pace = engine.inspect().pace
         for _ in range(100):  # answers are here before that loop has ended and told what it learned
             if pace._decode:
                 break

@@ -11,6 +11,7 @@ from engine.run.pace import (
     Pace,
     round_up_tiles,
 )
+from engine.step.step import StepTimes
 
 TILE = 128
 WAITED = 0.001  # seconds that the thread waited for the step's end
@@ -27,7 +28,7 @@ def plan(rows: int, prompt: int = 0) -> SimpleNamespace:
 
 def plan_at(pace: Pace, of: SimpleNamespace) -> float:
     """When to plan behind a step that began at 1 second."""
-    return pace.plan_at(SimpleNamespace(plan=of, started_at=1.0, plan_at=0.0))
+    return pace.plan_at(SimpleNamespace(plan=of, times=StepTimes(started_at=1.0)))
 
 
 def expected(pace: Pace, of: SimpleNamespace) -> float:
@@ -43,7 +44,9 @@ def test_a_step_is_planned_behind_the_margin_before_the_expected_end():
         assert abs(expected(pace, plan(8)) - end) < 1e-9
     pace.note(plan(1), 0.0002, WAITED)
     assert abs(plan_at(pace, plan(1)) - 1.0001) < 1e-9, "the margin is at most half of the step"
-    assert pace.plan_at(SimpleNamespace(plan=plan(8), started_at=1.0, plan_at=3.0)) == 3.0, "told by the GIL-free loop"
+    assert pace.plan_at(SimpleNamespace(plan=plan(8), times=StepTimes(started_at=1.0, plan_at=3.0))) == 3.0, (
+        "told by the GIL-free loop"
+    )
 
 
 def test_steps_of_other_tiles_are_learned_apart_and_unknown_ones_taken_for_smaller():

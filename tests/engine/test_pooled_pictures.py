@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.request import MediaInput, PoolingParams, Request, SamplingParams
 from tests import tiny_towers
 from tests.engine.host_accelerator import HostAccelerator
@@ -51,7 +51,7 @@ async def test_the_device_path_and_pieces_of_towers_make_the_same_arrays(monkeyp
     assert len({one.tobytes() for one in wanted}) == len(wanted)
     for one, other in zip(await made(encoder_budget=5), wanted):
         np.testing.assert_allclose(one, other, atol=1e-5)
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     for settings in ({}, {"enforce_eager": True}, {"encoder_budget": 5}):
         for one, other in zip(await made(**settings), wanted):
             np.testing.assert_allclose(one, other, atol=1e-5, err_msg=str(settings))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import engine.kernels.gemm.pack
-import engine.run.runtime
+import engine.run.start
 from engine import Engine, FinishReason, Request, SamplingParams, layers
 from engine.base.errors import InvalidLogitsError, RequestError
 from engine.base.request import PoolingParams
@@ -54,7 +54,7 @@ async def made(kind: str, per_token: bool = False, **settings) -> list[np.ndarra
 @pytest.fixture
 def on_the_device_path(monkeypatch):
     def switch() -> None:
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
 
     return switch
 
@@ -97,7 +97,7 @@ async def test_encoders_in_float16_make_vectors_of_cosine_0_9999(on_the_device_p
     async with running(folder, **POOLS) as served:
         wanted = await arrays(served, INPUTS)
     on_the_device_path()
-    monkeypatch.setattr(engine.run.runtime, "resolve_dtype", lambda *_: torch.float16)
+    monkeypatch.setattr(engine.run.start, "resolve_dtype", lambda *_: torch.float16)
 
     def as_on_a_card(weight, bias):  # torch's products: on a CPU weights are panels else, which float16 is not
         whole = torch.cat(weight) if isinstance(weight, tuple) else weight
@@ -106,7 +106,7 @@ async def test_encoders_in_float16_make_vectors_of_cosine_0_9999(on_the_device_p
     for kind in ("pack_panels", "pack_paired"):
         monkeypatch.setattr(engine.kernels.gemm.pack, kind, as_on_a_card)
     async with running(folder, **POOLS) as served:
-        assert served._device._runtime.model.embed.table.dtype is torch.float16
+        assert served.inspect().runtime.model.embed.table.dtype is torch.float16
         found = await arrays(served, INPUTS)
     for one, other in zip(found, wanted):
         assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) >= 0.9999
@@ -127,7 +127,7 @@ async def test_chunks_cached_prefixes_and_preemption_change_nothing(on_the_devic
 
 async def test_one_input_that_is_not_a_number_fails_alone(monkeypatch):
     async with running(tiny.checkpoint("qwen3"), **POOLS) as served:
-        model = served._device._runtime.model
+        model = served.inspect().runtime.model
         project = model.pooler.project
 
         def broken(hidden):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 import engine.sampling.pending
 from engine import Engine, Request
 from engine.layers.embed import Head
@@ -43,7 +43,7 @@ def settings(request, monkeypatch):
         return {"device": "cuda", "deterministic": True}
     if request.param == "host":
         return {}
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     return {"enforce_eager": request.param == "eager"}
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import engine.run.runtime
+import engine.run.start
 from engine import SamplingParams
 from engine.base.errors import ConfigError, RequestError
 from engine.base.request import ROWS, MediaInput, Request
@@ -36,7 +36,7 @@ def of_rows(table: np.ndarray, start: int, end: int, max_tokens: int = 8) -> Req
 @pytest.mark.parametrize("name", ["qwen3", "omni", "qwen3_vl", "gemma3"])
 async def test_rows_are_worth_their_tokens(monkeypatch, name, device):
     if device != "host":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     scale = 1.0
     if name == "gemma3":
         width = embeddings(name).shape[1]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine import Delta, Engine, FinishReason, Request
 from engine.base.errors import DeviceOutOfMemoryError
 from engine.base.failures import SMALLER_STEPS, TokenBudget
@@ -38,7 +38,7 @@ def freed(request, monkeypatch):
     """How often memory was given back; the CPU's executor keeps none."""
     device = HostAccelerator()
     if request.param == "device":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: device)
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: device)
     return (lambda: device.freed) if request.param == "device" else (lambda: None)
 
 

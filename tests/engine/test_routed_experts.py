@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine import Engine, FinishReason, Request, SamplingParams
 from engine.base.errors import ConfigError, RequestError
 from engine.cache.layout import CacheLayout
-from engine.cache.routed import routed_bytes
 from engine.cache.spec import FullSpec, SlidingSpec
-from engine.models.registry import load_model_config
+from engine.models.registry import build_model, load_model_config
+from engine.step.parts.routed import RoutedExperts
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer_deltas, running, text_request
@@ -124,7 +124,7 @@ async def follow(engine: Engine, number: int, request: Request) -> list[tuple[li
 async def test_the_experts_are_those_of_transformers(name, on_device, count, blocks, monkeypatch):
     """With prefix hits, preemption, two choices, aborts and choices that the client's side ends."""
     if on_device:
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     equal, numbers = [], weights_of_modules if name in tiny.THROUGH_TRANSFORMERS else oracle
     async with running(tiny.checkpoint(name), num_gpu_blocks_override=blocks, **TIGHT, **ON) as served:
         asked = requests(count)
@@ -140,7 +140,7 @@ async def test_the_experts_are_those_of_transformers(name, on_device, count, blo
         if count == 200:
             assert served.stats.preemptions > 0
             assert served.stats.prefix_hits > 0
-        assert served.ledger()["routed_ends"] == 0
+        assert served.ledger()["late_extras"] == 0
     assert len(equal) > count // 2
     assert sum(equal) / len(equal) > 0.999
 
@@ -149,7 +149,7 @@ async def test_asking_changes_no_token_and_a_server_that_keeps_experts_answers_t
     prompt = np.arange(2, 40)
     async with running(tiny.checkpoint("qwen3_moe")) as served:
         want = await answer_deltas(served, text_request(prompt, 9, logprobs=2))
-        assert served._device._runtime.executor.routed is None
+        assert served.inspect().runtime.executor.part(RoutedExperts) is None
     async with running(tiny.checkpoint("qwen3_moe"), **ON) as served:
         asked = await answer_deltas(served, text_request(prompt, 9, logprobs=2, return_routed_experts=True))
         plain = await answer_deltas(served, text_request(prompt, 9, logprobs=2))
@@ -177,10 +177,11 @@ async def test_what_cannot_be_told_is_refused_before_a_slot_is_spent(name, setti
 
 
 def test_the_cache_counts_the_bytes_of_experts():
-    text = load_model_config(tiny.checkpoint("qwen3_moe")).text
+    model = build_model(load_model_config(tiny.checkpoint("qwen3_moe")), torch.float32)
     spec = SlidingSpec(2, 8, torch.float32, 9)
-    assert routed_bytes(text, [spec, FullSpec(2, 8, torch.float32)]) == 2 * 5  # in two layers a byte for each of five
+    claim = RoutedExperts(model, [spec, FullSpec(2, 8, torch.float32)]).claim()
+    assert claim.token_bytes == 2 * 5  # in two layers a byte for each of five
     plain, layout = CacheLayout([spec], 16), CacheLayout([spec], 16, beside=10)
     assert layout.block_bytes == plain.block_bytes + 160
     with pytest.raises(ConfigError, match="every layer of this model has a sliding window"):
-        routed_bytes(text, [spec])
+        RoutedExperts(model, [spec]).claim()

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.kernels.moe.spread import count_spread
 from engine.models.registry import load_model_config
+from engine.step.parts.expert_load import ExpertLoad
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.stand_in_accelerator import StandInAccelerator
@@ -29,7 +30,7 @@ def test_pairs_of_real_rows_are_counted_by_layer():
 async def test_a_look_tells_what_the_look_before_it_counted(name, accelerator, monkeypatch):
     """A prompt of a single step: all of its tokens in every layer, but in our last layer only the one that is read."""
     if accelerator is not None:
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: accelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: accelerator())
     folder, prompt = tiny.checkpoint(name), np.arange(2, 40)
     text = load_model_config(folder).text
     layers = [number for number, layer in enumerate(text.layers) if layer.experts]
@@ -60,4 +61,4 @@ async def settled(served):
 async def test_a_model_without_experts_has_nothing_to_tell():
     async with running(tiny.checkpoint("llama")) as served:
         assert await served.look_at_experts() == []
-        assert served._device._runtime.executor.spread is None
+        assert served.inspect().runtime.executor.part(ExpertLoad) is None

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import engine.run.runtime
+import engine.run.start
 from engine import Engine, EngineConfig, FinishReason
 from engine.base.errors import DeviceLostError, NotReadyError
 from engine.base.stall import StallWatch
@@ -24,7 +24,7 @@ PROMPT = np.arange(40, 60, dtype=np.int32)
 
 def block(engine: Engine, at: int, until: threading.Event) -> None:
     """The n-th forward from now waits."""
-    model, calls = engine._device._runtime.model, 0
+    model, calls = engine.inspect().runtime.model, 0
     real = model.forward
 
     def waiting(*args):
@@ -73,7 +73,7 @@ async def test_a_step_that_comes_home_late_is_not_lost(caplog):
 
 
 async def test_tokens_that_an_accelerator_brought_home_late_are_taken(monkeypatch, caplog):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     async with running(QWEN3) as served:
         wanted = await answer(served, text_request(PROMPT, 10, ignore_eos=True))
         waits = []

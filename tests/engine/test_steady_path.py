@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-import engine.run.runtime
+import engine.run.bounds
+import engine.run.start
 from engine import Engine
-from engine.step.executor import Sizes
+from engine.step.sizes import Sizes
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.stand_in_accelerator import StandInAccelerator
@@ -32,7 +33,7 @@ def made(monkeypatch):
         opened.append(StandInAccelerator())
         return opened[-1]
 
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", open_accelerator)
+    monkeypatch.setattr(engine.run.start, "open_accelerator", open_accelerator)
     yield opened
     assert [accelerator.errors for accelerator in opened] == [[]] * len(opened)
     opened.clear()
@@ -40,7 +41,7 @@ def made(monkeypatch):
 
 
 def steady_steps(engine: Engine) -> int:
-    return engine._device._steady._loop.num_steps
+    return engine.inspect().steady.num_steps
 
 
 @pytest.mark.covering(1)
@@ -65,7 +66,7 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, made, name, settings)
 
 @pytest.mark.parametrize("name", ["qwen3"])
 async def test_rows_that_may_bring_home_more_tokens_bring_the_same(wanted, made, name, monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "Sizes", partial(Sizes, width=3))
+    monkeypatch.setattr(engine.run.bounds, "Sizes", partial(Sizes, width=3))
     async with running(tiny.checkpoint(name)) as served:
         got = await asyncio.gather(*[answer(served, request(prompt)) for prompt in PROMPTS])
         assert [choices[0] for choices in got] == wanted
@@ -106,7 +107,7 @@ async def told(engine: Engine) -> list:
 async def test_requests_of_every_kind_get_what_python_alone_gives_them(made, monkeypatch):
     """Plain rows, rows with rules and prompts alternate between the GIL-free loop and Python."""
     with monkeypatch.context() as python:
-        python.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        python.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
         async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:
             wanted = await told(own)
     async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:
@@ -138,7 +139,7 @@ async def test_rows_with_rules_and_log_probabilities_decode_without_python(made,
             wanted = tokens if "logprobs" in asked[number % len(asked)] else []
             assert [entry[0] for entry in told] == wanted
     with monkeypatch.context() as python:
-        python.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        python.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
         async with running(tiny.checkpoint("qwen3")) as own:
             assert [await ask(own, number) for number in range(16)] == got, "alone, and by Python"
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import engine.run.runtime
+import engine.run.start
 from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
@@ -18,8 +18,8 @@ from engine.base.request import FinishReason
 from engine.base.stats import EngineStats, StepStats
 from engine.run.loop import DeviceThread
 from engine.run.steady import Handover
-from engine.step.build import RowArrays
-from engine.step.result import StepResult
+from engine.step.rows import RowArrays
+from engine.step.step import Home
 from server.ops.metrics import Metrics
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -36,7 +36,7 @@ FIELDS = ("schedule_s", "launch_s", "wait_s", "commit_s", "device_s", "gap_s", "
 @pytest.mark.parametrize("path", ["host", "device"])
 async def test_steps_carry_their_times_and_counts(path, monkeypatch):
     if path == "device":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     async with running(QWEN3) as served:
         seen: list[StepStats] = []
         served.on_step = seen.append
@@ -90,8 +90,8 @@ def test_a_step_that_met_a_full_ring_is_told_whole():
     scheduler = ended(plan)
     numbers = StepNumbers(0, 1, 3, 1, 1, 0, 1, 0, 3, 0, *TIMES)
     thread = DeviceThread.__new__(DeviceThread)
-    thread._settler = None
-    steady = thread._steady = Steady(Handover(None, plan, numbers, False, None, None, True))
+    thread.settler = None
+    steady = thread.steady = Steady(Handover(None, plan, numbers, False, None, None, True))
     runtime = SimpleNamespace(limits=SimpleNamespace(num_blocks=8), scheduler=scheduler, admission=NOBODY)
     thread._run_steadily(runtime, None, StepStats())
     (output,) = steady.told
@@ -108,9 +108,9 @@ def test_news_name_a_row_once_for_each_token_of_its_run():
     for number in (7, 8, 9):
         scheduler.add(number, np.arange(2, dtype=np.int32), max_tokens=4, eos_ids=[6])
     scheduler.schedule(plan)
-    step = StepResult(plan, RowArrays(plan))
+    step = Home(plan.num_rows, plan.width)
     end, invalid = int(TokenCode.END), int(TokenCode.INVALID)
-    step.take_tokens(np.array([[5, 6], [invalid, end], [4, end]]), 99)
+    step.take_tokens(RowArrays(plan).sampled, np.array([[5, 6], [invalid, end], [4, end]]), 99)
     assert list(step.invalid) == [1]
     assert step.tokens is not None
     scheduler.commit(plan, step.tokens.reshape(-1), np.array([0, FinishReason.ERROR, 0], np.int32))
@@ -134,11 +134,11 @@ def test_the_steady_loop_plans_prompts_with_budgets_of_this_moment():
             return super().run(previous)
 
     thread = DeviceThread.__new__(DeviceThread)
-    thread._settler = None
+    thread.settler = None
     thread._budget = SimpleNamespace(of=lambda step: 4)
     budgets = iter((5, 6))
-    thread._pace = SimpleNamespace(prompt_budget=lambda *load: next(budgets))
-    thread._steady = Watched(Handover(None, None, StepNumbers(*(0,) * 10, *TIMES), False, None, None, True))
+    thread.pace = SimpleNamespace(prompt_budget=lambda *load: next(budgets))
+    thread.steady = Watched(Handover(None, None, StepNumbers(*(0,) * 10, *TIMES), False, None, None, True))
     runtime = SimpleNamespace(scheduler=scheduler, admission=NOBODY)
     thread._run_steadily(runtime, None, StepStats())
     assert seen == [(5, 4), (6, 4)]
@@ -148,8 +148,8 @@ def test_a_plan_that_the_steady_loop_made_counts_where_it_is_launched():
     plan = StepPlan(2, 8, 16)
     scheduler = ended(plan)
     thread = DeviceThread.__new__(DeviceThread)
-    thread._settler = None
-    steady = thread._steady = Steady(Handover(None, None, StepNumbers(*(0,) * 10, *TIMES), False, None, plan, False))
+    thread.settler = None
+    steady = thread.steady = Steady(Handover(None, None, StepNumbers(*(0,) * 10, *TIMES), False, None, plan, False))
     steady.left = steady.left[1:]
     stats = StepStats(schedule_s=1.0)
     assert thread._run_steadily(SimpleNamespace(scheduler=scheduler, admission=NOBODY), None, stats) == (None, plan)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import engine.engine
-import engine.run.runtime
+import engine.run.start
 from engine import Engine, FinishReason, Request
 from engine.base.errors import TokenIdError
 from tests import tiny
@@ -39,7 +39,7 @@ CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 def unchecked(request, monkeypatch):
     """Settings of an engine whose requests reach the executor as they are."""
     if request.param == "device":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(engine.engine, "check", lambda request, limits: None)
     return {"device": "cuda", "deterministic": True} if request.param == "cuda" else {}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.step.encode import TowerClock
+from engine.step.parts.encoder_cache import TowerClock
 
 
 class Event:

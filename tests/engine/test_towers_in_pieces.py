@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.request import ROWS, MediaInput
-from engine.step.encode import EncoderCache
+from engine.step.parts.encoder_cache import EncoderCache
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_towers_together import WIDTH, Tower, cache_of, stage, step_of
@@ -94,7 +94,7 @@ def test_a_tower_that_fails_in_a_piece_ends_the_requests_that_show_it() -> None:
     assert cache._begun == {}
     step = step_of(cache, 1, 2)
     assert [float(rows[0, 0]) for _, _, rows in cache.take(step)] == [1]
-    assert list(step.invalid) == [0]
+    assert list(step.home.invalid) == [0]
 
 
 @pytest.mark.parametrize("how", ["evicted", "forgotten", "another begins"])
@@ -131,7 +131,7 @@ async def test_on_the_device_path_rows_decode_between_pieces(monkeypatch: pytest
     wanted = await asyncio.to_thread(alone, Device("cpu"))
     made: list[HostAccelerator] = []
     monkeypatch.setattr(
-        engine.run.runtime, "open_accelerator", lambda _device: made.append(HostAccelerator()) or made[-1]
+        engine.run.start, "open_accelerator", lambda _device: made.append(HostAccelerator()) or made[-1]
     )
     steps: list[tuple[int, int]] = []
     few = {"max_num_seqs": 4, "max_num_queued_reqs": 4, "max_num_batched_tokens": 128, "encoder_cache_tokens": 256}

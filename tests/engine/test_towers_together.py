@@ -11,8 +11,8 @@ import torch
 
 from engine.base.errors import EngineError
 from engine.base.request import ROWS, MediaInput
-from engine.step.encode import EncoderCache
-from engine.step.result import StepResult
+from engine.step.parts.encoder_cache import EncoderCache
+from engine.step.step import Step
 
 WIDTH = 4
 
@@ -70,7 +70,7 @@ def stage(cache: EncoderCache, *items: tuple[int, float, str]) -> None:
         cache.stage(entry, bytes([entry]), MediaInput(kind, bytes(16), (), rows, features))
 
 
-def step_of(cache: EncoderCache, *entries: int) -> StepResult:
+def step_of(cache: EncoderCache, *entries: int) -> Step:
     """A row for each entry, which reads all of it."""
     lengths = np.array([cache._inputs[entry].num_tokens for entry in entries], np.int32)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int32)
@@ -79,7 +79,7 @@ def step_of(cache: EncoderCache, *entries: int) -> StepResult:
         num_media=len(entries), media_start=memoryview(starts), media_length=memoryview(lengths),
         media_row=memoryview(zeros), media_entry=memoryview(np.array(entries, np.int32)),
     )  # fmt: skip
-    return SimpleNamespace(plan=plan, rows=SimpleNamespace(starts=starts), invalid={})  # type: ignore[return-value]
+    return SimpleNamespace(plan=plan, rows=SimpleNamespace(starts=starts), home=SimpleNamespace(invalid={}))  # type: ignore[return-value]
 
 
 def test_a_step_runs_its_new_items_together_up_to_the_budget() -> None:
@@ -104,8 +104,8 @@ def test_a_broken_item_fails_alone(broken: int) -> None:
     step = step_of(cache, 1, 2, 3)
     found = cache.take(step)
     assert [float(rows[0, 0]) for _, _, rows in found] == [entry for entry in (1, 2, 3) if entry != broken]
-    assert list(step.invalid) == [broken - 1]
-    assert isinstance(step.invalid[broken - 1], EngineError)
+    assert list(step.home.invalid) == [broken - 1]
+    assert isinstance(step.home.invalid[broken - 1], EngineError)
 
 
 def test_rows_of_clients_and_towers_of_one_item_stay_out_of_it() -> None:

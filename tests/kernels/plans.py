@@ -18,7 +18,7 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import FullSpec, SlidingSpec
-from engine.step.slots import SlotState
+from engine.step.backend.host.slots import HostSlots
 
 MAX_LEN = 64
 
@@ -62,7 +62,7 @@ class Walk:
         )
         updates = self.max_rows * (self.max_blocks + 1) * len(self.groups)
         self.plans = [StepPlan(self.max_rows, self.max_tokens, updates) for _ in range(2)]
-        self.slots = SlotState(self.max_slots, self.max_blocks, len(self.groups))
+        self.slots = HostSlots(self.max_slots, self.max_blocks, len(self.groups))
         specs = [
             SlidingSpec(1, 8, torch.float32, window) if kind else FullSpec(1, 8, torch.float32)
             for kind, window in self.groups
@@ -85,10 +85,12 @@ class Walk:
         self.number += 1
         slots, delta = self.slots, draw.randint(-len(prompt), 5) if self.axes > 1 else 0
         slots.reset(slot)
-        slots.prompt_len[slot], slots.position_delta[slot] = len(prompt), max(delta, -len(prompt))
+        positions = slots.positions
+        positions.prompt_len[slot], positions.delta[slot] = len(prompt), max(delta, -len(prompt))
         if self.axes > 1 and draw.random() < 0.5:
-            slots.positions[slot] = np.array([[draw.randrange(99) for _ in prompt] for _ in range(self.axes)], np.int32)
-        self.unsent[slot] = words_of(slot, len(prompt), int(slots.position_delta[slot]), draw)
+            own = [[draw.randrange(99) for _ in prompt] for _ in range(self.axes)]
+            positions.prompts[slot] = np.array(own, np.int32)
+        self.unsent[slot] = words_of(slot, len(prompt), int(positions.delta[slot]), draw)
 
     def record(self, plan: StepPlan) -> np.ndarray:
         """The plan's record with parameters and positions behind its updates; whatever lies beyond is garbage."""
@@ -102,7 +104,7 @@ class Walk:
                 staged[size : size + SLOT_WORDS] = words
                 staged[Header.NUM_PARAMS] += 1
                 size += SLOT_WORDS
-        given = [self.slots.positions.get(plan.row_slot[row]) for row in rows]
+        given = [self.slots.positions.prompts.get(plan.row_slot[row]) for row in rows]
         if any(positions is not None for positions in given):
             staged[Header.POSITIONS_AT] = size
             for row, positions in enumerate(given):

@@ -18,7 +18,7 @@ from engine.kernels.gemm.algorithms import GAIN, TORCHS, Algorithms, Kept, Kind,
 from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES, RefusedError
 from engine.kernels.gemm.dense import DenseWeight, is_vendors
 from engine.kernels.target import products_library
-from engine.step.graphs import long_sizes
+from engine.step.sizes import long_sizes
 
 WIDE = Kind(1024, 2048, False, False, torch.bfloat16)
 A, B = b"a" * ALGORITHM_BYTES, b"b" * ALGORITHM_BYTES

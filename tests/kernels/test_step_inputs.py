@@ -1,8 +1,9 @@
-"""The prep kernels' reference against engine/step/build, on plans of the real scheduler; padding and bad records."""
+"""The prep kernels' reference against backend/host/buffers, on plans of the real scheduler; padding and bad records."""
 
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,26 @@ from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, SlotWord, tail_at, to
 from engine.kernels.record import Records, records_in
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs, empty_slots
-from engine.step.build import RowArrays, apply_updates, build
+from engine.step.backend.host.buffers import build
+from engine.step.backend.host.home import HostEvent
+from engine.step.rank import Rank
+from engine.step.rows import RowArrays
+from engine.step.step import Step
 from tests.kernels.plans import Walk
 
 VOCAB = 99
 GROUPS = [((0, 0),), ((0, 0), (1, 6)), ((1, 3), (0, 0), (1, 3))]
+
+
+def step_of(plan, rows) -> Step:
+    """A step that nothing launches."""
+    return Step(plan, rows, HostEvent(), lambda call, *args: call(*args))
+
+
+def rank_of(walk) -> Rank:
+    """A device whose model has no layers."""
+    config = SimpleNamespace(axes=walk.axes, text=SimpleNamespace(vocab_size=VOCAB))
+    return Rank(0, SimpleNamespace(config=config), walk.layout)
 
 
 def poisoned(walk):
@@ -47,7 +63,7 @@ def check_rows(out, walk, plan, batch, rows):
     assert real == len(rows.sampled)
     assert torch.equal(out.sample_index[:real], batch.sample_index)
     slots = rows.slots[rows.sampled]
-    place = rows.computed[rows.sampled] + rows.lens[rows.sampled] - walk.slots.prompt_len[slots]
+    place = rows.computed[rows.sampled] + rows.lens[rows.sampled] - walk.slots.positions.prompt_len[slots]
     assert out.sample_row.tolist() == [*rows.sampled.tolist(), *[-1] * (walk.max_rows - real)]
     assert out.sample_slot.tolist() == [*slots.tolist(), *[dummy] * (walk.max_rows - real)]
     assert out.sample_place.tolist() == [*place.tolist(), *[0] * (walk.max_rows - real)]
@@ -75,9 +91,9 @@ def test_a_step_equals_what_the_host_builds(seed, axes, planted):
         if planted:
             plant(walk, plan, record, draw)
         rows = RowArrays(plan)
-        apply_updates(plan, walk.slots)
+        walk.slots.apply(plan)
         walk.slots.adapter[:] = draw.integers(0, 3, walk.max_slots) * bool(seed)
-        batch = build(plan, rows, walk.slots, walk.layout, [], [], axes, VOCAB)
+        batch = build(step_of(plan, rows), walk.slots, rank_of(walk))
         slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         slots.word(SlotWord.ADAPTER)[: walk.max_slots] = torch.from_numpy(walk.slots.adapter)
         out = poisoned(walk)

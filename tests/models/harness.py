@@ -16,7 +16,7 @@ from engine.attention.meta import AttentionMeta
 from engine.base.ahead import last_keys
 from engine.checkpoint.config import resolve_dtype
 from engine.layers.batch import Batch
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.models.registry import build_model, load_model_config
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights

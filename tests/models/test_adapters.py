@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.config import EngineConfig
 from engine.base.request import Request, SamplingParams
 from engine.models.registry import build_model, load_model_config
@@ -83,7 +83,7 @@ async def test_texts_beside_sounds_are_computed_without_the_adapter(family):
 
 @each_family
 async def test_rows_of_an_accelerators_graphs_have_their_own_adapters(family, monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     assert (await check(family)).prefix_hits > 0
 
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError, RequestError
 from engine.models.registry import build_model, load_model_config
 from engine.weights.table import expand
@@ -63,7 +63,7 @@ def test_logits_of_a_text_are_those_of_the_makers_formulas(tmp_path, changes):
 
 @torch.inference_mode()
 def test_positions_that_are_divided_are_another_kind_of_rope(tmp_path):
-    """As engine/models/chatglm.py says of ChatGLM2-6B-32k."""
+    """As engine/models/media/chatglm.py says of ChatGLM2-6B-32k."""
     overrides = {"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": 4}}
     (tmp_path / "config.json").write_text(json.dumps({**chatglm.TEXT, **overrides}))
     rope = load_model_config(tmp_path).text.layers[0].rope
@@ -109,7 +109,7 @@ def test_positions_are_those_of_the_makers(sight):
 async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(monkeypatch, accelerated):
     """In company, in chunks, preempted, from the prefix cache; the second time in an accelerator's steps."""
     if accelerated:
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     device, folder = Device("cpu"), tiny.checkpoint("chatglm")
     await check_busy(folder, device, [Answer(oracle("chatglm").greedy(tokens, MORE)) for tokens in PROMPTS])
     wanted = {sight: Answer(oracle().greedy(*shown(sight)[:1], TOKENS, shown(sight)[1])) for sight in SIGHTS}

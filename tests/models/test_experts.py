@@ -15,7 +15,7 @@ from engine.base.errors import ConfigError
 from engine.checkpoint.experts import read_experts
 from engine.checkpoint.section import Section
 from engine.models.registry import build_model, load_model_config
-from engine.step import device_executor
+from engine.step.backend.device import backend
 from engine.weights.load import load_weights, weight_bytes
 from tests import tiny
 from tests.bench.shapes import SHAPES
@@ -214,11 +214,11 @@ def test_planned_bytes_are_the_total_size_that_the_published_index_names(tmp_pat
 
 
 def test_steps_are_not_filled_up_for_an_mlp_that_layers_with_experts_lack(monkeypatch):
-    monkeypatch.setattr(device_executor, "fullness", lambda *_: 0.5)
+    monkeypatch.setattr(backend, "fullness", lambda *_: 0.5)
     for name, want in (("llama", 0.5), ("mixtral", 1.0)):
         model = build_model(load_model_config(tiny.checkpoint(name)), torch.float32)
-        executor = SimpleNamespace(config=EngineConfig("unread"), model=model)
-        assert device_executor.DeviceExecutor.fullness(executor, 128) == want
+        device = SimpleNamespace(config=EngineConfig("unread"), rank=SimpleNamespace(model=model))
+        assert backend.DeviceBackend.fullness(device, 128) == want
 
 
 def test_random_weights_of_experts_are_drawn_by_name():

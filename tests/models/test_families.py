@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import engine.run.runtime
+import engine.run.start
 from engine.cache.layout import CacheLayout
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -67,5 +67,5 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 @pytest.mark.parametrize("name", ON_DEVICE)
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     await check_busy(tiny.checkpoint(name), Device("cpu"), await asyncio.to_thread(transformers_tokens, name))

@@ -1,4 +1,4 @@
-"""HunyuanOCR against transformers, whose rotation is cut in the makers' way: by pairs (engine/models/hunyuan_vl.py)."""
+"""HunyuanOCR against transformers, whose rotation is cut in the makers' way: by pairs (models/media/hunyuan_vl.py)."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ async def test_so_do_tokens_of_an_accelerators_steps(settings, monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors: in company, in chunks, preempted, from the prefix cache."""
     device = Device("cpu")
     wanted = await asyncio.to_thread(alone, device, NAME)
-    monkeypatch.setattr("engine.run.runtime.open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     async with device.running(tiny.checkpoint(NAME), encoder_cache_tokens=256, **settings) as engine:
         for turn in range(2):
             sent = [answer(engine, request(NAME, mix)) for mix in wanted for _ in range(2)]

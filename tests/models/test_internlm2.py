@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine.run.runtime
+import engine.run.start
 from engine.models.registry import load_model_config
 from tests.engine.host_accelerator import HostAccelerator
 from tests.invariance.devices import Answer, Device
@@ -51,7 +51,7 @@ async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(folder, answers
 
 
 async def test_so_do_tokens_of_an_accelerators_steps(folder, answers, monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     await check_busy(folder, Device("cpu"), answers)
 
 

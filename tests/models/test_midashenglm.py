@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError, RequestError
 from engine.base.request import Request, SamplingParams
 from engine.models.registry import load_model_config
@@ -85,7 +85,7 @@ def request(reads, prompt):
 async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(folder, reads, monkeypatch, accelerated):
     """In company, in chunks, preempted, from the prefix cache; the second time in an accelerator's steps."""
     if accelerated:
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     wanted = {}
     for prompt in PROMPTS:
         ids = [5, 9, *(token for number in range(len(prompt)) for token in (makers.AUDIO, 40 + number))]

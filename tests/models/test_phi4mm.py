@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError, RequestError
 from engine.base.request import Request, SamplingParams
 from engine.models.registry import load_model_config
@@ -239,7 +239,7 @@ async def test_tokens_in_chunks_with_few_blocks_equal_transformers():
 
 
 async def test_tokens_of_an_accelerators_steps_equal_transformers(monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     assert (await check(PHI4.folder)).prefix_hits > 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.request import MediaInput, Request, SamplingParams
 from engine.models.registry import load_model_config
 from mm.errors import MediaError
@@ -77,7 +77,7 @@ async def test_tokens_equal_transformers(chunk):
 
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     await check()
 
 

@@ -114,7 +114,7 @@ def wanted(prompt):
 async def test_tokens_of_a_busy_engine_equal_transformers(device, monkeypatch):
     """In company, in chunks, preempted, from the prefix cache; and in padded steps with recorded graphs."""
     if device == "accelerator":
-        monkeypatch.setattr("engine.run.runtime.open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = {prompt: await asyncio.to_thread(wanted, prompt) for prompt in PROMPTS}
     longest = max(len(spliced(prompt).prompt_token_ids) for prompt in PROMPTS) + TOKENS
     one = CacheLayout(load().cache_specs(), 16).blocks_for(longest, CHUNK)  # of a row

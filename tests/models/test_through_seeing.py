@@ -21,7 +21,7 @@ from engine.cache.layout import CacheLayout
 from engine.models.registry import MODALITIES, build_model, load_model_config
 from engine.models.transformers_backend.pausing import Run
 from engine.quant.online import requested
-from engine.step.pieces import TowerRun
+from engine.step.parts.pieces import TowerRun
 from engine.weights.load import load_weights, weight_bytes
 from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions
@@ -286,7 +286,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 @pytest.mark.parametrize("name", ["aya_vision", "paddleocr_vl"])
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
-    monkeypatch.setattr("engine.run.runtime.open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     await check_busy(name)
 
 

@@ -154,7 +154,7 @@ def request(name, prompt):
 async def test_greedy_tokens_equal_transformers(name, device, monkeypatch):
     """Alone and in a batch; on an accelerator steps are padded and recorded."""
     if device == "accelerator":
-        monkeypatch.setattr("engine.run.runtime.open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = {prompt: await asyncio.to_thread(wanted, name, prompt) for prompt in PROMPTS}
     settings = {"model_impl": WAYS.get(name, "auto"), "enable_prefix_caching": False, "max_model_len": 1024}
     async with Device("cpu").running(tiny.checkpoint(name), **settings) as engine:

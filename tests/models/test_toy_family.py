@@ -1,18 +1,19 @@
-"""A family is one file and one line of the registry: nothing of the step, of the loader or of the server knows it."""
+"""A family is one file: nothing of the step, of the loader, of a table or of the server knows it."""
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import engine.models.text
 from engine.attention.meta import AttentionMeta
 from engine.kernels.gemm.pack import Placement
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import Rope
-from engine.models import registry
 from tests import tiny
 from tests.engine_kit import answer, running, text_request
 from tests.models.harness import Harness, load
@@ -33,7 +34,10 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setitem(registry.FAMILIES, "ToyForCausalLM", "tests.models.toy_family")
+    """The folder of toy.py is a part of the room of decoders."""
+    monkeypatch.setattr(
+        engine.models.text, "__path__", [*engine.models.text.__path__, str(Path(__file__).parent / "toy")]
+    )
 
 
 @torch.inference_mode()

@@ -62,7 +62,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
-    monkeypatch.setattr("engine.run.runtime.open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr("engine.run.start.open_accelerator", lambda _device: HostAccelerator())
     want = [Answer(greedy("cwm", tokens, TOKENS)) for tokens in PROMPTS]
     await check_busy(tiny.checkpoint("cwm"), Device("cpu"), want)
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
-import engine.step.device_executor
+import engine.run.start
+import engine.step.backend.device.forward
 from engine.base.errors import ConfigError, RequestError
 from engine.base.limits import Limits
 from engine.base.limits import check as check_limits
@@ -114,9 +114,9 @@ async def test_tokens_in_chunks_with_few_blocks_equal_transformers():
 
 
 async def test_tokens_of_an_accelerators_steps_equal_transformers(monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     eager = mock.Mock(side_effect=AssertionError("steps that show sound have graphs"))
-    monkeypatch.setattr(engine.step.device_executor.DeviceExecutor, "_run_eagerly", eager)
+    monkeypatch.setattr(engine.step.backend.device.forward.DeviceForward, "_run_eagerly", eager)
     assert (await check(max_num_batched_tokens=64)).prefix_hits > 0
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.group_panels import GroupPanels
 from engine.kernels.gemm.parts import PartsWeight
@@ -48,7 +48,7 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("path", ["host", "device"])
 async def test_quantised_weights_are_served(folders, path, monkeypatch):
     if path == "device":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     found = []
     for folder in folders:
         async with running(folder, dtype="float32") as served:

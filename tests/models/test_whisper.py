@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError, RequestError
 from engine.base.request import MediaInput, Request, SamplingParams, TimestampRules
 from engine.models.registry import load_model_config
@@ -153,7 +153,7 @@ async def test_times_are_written_by_transformers_rules():
 
 
 async def test_times_are_written_so_by_an_accelerators_steps(monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     await check_times()
 
 
@@ -163,7 +163,7 @@ HEADS = ((1, 0), (2, 3), (1, 2))
 @pytest.mark.parametrize("accelerated", [False, True])
 async def test_attention_to_sound_is_transformers(accelerated, monkeypatch):
     if accelerated:
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     ids = [*PROMPTS[0], 40, 41, 60, 44]
     with torch.inference_mode():
         made = oracle()(features(1)[None], decoder_input_ids=torch.tensor([ids]), output_attentions=True)
@@ -203,7 +203,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(settings):
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda device: HostAccelerator())
     await check()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.models.base import Model
+from engine.models.base.model import Model
 from engine.quant.base import Quantised
 from engine.weights.table import parts_of
 from tests.quant import oracle

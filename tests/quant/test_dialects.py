@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.config import with_quantisation
 from engine.checkpoint.section import Section
 from engine.kernels.gemm.parts import PartsWeight
 from engine.models.registry import load_model_config
@@ -23,6 +22,7 @@ from engine.quant.base import Quantised
 from engine.quant.dialects import DIALECTS
 from engine.quant.forms import form_line
 from engine.quant.gptq import PackedGptq
+from engine.quant.settings import with_quantisation
 from engine.weights.table import parts_of
 from tests import tiny
 from tests.engine_kit import answer, running

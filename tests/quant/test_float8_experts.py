@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import engine.run.runtime
+import engine.run.start
+import engine.run.weights
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.coded import CodedExperts
@@ -117,8 +118,8 @@ async def test_codes_meet_inputs_in_an_accelerators_steps(sparse, tmp_path, monk
     def placed(dtype, device, *rest):
         return Placement(dtype, "cpu:0", *rest, float8_units=True)
 
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
-    monkeypatch.setattr(engine.run.runtime, "Placement", placed)
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.weights, "Placement", placed)
     folder = coded(sparse, tmp_path / "codes", "fp8 blocks")
     async with running(folder, dtype="float32") as served:
         found = await answer(served, text_request(np.array(TOKENS), 8, ignore_eos=True))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-import engine.run.runtime
+import engine.run.start
+import engine.run.weights
 from engine.kernels.gemm import scaled
 from engine.kernels.gemm.codes import Codes, Inputs, Kind, joined
 from engine.kernels.gemm.float8_weight import Float8Weight
@@ -120,8 +121,8 @@ async def test_codes_meet_inputs_in_an_accelerators_steps(tmp_path, monkeypatch,
     def placed(dtype, device, *rest):
         return Placement(dtype, "cpu:0", *rest, float8_units=True)
 
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
-    monkeypatch.setattr(engine.run.runtime, "Placement", placed)
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.weights, "Placement", placed)
     folder = write(tmp_path, VARIANTS[name])
     async with running(folder, dtype="float32") as served:
         found = await answer(served, text_request(np.array(TOKENS), 8, ignore_eos=True))

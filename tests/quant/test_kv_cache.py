@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
@@ -282,7 +282,7 @@ def alone():
 async def test_tokens_do_not_depend_on_circumstances(alone, name, word, settings, monkeypatch):
     wanted = await alone(name, word)
     if settings == "an accelerator's steps":
-        monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+        monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     flags = {"device": "cpu", "dtype": "float32", "kv_cache_dtype": word, **SETTINGS[settings]}
     async with running(tiny.checkpoint(name), **flags) as served:
         for _ in range(2):  # the second time from the prefix cache

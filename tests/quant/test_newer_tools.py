@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from engine.base.errors import ConfigError
-from engine.checkpoint.config import with_quantisation
 from engine.checkpoint.section import Section
 from engine.models.registry import build_model, load_model_config
 from engine.quant.dialects import DIALECTS
+from engine.quant.settings import with_quantisation
 from tests.models.harness import load
 from tests.quant.compared import check_weights
 from tests.quant.test_dialects import forms

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine.run.runtime
+import engine.run.start
 from engine.base.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.layers.moe import SparseMLP
@@ -264,7 +264,7 @@ def test_attention_alone_may_be_quantised_beside_experts_in_floats(gpt_oss, tmp_
 
 
 async def test_mxfp4_experts_run_in_an_accelerators_steps(gpt_oss, monkeypatch):
-    monkeypatch.setattr(engine.run.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     found = []
     for folder in gpt_oss:
         async with running(folder, dtype="float32") as served:

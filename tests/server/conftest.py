@@ -129,7 +129,7 @@ def maker(state: AppState) -> Callable[..., Client]:
         )
         for name in loaded:
             setattr(other, name, getattr(state, name))
-        other.places.size(state.engine.limits.max_open, state.engine.max_rows, other.config.pool_threads)
+        other.places.size(state.engine.limits.max_open, state.engine.limits.max_rows, other.config.pool_threads)
         other.phase = phase  # type: ignore[assignment]
         client = Client(make_app(other))
         client.state = other  # type: ignore[attr-defined]

@@ -27,101 +27,103 @@ from server.schema.pooling import (
 from server.schema.responses import InputBody, ReasoningOptions, ResponsesBody, TextOptions
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
-ENGINE = "test_sampling_fields.py::test_the_field_reaches_the_engine"
-ANSWER = "test_sampling_fields.py::test_the_field_reaches_the_answer"
-PROMPT = "test_sampling_fields.py::test_the_prompt_is_made_as_asked"
-STRUCTURE = "test_structured_answers.py::test_every_route_holds_answers_to_a_schema"
+ENGINE = "jobs/test_sampling_fields.py::test_the_field_reaches_the_engine"
+ANSWER = "jobs/test_sampling_fields.py::test_the_field_reaches_the_answer"
+PROMPT = "jobs/test_sampling_fields.py::test_the_prompt_is_made_as_asked"
+STRUCTURE = "structure/test_structured_answers.py::test_every_route_holds_answers_to_a_schema"
 REFUSED = "test_errors.py::test_what_this_server_cannot_do_is_named"
 BAD = "test_errors.py::test_bad_fields_are_refused_by_name"
-HASHES = "test_tokens.py::test_s24_spans_and_hashes_are_recomputed_and_compared"
-RENDERED = "test_tokens.py::test_a_rendered_conversation_is_answered_as_the_conversation_itself"
-EMBEDDINGS = "test_embeddings.py::"
+HASHES = "routes/test_tokens.py::test_s24_spans_and_hashes_are_recomputed_and_compared"
+RENDERED = "routes/test_tokens.py::test_a_rendered_conversation_is_answered_as_the_conversation_itself"
+EMBEDDINGS = "pooling/test_embeddings.py::"
 BAD_INPUTS = EMBEDDINGS + "test_bad_input_is_400_and_says_where"
-ECHO = "test_responses.py::test_echo_follows_the_request"
+ECHO = "routes/test_responses.py::test_echo_follows_the_request"
 
-AUDIO = "test_audio.py::"
-EXPERTS = "test_routed_experts.py::test_routes_without_a_place_for_experts_refuse_by_name"
+AUDIO = "speech/test_audio.py::"
+EXPERTS = "routes/test_routed_experts.py::test_routes_without_a_place_for_experts_refuse_by_name"
 
 TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     SamplingFields: {
-        "test_route_fields.py::test_an_answer_is_as_long_as_asked": "max_tokens",
+        "routes/test_route_fields.py::test_an_answer_is_as_long_as_asked": "max_tokens",
         ENGINE: "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed "
         "ignore_eos stop_token_ids min_tokens logit_bias allowed_token_ids bad_words prompt_logprobs logprob_token_ids",
         ANSWER: "n stop include_stop_str_in_output stream stream_interval use_beam_search length_penalty",
         REFUSED: "model",
         STRUCTURE: "response_format structured_outputs",
-        "test_chat.py::test_continuous_usage_runs_on_every_chunk": "stream_options",
-        "test_route_fields.py::test_special_tokens_are_put_before_a_conversation_if_asked": "add_special_tokens",
-        "test_sampling_fields.py::test_special_tokens_are_added_and_skipped_as_asked": "skip_special_tokens",
-        "test_sampling_fields.py::test_truncation_keeps_the_side_that_was_asked_for": "truncate_prompt_tokens "
+        "routes/test_chat.py::test_continuous_usage_runs_on_every_chunk": "stream_options",
+        "routes/test_route_fields.py::test_special_tokens_are_put_before_a_conversation_if_asked": "add_special_tokens",
+        "jobs/test_sampling_fields.py::test_special_tokens_are_added_and_skipped_as_asked": "skip_special_tokens",
+        "jobs/test_sampling_fields.py::test_truncation_keeps_the_side_that_was_asked_for": "truncate_prompt_tokens "
         "truncation_side",
-        "test_sampling_fields.py::test_priority_goes_by_field_or_header_where_the_policy_looks_at_it": "priority",
-        "test_chat.py::test_second_identical_prompt_is_cached": "cache_salt",
-        "test_sampling_fields.py::test_request_id_names_the_answer": "request_id",
-        "test_chat.py::test_token_ids_are_returned_when_asked": "return_token_ids",
-        "test_routed_experts.py::test_completions_have_arrays_of_prompts_and_choices": "return_routed_experts",
-        "test_sampling_fields.py::test_tokens_are_shown_as_ids_by_field_or_flag": "return_tokens_as_token_ids",
-        "test_sampling_fields.py::test_repetition_ends_an_answer": "repetition_detection",
-        "test_sampling_fields.py::test_fields_that_vllm_removed_are_told_once": "guided_json guided_regex "
+        "jobs/test_sampling_fields.py::test_priority_goes_by_field_or_header_where_the_policy_looks_at_it": "priority",
+        "routes/test_chat.py::test_second_identical_prompt_is_cached": "cache_salt",
+        "jobs/test_sampling_fields.py::test_request_id_names_the_answer": "request_id",
+        "routes/test_chat.py::test_token_ids_are_returned_when_asked": "return_token_ids",
+        "routes/test_routed_experts.py::test_completions_have_arrays_of_prompts_and_choices": "return_routed_experts",
+        "jobs/test_sampling_fields.py::test_tokens_are_shown_as_ids_by_field_or_flag": "return_tokens_as_token_ids",
+        "jobs/test_sampling_fields.py::test_repetition_ends_an_answer": "repetition_detection",
+        "jobs/test_sampling_fields.py::test_fields_that_vllm_removed_are_told_once": "guided_json guided_regex "
         "guided_choice guided_grammar",
     },
     StreamOptions: {
-        "test_chat.py::test_stream_comes_in_the_exact_order_and_equals_the_whole_answer": "include_usage",
-        "test_chat.py::test_continuous_usage_runs_on_every_chunk": "continuous_usage_stats",
+        "routes/test_chat.py::test_stream_comes_in_the_exact_order_and_equals_the_whole_answer": "include_usage",
+        "routes/test_chat.py::test_continuous_usage_runs_on_every_chunk": "continuous_usage_stats",
     },
     RepetitionFields: {
-        "test_sampling_fields.py::test_rules_of_repetition_are_read_as_sent": "max_pattern_size min_pattern_size "
+        "jobs/test_sampling_fields.py::test_rules_of_repetition_are_read_as_sent": "max_pattern_size min_pattern_size "
         "min_count",
     },
     ChatBody: {
-        "test_chat.py::test_developer_role_and_template_variables_reach_the_template": "messages",
-        "test_sampling_fields.py::test_max_completion_tokens_wins": "max_completion_tokens",
-        "test_chat.py::test_logprobs_hold_exactly_the_likeliest": "logprobs top_logprobs",
-        "test_tools.py::test_tools_that_may_not_be_called_can_stay_out_of_the_prompt": "tools tool_choice",
-        "test_route_fields.py::test_effort_reaches_the_template_of_chat": "reasoning_effort",
-        "test_forced_calls.py::test_reasoning_ends_when_its_budget_is_spent": "thinking_token_budget",
-        "test_tool_calls.py::test_one_call_and_several_choices": "parallel_tool_calls",
-        "test_tool_calls.py::test_reasoning_is_hidden_or_named_as_asked": "include_reasoning",
+        "routes/test_chat.py::test_developer_role_and_template_variables_reach_the_template": "messages",
+        "jobs/test_sampling_fields.py::test_max_completion_tokens_wins": "max_completion_tokens",
+        "routes/test_chat.py::test_logprobs_hold_exactly_the_likeliest": "logprobs top_logprobs",
+        "routes/test_tools.py::test_tools_that_may_not_be_called_can_stay_out_of_the_prompt": "tools tool_choice",
+        "routes/test_route_fields.py::test_effort_reaches_the_template_of_chat": "reasoning_effort",
+        "structure/test_forced_calls.py::test_reasoning_ends_when_its_budget_is_spent": "thinking_token_budget",
+        "routes/test_tool_calls.py::test_one_call_and_several_choices": "parallel_tool_calls",
+        "routes/test_tool_calls.py::test_reasoning_is_hidden_or_named_as_asked": "include_reasoning",
         REFUSED: "mm_processor_kwargs media_io_kwargs modalities functions function_call",
         PROMPT: "chat_template chat_template_kwargs add_generation_prompt documents return_prompt_text",
-        "test_chat.py::test_last_message_can_be_continued": "continue_final_message",
-        "test_sampling_fields.py::test_echo_says_the_last_message_again_before_the_answer": "echo",
+        "routes/test_chat.py::test_last_message_can_be_continued": "continue_final_message",
+        "jobs/test_sampling_fields.py::test_echo_says_the_last_message_again_before_the_answer": "echo",
     },
     CompletionBody: {
-        "test_completion.py::test_choices_come_prompt_by_prompt": "prompt n",
-        "test_completion.py::test_a_suffix_is_named_not_ignored": "suffix",
-        "test_prompt_rows.py::test_rows_do_what_their_tokens_do": "prompt_embeds",
-        "test_completion.py::test_echo_with_logprobs_covers_prompt_and_output": "logprobs echo",
-        "test_route_fields.py::test_a_completion_is_made_as_asked": "max_tokens stop include_stop_str_in_output "
+        "routes/test_completion.py::test_choices_come_prompt_by_prompt": "prompt n",
+        "routes/test_completion.py::test_a_suffix_is_named_not_ignored": "suffix",
+        "jobs/test_prompt_rows.py::test_rows_do_what_their_tokens_do": "prompt_embeds",
+        "routes/test_completion.py::test_echo_with_logprobs_covers_prompt_and_output": "logprobs echo",
+        "routes/test_route_fields.py::test_a_completion_is_made_as_asked": "max_tokens stop include_stop_str_in_output "
         "add_special_tokens skip_special_tokens truncate_prompt_tokens truncation_side return_token_ids "
         "return_tokens_as_token_ids request_id prompt_logprobs cache_salt priority stream stream_options "
         "stream_interval use_beam_search repetition_detection response_format structured_outputs model",
     },
     InputBody: {
-        "test_responses_store.py::test_text_and_items_are_the_same": "input",
-        "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
+        "routes/test_responses_store.py::test_text_and_items_are_the_same": "input",
+        "routes/test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
         ECHO: "instructions parallel_tool_calls text reasoning tools tool_choice",
-        "test_responses.py::test_stop_strings_and_forms_of_chat_are_heard": "chat_template_kwargs",
-        "test_responses_store.py::test_a_conversation_goes_on_without_its_instructions": "previous_response_id",
-        "test_responses.py::test_over_long_input_is_refused_or_cut_as_asked": "truncation",
-        "test_responses.py::test_what_cannot_be_done_yet_is_refused_by_name": "conversation prompt",
+        "routes/test_responses.py::test_stop_strings_and_forms_of_chat_are_heard": "chat_template_kwargs",
+        "routes/test_responses_store.py::test_a_conversation_goes_on_without_its_instructions": "previous_response_id",
+        "routes/test_responses.py::test_over_long_input_is_refused_or_cut_as_asked": "truncation",
+        "routes/test_responses.py::test_what_cannot_be_done_yet_is_refused_by_name": "conversation prompt",
     },
     ResponsesBody: {
         ECHO: "store",
-        "test_responses.py::test_sampling_fields_reach_the_engine": "max_output_tokens temperature top_p top_k min_p "
-        "presence_penalty frequency_penalty repetition_penalty seed ignore_eos stop_token_ids logit_bias cache_salt",
-        "test_responses.py::test_stop_strings_and_forms_of_chat_are_heard": "stop include_stop_str_in_output "
+        "routes/test_responses.py::test_sampling_fields_reach_the_engine": "max_output_tokens temperature top_p top_k "
+        "min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos stop_token_ids logit_bias "
+        "cache_salt",
+        "routes/test_responses.py::test_stop_strings_and_forms_of_chat_are_heard": "stop include_stop_str_in_output "
         "structured_outputs",
-        "test_responses.py::test_events_are_exactly_these_bytes": "stream",
-        "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
-        "test_route_fields.py::test_special_tokens_of_a_response_are_shown_when_asked": "skip_special_tokens",
-        "test_responses.py::test_logprobs_are_given_when_included": "include top_logprobs",
-        "test_responses_store.py::test_background_response_is_queued_then_polled_to_its_end": "metadata background",
-        "test_route_fields.py::test_what_a_response_echoes_unchanged": "user prompt_cache_key",
+        "routes/test_responses.py::test_events_are_exactly_these_bytes": "stream",
+        "routes/test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
+        "routes/test_route_fields.py::test_special_tokens_of_a_response_are_shown_when_asked": "skip_special_tokens",
+        "routes/test_responses.py::test_logprobs_are_given_when_included": "include top_logprobs",
+        "routes/test_responses_store.py::test_background_response_is_queued_then_polled_to_its_end": "metadata "
+        "background",
+        "routes/test_route_fields.py::test_what_a_response_echoes_unchanged": "user prompt_cache_key",
         EXPERTS: "return_routed_experts",
     },
     ReasoningOptions: {
-        "test_responses_store.py::test_effort_reaches_the_template": "effort",
+        "routes/test_responses_store.py::test_effort_reaches_the_template": "effort",
         ECHO: "summary",
     },
     TextOptions: {
@@ -141,39 +143,39 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     TranscriptionForm: {
         AUDIO + "test_verbose_json_computes_its_numbers_as_whisper_does": "language",
         AUDIO + "test_wrong_input_is_refused_by_name": "timestamp_granularities",
-        "test_audio_fields.py::test_log_probabilities_of_a_transcript_are_those_of_its_tokens": "include",
+        "speech/test_audio_fields.py::test_log_probabilities_of_a_transcript_are_those_of_its_tokens": "include",
     },
     TranslationForm: {
         AUDIO + "test_the_instruction_is_the_operators_with_the_clients_words_behind_it": "to_language",
     },
     CountBody: {
-        "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
-        "test_messages_prompt.py::test_system_text_goes_first_as_string_or_blocks": "messages system",
-        "test_messages_prompt.py::test_tools_are_shown_when_none_may_be_called": "tools",
-        "test_messages_prompt.py::test_a_choice_of_tools_is_checked_where_tokens_are_counted": "tool_choice",
-        "test_messages_prompt.py::test_thinking_and_effort_reach_the_template": "thinking output_config",
-        "test_messages_prompt.py::test_template_variables_of_the_request_win": "chat_template_kwargs",
-        "test_messages.py::test_what_the_cache_gave_is_counted_apart": "cache_salt",
+        "routes/test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
+        "routes/test_messages_prompt.py::test_system_text_goes_first_as_string_or_blocks": "messages system",
+        "routes/test_messages_prompt.py::test_tools_are_shown_when_none_may_be_called": "tools",
+        "routes/test_messages_prompt.py::test_a_choice_of_tools_is_checked_where_tokens_are_counted": "tool_choice",
+        "routes/test_messages_prompt.py::test_thinking_and_effort_reach_the_template": "thinking output_config",
+        "routes/test_messages_prompt.py::test_template_variables_of_the_request_win": "chat_template_kwargs",
+        "routes/test_messages.py::test_what_the_cache_gave_is_counted_apart": "cache_salt",
     },
     MessagesBody: {
-        "test_messages.py::test_sampling_fields_reach_the_engine": "max_tokens temperature top_p top_k",
-        "test_messages.py::test_stop_sequence_ends_the_answer_and_is_named": "stop_sequences",
-        "test_messages.py::test_bad_fields_are_named_in_the_protocols_own_body": "thread",
-        "test_messages.py::test_events_are_exactly_these_bytes": "stream",
-        "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
+        "routes/test_messages.py::test_sampling_fields_reach_the_engine": "max_tokens temperature top_p top_k",
+        "routes/test_messages.py::test_stop_sequence_ends_the_answer_and_is_named": "stop_sequences",
+        "routes/test_messages.py::test_bad_fields_are_named_in_the_protocols_own_body": "thread",
+        "routes/test_messages.py::test_events_are_exactly_these_bytes": "stream",
+        "routes/test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
         STRUCTURE: "output_format",
         EXPERTS: "return_routed_experts",
     },
     TokenizeBody: {
-        "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
-        "test_edge.py::test_tokenize_and_detokenize_go_round": "prompt messages return_token_strs",
-        "test_tools.py::test_s05_too_many_tools_are_refused_on_every_route": "tools",
-        "test_route_fields.py::test_a_conversation_is_tokenized_as_asked": "add_special_tokens add_generation_prompt "
-        "continue_final_message chat_template chat_template_kwargs",
+        "routes/test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
+        "http/test_edge.py::test_tokenize_and_detokenize_go_round": "prompt messages return_token_strs",
+        "routes/test_tools.py::test_s05_too_many_tools_are_refused_on_every_route": "tools",
+        "routes/test_route_fields.py::test_a_conversation_is_tokenized_as_asked": "add_special_tokens "
+        "add_generation_prompt continue_final_message chat_template chat_template_kwargs",
     },
     DetokenizeBody: {
-        "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
-        "test_edge.py::test_tokenize_and_detokenize_go_round": "tokens",
+        "routes/test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
+        "http/test_edge.py::test_tokenize_and_detokenize_go_round": "tokens",
     },
     InputFields: {
         BAD_INPUTS: "normalize priority cache_salt request_id",
@@ -196,24 +198,25 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     VectorsBody: {EMBEDDINGS + "test_prompts_of_the_checkpoint_stand_before_texts": "task"},
     PoolingBody: {EMBEDDINGS + "test_tokens_one_by_one": "task"},
     ScoreBody: {
-        "test_rerank.py::test_both_sides_go_by_four_names": "text_1 text_2 queries documents items data_1 data_2",
-        "test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
-        "test_tokenwise.py::test_scores_by_tokens_are_sums_of_the_largest_products": "task",
+        "pooling/test_rerank.py::test_both_sides_go_by_four_names": "text_1 text_2 queries documents items data_1 "
+        "data_2",
+        "pooling/test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
+        "pooling/test_tokenwise.py::test_scores_by_tokens_are_sums_of_the_largest_products": "task",
     },
     RerankBody: {
-        "test_rerank.py::test_documents_are_sorted_and_cut": "query documents top_n return_documents "
+        "pooling/test_rerank.py::test_documents_are_sorted_and_cut": "query documents top_n return_documents "
         "max_tokens_per_doc",
-        "test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
-        "test_tokenwise.py::test_scores_by_tokens_are_sums_of_the_largest_products": "task",
+        "pooling/test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
+        "pooling/test_tokenwise.py::test_scores_by_tokens_are_sums_of_the_largest_products": "task",
     },
-    AbortBody: {"test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
+    AbortBody: {"routes/test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
     GenerateBody: {
         RENDERED: "token_ids sampling_params output_mode request_id",
-        "test_tokens.py::test_fields_beside_the_sampling_count": "model priority",
-        "test_tokens.py::test_a_stream_of_tokens_makes_the_whole_answer": "stream stream_options",
-        "test_tokens.py::test_pictures_are_found_by_hash_and_seen_again": "features",
+        "routes/test_tokens.py::test_fields_beside_the_sampling_count": "model priority",
+        "routes/test_tokens.py::test_a_stream_of_tokens_makes_the_whole_answer": "stream stream_options",
+        "routes/test_tokens.py::test_pictures_are_found_by_hash_and_seen_again": "features",
         HASHES: "cache_salt",
-        "test_routed_experts.py::test_tokens_in_may_ask_beside_their_sampling": "return_routed_experts",
+        "routes/test_routed_experts.py::test_tokens_in_may_ask_beside_their_sampling": "return_routed_experts",
     },
     TokenSampling: {RENDERED: "logprobs"},
     Features: {HASHES: "mm_hashes mm_placeholders"},

@@ -264,8 +264,10 @@ async def test_s04_promised_length_is_refused_before_reading(serve):
 
 async def test_s04_spent_body_budget_answers_429(serve):
     client = serve(limits={"body_budget_bytes": 2048})
-    reply = await client.chat("x" * 3000)
+    assert (await client.chat("x" * 3000)).status == 200, "small bodies are outside the budget"
+    reply = await client.chat("x" * 70000)
     assert reply.status == 429
+    assert reply.error["reason"] == "queue_full"
     assert reply.reply_headers["retry-after"]
     assert client.state.body_budget.used == 0
 

@@ -60,7 +60,7 @@ async def test_the_picker_s_gauges_are_one_series_each(measured, name):
 
 async def test_a_scrape_does_not_wait_for_a_step(measured, tiny_state, monkeypatch):
     begun, ends = threading.Event(), threading.Event()
-    model = tiny_state.engine._device._runtime.model
+    model = tiny_state.engine.inspect().runtime.model
     real = model.forward
 
     def held(*args: Any) -> Any:

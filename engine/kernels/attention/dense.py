@@ -6,7 +6,7 @@ towers are more, shorter segments. On an accelerator nothing about a segment is 
 where it is short a program takes one segment, tile by tile; else one tile of rows, wherever segments begin, and each
 row finds its own one by bisection. Only blocks of keys that some row of a tile does not see need a mask. Heads of 72
 and 80 are taken as 64 + 16, since blocks are powers of two. Users: `engine/encoders/*`, `engine/layers/attention`,
-`engine/models/encoder`.
+`engine/models/base/encoder`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

@@ -3,7 +3,7 @@
 out[i] = sum_j softmax_j(scale * (q[i] . k[j] + q[i] . pk[b] + k[j] . pq[b])) v[j],  b = bucket(i - j), over the rows j
 of i's segment: https://arxiv.org/abs/2006.03654, equation 4. The rows pk and pq are those of buckets of distances. A
 tile of queries and a block of keys have BLOCK_M + BLOCK_N - 1 distances: their rows are gathered, multiplied with the
-tile's queries and the block's keys, and each score picks its two products. User: `engine/models/deberta_v2`.
+tile's queries and the block's keys, and each score picks its two products. User: `engine/models/pooling/deberta_v2`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

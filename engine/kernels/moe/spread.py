@@ -2,7 +2,7 @@
 
 In: the experts that the rows of the newest step chose, which moe/route leaves in a lasting place. Out, per layer: the
 experts that a token chose, the pairs of the expert with most, and all pairs. On an accelerator one launch, a program
-per layer, which may write into the host's memory. Users: engine/step/spread, for one step in many.
+per layer, which may write into the host's memory. Users: engine/step/parts/expert_load, for one step in many.
 """
 
 from __future__ import annotations

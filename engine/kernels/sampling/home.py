@@ -8,7 +8,7 @@ The device writes over the bus by itself, so a recorded step can send its tokens
 and no copy on another stream has to wait for it. The host reads them when an event behind the kernel has been reached.
 Pinned memory is coherent with both vendors' devices as torch asks for it, so any event will do. A row that read a token
 id which the model does not have was given another one by the step's prep; here its token is withheld.
-Users: engine/step/device_executor.
+Users: engine/step/backend/device/home.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

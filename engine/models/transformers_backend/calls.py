@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(slots=True)
 class ExpertsCall:
-    """One call of experts, as engine/step/spread knows the layers of a model."""
+    """One call of experts, as engine/step/parts/expert_load knows the layers of a model."""
 
     layer: int  # of the decoder, from 0
     routing: Routing

@@ -19,10 +19,10 @@ from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.encoders.tower import by_modality
-from engine.models.decoder import Decoder
-from engine.models.decoders import DECODERS
-from engine.models.family import Family
-from engine.models.seeing import decoder_family
+from engine.models.base.decoder import Decoder
+from engine.models.base.family import Family
+from engine.models.lookup import inner_decoder
+from engine.models.media.seeing import decoder_family
 from engine.models.transformers_backend import seeing, skeleton
 from engine.models.transformers_backend.class_tower import class_towers
 from engine.models.transformers_backend.weights import await_all, parts_and_table
@@ -34,7 +34,7 @@ def suits(architecture: str, values: Mapping[str, Any]) -> bool:
     try:
         with skeleton.refusing():
             kind = skeleton.config_of(architecture, values).get_text_config(decoder=True).model_type
-        if kind not in DECODERS:
+        if inner_decoder(kind) is None:
             return False
         shape = seeing.shape_of(outer)
         read = text(outer, outer)
@@ -84,6 +84,7 @@ def mixed(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
 
 FAMILY = Family(
     name="towers of transformers",
+    architectures=(),  # of transformers, which knows them
     model=mixed,
     text=text,
     towers=seeing.TOWERS,

@@ -19,8 +19,8 @@ from engine.base.model_config import LayerConfig, ModelConfig, RopeConfig, TextC
 from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
 from engine.checkpoint.section import Section
 from engine.layers.batch import Batch
-from engine.models.base import Model
-from engine.models.family import Family
+from engine.models.base.family import Family
+from engine.models.base.model import Model
 from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.calls import Call, step
 from engine.models.transformers_backend.routing import check_router
@@ -169,6 +169,7 @@ def text_of(module: Any) -> TextConfig:
 
 FAMILY = Family(
     name="transformers",
+    architectures=(),  # of transformers, which knows them
     model=TransformersModel,
     text=read_text,
     keys={"n_positions": "max_position_embeddings", "n_ctx": "max_position_embeddings"},

@@ -23,8 +23,8 @@ from engine.base.request import Modality
 from engine.checkpoint.section import Section
 from engine.encoders.tower import by_modality
 from engine.layers.batch import Batch
-from engine.models.decoders import DECODERS
-from engine.models.family import Family
+from engine.models.base.family import Family
+from engine.models.lookup import inner_decoder
 from engine.models.transformers_backend import skeleton
 from engine.models.transformers_backend.class_tower import class_towers
 from engine.models.transformers_backend.model import FAMILY as DECODER
@@ -85,8 +85,8 @@ def read_seeing(body: Section, outer: Section) -> TextConfig:
         shape_of(outer)
         return _text(_named(outer), json.dumps(outer.values, sort_keys=True))
     except ConfigError as error:
-        alone = "; with --language-model-only its decoder is served"
-        raise ConfigError(f"{error}{alone if body.values.get('model_type') in DECODERS else ''}") from None
+        inside = inner_decoder(str(body.values.get("model_type"))) is not None
+        raise ConfigError(f"{error}{'; with --language-model-only its decoder is served' if inside else ''}") from None
 
 
 class Shape(NamedTuple):
@@ -162,6 +162,7 @@ def config(outer: Section) -> Any:
 
 FAMILY = Family(
     name="transformers",
+    architectures=(),  # of transformers, which knows them
     model=SeeingModel,
     text=read_seeing,
     towers=TOWERS,

@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from engine.grammar.compile import Grammar, compile_now
-from engine.grammar.spec import GrammarSpec
+from engine.base.grammar import Grammar, GrammarSpec
+from engine.grammar.compile import compile_now
 from engine.grammar.vocabulary import GrammarVocabulary
 
 SPECIAL = (b"<think>", b"</think>")

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from engine.base.errors import GrammarError
+from engine.base.errors import GrammarBusyError, GrammarError
+from engine.base.grammar import GrammarSpec
 from engine.base.request import SamplingParams
 from engine.grammar import compile as compiling
 from engine.grammar.advance import GrammarRows
-from engine.grammar.compile import CROWDED, MOST_LANES, NICE, GrammarCompiler
-from engine.grammar.spec import GrammarSpec
+from engine.grammar.compile import CROWDED, MOST_LANES, NICE, GrammarCompiler, held_bytes, is_crowded
 from engine.grammar.vocabulary import GrammarVocabulary
 from tests.engine.grammar.kit import SPECIAL, TOKENS, allowed, compiled, drawn, vocabulary
 
@@ -68,7 +68,7 @@ async def test_a_grammar_that_many_choices_follow_gets_lanes(pool, monkeypatch):
         await settled(kept)
         rows.admit(slot, grammar, SamplingParams())
     assert len(grammar.lanes) == MOST_LANES
-    assert kept.held_bytes == MOST_LANES * one == grammar.num_bytes
+    assert kept.held_bytes == MOST_LANES * one == held_bytes(grammar)
     assert (make.count, sum(lane.rows for lane in grammar.lanes)) == (1, 64)
     assert all(lane.rows >= CROWDED for lane in grammar.lanes)
     slots = np.arange(64)
@@ -93,7 +93,7 @@ async def test_a_lane_that_does_not_compile_leaves_those_there_are(pool, monkeyp
     await kept.get(b"k", make)
     with pytest.raises(ZeroDivisionError):
         await settled(kept)
-    assert (len(grammar.lanes), await kept.get(b"k", make), kept.held_bytes) == (1, grammar, grammar.num_bytes)
+    assert (len(grammar.lanes), await kept.get(b"k", make), kept.held_bytes) == (1, grammar, held_bytes(grammar))
     with pytest.raises(ZeroDivisionError):
         await settled(kept)
     kept.close()
@@ -123,6 +123,77 @@ async def test_a_slow_compile_is_left_behind(pool):
     with pytest.raises(GrammarError, match="--grammar-timeout") as refused:
         await kept.get(b"k", Maker(seconds=0.1))
     assert refused.value.reason == "grammar_too_complex"
+
+
+class Held:
+    """Makers of which none returns before `go_on`."""
+
+    def __init__(self):
+        self.go_on = threading.Event()
+        self.made = []
+        self._loop, self._news = asyncio.get_running_loop(), asyncio.Event()
+
+    def __call__(self, name):
+        def make():
+            self.made.append(name)
+            self._loop.call_soon_threadsafe(self._news.set)
+            assert self.go_on.wait(20)
+            return GrammarSpec("lark", f'start: "{name}"')
+
+        return make
+
+    async def began(self, count):
+        while len(self.made) < count:
+            self._news.clear()
+            await self._news.wait()
+
+
+async def test_s30_compiles_that_no_caller_awaits_are_dropped(pool):
+    kept, held = compiler(pool), Held()
+    leavers = [asyncio.ensure_future(kept.get(b"%d" % n, held(f"x{n}"), "", "one")) for n in range(20)]
+    await held.began(2)
+    for task in leavers:
+        task.cancel()
+    await asyncio.gather(*leavers, return_exceptions=True)
+    wanted = asyncio.ensure_future(kept.get(b"wanted", held("wanted"), "", "two"))
+    held.go_on.set()
+    assert (await wanted).lanes
+    assert sorted(held.made[2:]) == ["wanted"], "what had begun was finished, the rest was not begun"
+    assert not kept._running
+    kept.close()
+
+
+async def test_s30_clients_compile_in_turn_and_the_line_is_bounded(pool):
+    kept, held = compiler(pool, timeout=20.0), Held()
+    one = [asyncio.ensure_future(kept.get(b"%d" % n, held(f"x{n}"), "", "one")) for n in range(60)]
+    await held.began(2)
+    refused, _ = await asyncio.wait(one, return_when="FIRST_EXCEPTION")
+    assert 20 <= len(refused) <= 40
+    error = refused.pop().exception()
+    assert isinstance(error, GrammarBusyError)
+    assert (error.reason, error.retry_after >= 1) == ("key_busy", True)
+    two = asyncio.ensure_future(kept.get(b"other", held("other"), "", "two"))
+    held.go_on.set()
+    await two
+    assert held.made.index("other") < 8, "it had not to wait for all of the first client's"
+    await asyncio.gather(*one, return_exceptions=True)
+    assert (await kept.get(b"0", held("x0"))).lanes
+    kept.close()
+
+
+async def test_s30_a_long_line_is_no_fault_of_the_grammar(pool):
+    kept, held = compiler(pool, timeout=0.2), Held()
+    first = [asyncio.ensure_future(kept.get(b"%d" % n, held(f"x{n}"), "", "one")) for n in range(2)]
+    await held.began(2)
+    with pytest.raises(GrammarBusyError) as busy:
+        await kept.get(b"k", Maker(), "", "two")
+    assert busy.value.reason == "queue_full"
+    for task in first:
+        with pytest.raises(GrammarError, match="--grammar-timeout"):
+            await task
+    held.go_on.set()
+    assert (await kept.get(b"k", Maker(), "", "two")).lanes
+    kept.close()
 
 
 async def test_a_long_grammar_is_refused_before_the_library_sees_it(pool):
@@ -259,4 +330,4 @@ async def test_s30_memory_bounds_the_lanes_of_a_grammar(pool, monkeypatch):
         kept = GrammarCompiler(bounded(memory_bytes), pool, 5.0, 1 << 26, 1 << 17)
         grammar = await kept.get(b"k", Maker())
         grammar.lanes[0].rows = CROWDED
-        assert grammar.is_crowded == crowded
+        assert is_crowded(grammar) == crowded

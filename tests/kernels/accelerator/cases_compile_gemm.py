@@ -25,7 +25,7 @@ from engine.kernels.room import MAX_ROWS
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
 from engine.kernels.tune import CLASSES, LEAST_FILL, ONE_WAVE, SHAPES, choose, fills, in_one_wave
-from engine.step.graphs import decode_sizes, one_size_per_doubling
+from engine.step.sizes import decode_sizes, one_size_per_doubling
 from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles, in_float16
 
 T = "*bf16"

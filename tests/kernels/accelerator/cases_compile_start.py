@@ -1,12 +1,15 @@
 """A start meets every kernel that its model will launch, and meets it in the walk, on an H100 that is not there."""
 
 import random
+import re
 
 import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 import engine.quant.blocks
+from engine.base.config import EngineConfig
+from engine.explain.explained import explain
 from tests.bench.shapes import few_layers, write_folder
 from tests.engine.absent_device import met  # noqa: F401  (a fixture)
 from tests.engine.kinds import every_kind
@@ -46,13 +49,18 @@ async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, t
     assert len(met.ahead) > 20
     assert not met.later
     assert not met.since
+    if CASES[case]["max_num_batched_tokens"] >= 2048:  # steps of as many tokens as explain speaks of
+        config = EngineConfig(model=str(folder), max_model_len=16384, **CASES[case])
+        kernels = set(re.findall(r"\w+\.(\w+_kernel)", "\n".join(explain(config, "cuda:0"))))
+        assert len(kernels) > 5
+        assert kernels <= {name for name, *_ in met.ahead}
 
 
 async def test_kernels_of_pictures_of_any_size_are_met_in_the_walk(met, tmp_path):  # noqa: F811
     """The products of few patches differ by their number, and so does what shrinks them."""
     draw, grids = random.Random(3), [(t, h, w) for t in (1, 2) for h in range(1, 6) for w in range(h, 8)]
     async with running(write_folder(tmp_path, few_layers("vl-7b")), device="cuda", **REAL) as engine:
-        runtime = engine._device._runtime
+        runtime = engine.inspect().runtime
         vision, side = runtime.model.vision, int(runtime.sizes.encoder_rows**0.5)
         grids += [(draw.choice((1, 1, 4)), draw.randint(1, side // 2), draw.randint(1, side // 2)) for _ in range(20)]
         met.ready()

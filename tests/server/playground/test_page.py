@@ -5,36 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.process import SMALL, serving
-from tests.server.playground.browser import CHROMIUM, DROP, MEDIA, NO_CHROMIUM, answer, ask, chromium, opened, words
+from tests.server.playground.browser import CHROMIUM, DROP, MEDIA, NO_CHROMIUM, answer, ask, opened, words
+from tests.server.playground.scripted import delta
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason=NO_CHROMIUM)
 SERIOUS = ("serious", "critical")
 ENDLESS = json.dumps({"ignore_eos": True, "max_tokens": 8000, "skip_special_tokens": False})
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving(*SMALL) as process:
-        yield f"http://127.0.0.1:{process.port}/"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as running:
-        yield running
-
-
-@pytest.fixture
-def page(browser: Any, url: str) -> Iterator[Any]:
-    with opened(browser, url) as page:
-        yield page
-        assert page.complaints == []
 
 
 def setting(page: Any, label: str, text: str) -> None:
@@ -54,10 +34,6 @@ def told(page: Any, chunks: list[dict[str, Any]], end: str = "data: [DONE]\n\n")
 
     page.route("**/v1/chat/completions", fulfil)
     return bodies
-
-
-def delta(**fields: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": fields}]}
 
 
 def test_text_picture_and_sound_are_answered_rightly_and_counted(page):
@@ -240,23 +216,6 @@ def test_nothing_is_asked_before_the_page_knows_who_answers(page):
     assert "42" in words(answer(page))
 
 
-def test_a_server_with_a_key_asks_for_it(browser, url):
-    def guard(route: Any) -> None:
-        if route.request.headers.get("authorization") == "Bearer right":
-            route.continue_()
-        else:
-            route.fulfill(status=401, json={"error": {"message": "a valid API key is needed"}})
-
-    with opened(browser, url) as page:
-        page.route("**/about", guard)
-        page.reload()
-        page.get_by_role("textbox", name="API key").first.fill("right")
-        page.keyboard.press("Enter")
-        page.get_by_role("button", name="What is 12 + 30?").wait_for()
-        assert page.locator("#trouble").is_hidden()
-        assert all("401" in text for text in page.complaints)
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser, url, scheme):
     from axe_playwright_python.sync_playwright import Axe
@@ -264,13 +223,19 @@ def test_axe_finds_nothing_serious(browser, url, scheme):
     code = "```py\ndef f(): return 'x'  # y\n```"
     with opened(browser, url, color_scheme=scheme) as page:
         found = [Axe().run(page)] if scheme == "light" else []
-        told(page, [delta(reasoning="So"), delta(content=f"# A\n- b `c`\n{code}\n|a|b|\n|-|-|\n|1|2|")])
+        text = f"# A \\(x^2\\)\n- b `c`\n{code}\n|a|b|\n|-|-|\n|1|2|\n\n$$\\frac{{1}}{{2}}$$"
+        usage = {"choices": [], "usage": {"prompt_tokens": 7000, "completion_tokens": 100}}
+        told(page, [delta(reasoning="So"), delta(content=text), usage])
         ask(page, "Hello")
-        answer(page)
+        answer(page).locator(".katex").nth(1).wait_for()
         page.locator("#show-panel").click()
         page.locator("#numbers dd", has_text="GiB").wait_for()
+        page.get_by_label("System prompt of this conversation").fill("Be brief.")
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json={"error": {"message": "no"}}))
+        ask(page, "Again")
+        page.get_by_role("alert").filter(has_text="no").wait_for()
         found.append(Axe().run(page))
-        assert page.complaints == []
+        assert [text for text in page.complaints if "429" not in text] == []
     serious = [item for run in found for item in run.response["violations"] if item["impact"] in SERIOUS]
     assert not serious, [(item["id"], [node["html"] for node in item["nodes"]]) for item in serious]
 

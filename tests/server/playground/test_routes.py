@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
+import tomllib
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,8 @@ from server.routes.playground import FOLDER, TYPES, facts, pages, task_of
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SOURCES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".html", ".svg"))
 # A namespace is a name, not an address; examples of forms are texts.
+VENDOR = FOLDER / "vendor"
+KATEX = "vendor/katex-0.19.1"
 ADDRESS = re.compile(r"https?://(?!www\.w3\.org/2000/svg)\w")
 
 
@@ -33,15 +37,21 @@ async def test_every_file_that_the_page_names_is_served_and_kept_for_a_year(clie
     html = (await client.get("/")).content.decode()
     named = re.findall(r'(?:src|href)="(playground/[^"]+)"', html)
     assert {name.rpartition(".")[2] for name in named} == {"js", "css", "svg"}
-    folder = "/" + named[0].rpartition("/")[0]
-    modules = {name for path in SOURCES for name in re.findall(r'from "\./([\w.]+)"', path.read_text())}
-    for path in ("/" + name for name in (*named, *(f"playground/{pages().digest}/{name}" for name in modules))):
+    folder = f"/playground/{pages().digest}"
+    modules = {name for path in SOURCES for name in re.findall(r'from "\./([\w./-]+)"', path.read_text())}
+    fonts = re.findall(r"url\(([\w/.-]+\.woff2)\)", pages().files[f"{KATEX}/katex.min.css"].decode())
+    vendored = [f"{KATEX}/{name}" for name in ("katex.min.js", "katex.min.css", *fonts)]
+    assert len(fonts) == 20
+    for path in ("/" + name for name in (*named, *(f"{folder[1:]}/{name}" for name in (*modules, *vendored)))):
         reply = await client.get(path)
         assert reply.status == 200, path
         assert "immutable" in reply.reply_headers["cache-control"]
         assert reply.reply_headers["x-content-type-options"] == "nosniff"
-        assert path.rpartition("/")[0] == folder
-    for path in ("/playground/0/main.js", f"{folder}/absent.js", f"{folder}/index.html", f"{folder}/..%2f..%2fapp.py"):
+        assert path.startswith(folder)
+        if path.endswith(".woff2"):
+            assert reply.reply_headers["content-type"] == "font/woff2"
+    absent = ("absent.js", "index.html", "..%2f..%2fapp.py", "vendor/VENDORED.md", "vendor/../../app.py", "vendor")
+    for path in ("/playground/0/main.js", *(f"{folder}/{name}" for name in absent)):
         assert (await client.get(path)).status == 404
 
 
@@ -60,6 +70,7 @@ async def test_about_tells_what_fits_the_model(client, tiny_client):
     assert facts["defaults"] == {"temperature": 0.0}
     assert facts["max_model_len"] == client.state.engine.max_model_len
     assert facts["task"] == "chat"
+    assert facts["page"] == pages().digest
     assert (await tiny_client.get("/about")).json()["modalities"] == ["text"]
 
 
@@ -95,5 +106,26 @@ async def test_no_file_of_the_page_is_large_or_reaches_another_server():
         assert not ADDRESS.search(text), path.name
         for banned in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
             assert banned not in text, f"{path.name}: {banned}"
-    assert {path.suffix for path in FOLDER.iterdir()} <= {*TYPES, ".html"}
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 200_000
+    own = [path for path in FOLDER.iterdir() if path.is_file()]
+    assert {path.suffix for path in own} <= {*TYPES, ".html"}
+    assert sum(path.stat().st_size for path in own) < 200_000
+
+
+async def test_libraries_are_the_files_that_their_list_names_each_with_its_licence():
+    text = (VENDOR / "VENDORED.md").read_text("utf-8")
+    listed = dict(re.findall(r"^\| (\S+) \| ([0-9a-f]{64}) \|$", text, re.MULTILINE))
+    files = {path.relative_to(VENDOR).as_posix(): path for path in VENDOR.rglob("*") if path.is_file()}
+    del files["VENDORED.md"]
+    assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()} == listed
+    folders = {name.partition("/")[0] for name in files}
+    assert {f"{folder}/LICENSE" for folder in folders} <= set(files)
+    for folder in folders:
+        name, _, version = folder.rpartition("-")
+        assert re.search(rf"^## {re.escape(name)} {re.escape(version)}$", text, re.MULTILINE | re.IGNORECASE), folder
+    assert sum(path.stat().st_size for path in files.values()) < 1_000_000
+
+
+async def test_libraries_travel_with_the_package():
+    wanted = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {path for pattern in wanted["server"] for path in FOLDER.parent.glob(pattern)}
+    assert {path for path in FOLDER.rglob("*") if path.is_file()} <= packed

@@ -48,8 +48,7 @@ const given = JSON.parse(text);
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[[str, Any], Any]:
     """The value of a script that imports the page's files and reads `given`."""
-    for file in PAGE.glob("*.js"):
-        shutil.copy(file, tmp_path)
+    shutil.copytree(PAGE, tmp_path, dirs_exist_ok=True)
     (tmp_path / "package.json").write_text('{"type": "module"}')
 
     def ran(script: str, given: Any) -> Any:
@@ -65,20 +64,26 @@ def run(tmp_path: Path) -> Callable[[str, Any], Any]:
 
 
 MARKDOWN = """
-const { MarkdownView } = await import("./markdown.js");
-const shown = given.map((source) => {
+globalThis.HTMLElement = Made;
+const { ProseView } = await import("./prose.js");
+const { settled } = await import("./later.js");
+const shown = [];
+for (const source of given) {
   const element = made("div");
-  new MarkdownView(element).update(source);
-  return element.childNodes.join("");
-});
+  const view = new ProseView(element);
+  for (let at = 0; at < source.length; at += STEP) view.update(source.slice(0, at + STEP));
+  await settled();
+  shown.push(element.childNodes.join(""));
+}
 console.log(JSON.stringify(shown));
 """
+WHOLE = MARKDOWN.replace("STEP", "source.length")
 
 
 def test_marks_within_marks_are_read_and_marks_without_an_end_are_text(run):
-    assert run(MARKDOWN, ["*a **b** c*", "***a***", "__a _b_ c__", "**a **b", "> - a\n> - b"]) == [
+    assert run(WHOLE, ["*a **b** c*", "***a***", "__a _b_ c__", "**a **b", "> - a\n> - b"]) == [
         "<p><em>a <strong>b</> c</></>",
-        "<p><strong><em>a</></></>",
+        "<p><em><strong>a</></></>",
         "<p><strong>a <em>b</> c</></>",
         "<p>**a **b</>",
         "<blockquote><ul><li>a</><li>b</></></>",
@@ -88,7 +93,7 @@ def test_marks_within_marks_are_read_and_marks_without_an_end_are_text(run):
 def test_an_answer_that_repeats_itself_is_shown(run):
     """Models that loop write such texts; searching for a mark's end took forever, and depth filled the stack."""
     repeated = [f"{piece * 2000}the end" for piece in ("**a ", "*a_", "__b ", "> ", ">", "- ", "* ", "1. ", "[a](")]
-    assert all("the end" in made for made in run(MARKDOWN, repeated))
+    assert all("the end" in made for made in run(WHOLE, repeated))
 
 
 def test_settings_that_this_server_does_not_take_are_not_sent(run):
@@ -98,7 +103,7 @@ def test_settings_that_this_server_does_not_take_are_not_sent(run):
     script = """
 const { requestOf } = await import("./answer.js");
 const path = [{ role: "user", text: "hi", files: [] }];
-console.log(JSON.stringify(given.map(([settings, about]) => Object.keys(requestOf(path, settings, about).body))));
+console.log(JSON.stringify(given.map(([settings, about]) => Object.keys(requestOf(path, "", settings, about).body))));
 """
     less = {**about, "structured_outputs": False, "tool_calls": False, "max_logprobs": 0}
     takes, takes_less = run(script, [(settings, about), (settings, less)])
@@ -132,7 +137,8 @@ Object.assign(Made.prototype, { value: "", select() {} });
 const { Sidebar } = await import("./sidebar.js");
 const conversation = { id: "1", title: "", nodes: [], updated: 1 };
 const opened = [];
-const sidebar = new Sidebar(() => conversation, (other) => opened.push(other), () => {});
+const chat = { conversation, live: () => conversation, stateOf: () => "" };
+const sidebar = new Sidebar(chat, (other) => opened.push(other), () => {});
 const row = made("li"), title = made("button");
 row.append(title);
 sidebar.rename({ id: "1", title: "old" }, title);

@@ -1,0 +1,1 @@
+"""What a configuration makes: a model's parts, their shapes and caches, and the kernels that steps launch."""

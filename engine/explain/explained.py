@@ -1,0 +1,170 @@
+"""Explained: the model that a configuration makes, as text: every part, its cache, and the kernels that steps launch.
+
+Thread: any; nothing is allocated. In: an EngineConfig whose `model` is a folder with a config.json, and a device that
+need not be here. The model is the one that a start would build; its parts are filled with tensors without memory, and
+its steps run as ever, so what is printed is what runs. Out: lines. Refusals are the start's own ConfigErrors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import partial
+from itertools import repeat
+from typing import TypeVar
+
+import torch
+
+from engine.base.config import EngineConfig
+from engine.base.model_config import ModelConfig
+from engine.cache.layout import CacheLayout
+from engine.cache.spec import CacheSpec, KeyValueSpec
+from engine.checkpoint.config import resolve_dtype
+from engine.encoders.tower import Tower, each
+from engine.explain.launches import Launches
+from engine.explain.parts import fields_of, held_of, line_of, modules_of, objects_of
+from engine.explain.runs import DECODED, fill, steps_of, towers_of
+from engine.explain.sections import Section, Steps
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.target import target
+from engine.models.base.model import Model
+from engine.models.registry import build_model, family_of, load_model_config
+from engine.quant.kv import stored_specs
+from engine.quant.online import requested
+
+T = TypeVar("T")
+V = TypeVar("V")
+POOLER = "pooler"  # the attribute of engine/models/base.py: Model
+BLOCK = 16  # tokens, over which a page's alignment is shared
+NOTE = (
+    f"kernels by the number of tokens: up to {DECODED} rows decode a token each, more are a prompt; of a tower by the "
+    "rows that an item becomes"
+)
+TIMED = (
+    "torch.mm and torch.addmm are products of the vendor's library, whose algorithm the start times; so is from how "
+    "many rows on codes are widened whole"
+)
+
+
+def explain(config: EngineConfig, device: str) -> Iterator[str]:
+    """Raises ConfigError where the start would refuse the configuration; `device`: "cpu", or as torch names it."""
+    model_config = load_model_config(
+        config.model, config.hf_overrides, config.without_media, config.model_impl, config.runner, config.pooler
+    )
+    model_config = requested(model_config, config.quantization)
+    dtype = resolve_dtype(model_config, config.dtype, device)
+    owners: dict[int, str] = {}
+    with torch.no_grad(), Launches(owners, device, pretend=True) as launches:
+        model = build_model(model_config, dtype, device)
+        parts = Parts(model)
+        owners |= parts.paths | {id(model): ""}
+        specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, None, read=False)
+        with model.abridged():
+            fill(model, launches.tensors, Placement(dtype, device, config.deterministic), parts.is_run)
+            layout = CacheLayout(specs, config.block_size)
+            run = partial(steps_of, model, layout, device, launches, config.deterministic)
+            steps, unknown = of_any_class(model_config, run)
+        items, unknown_items = of_any_class(model_config, partial(towers_of, model, launches))
+    yield from head(model, device)
+    yield from parts.body(specs, steps).text()
+    if model.pooler is not None:
+        yield from parts.pooler(steps).text()
+    for tower in each(model.towers):
+        yield from parts.tower(tower, items.get(tower.modalities[0], {})).text()
+    yield from (f"kernels that are not named: {reason}" for reason in (unknown, unknown_items) if reason)
+    yield NOTE
+    if device != "cpu":
+        yield TIMED
+
+
+def of_any_class(config: ModelConfig, run: Callable[[], dict[T, V]]) -> tuple[dict[T, V], str]:
+    """What `run` finds and, of classes of transformers alone, why it finds nothing: they may read numbers."""
+    try:
+        return run(), ""
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if config.implementation == "native":
+            raise
+        return {}, f"transformers' class cannot be followed without its weights ({error})"
+
+
+def head(model: Model, device: str) -> Iterator[str]:
+    """What the model is, and where."""
+    config, dtype = model.config, str(model.dtype).removeprefix("torch.")
+    how = {"native": "a file here", "transformers": "transformers' class", "mixed": "transformers' towers"}
+    family = family_of(config.architecture, config.implementation).name
+    yield f"{config.architecture} ({family}), by {how[config.implementation]}, in {dtype} on {device} ({target().arch})"
+    yield f"text: {fields_of(config.text, ('layers',))}"
+    if config.pooling is not None:
+        yield f"pooling: {fields_of(config.pooling, ('labels', 'prompts'))}"
+
+
+class Parts:
+    """A model's parts by path, and the section that each belongs to."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._objects = objects_of(model)
+        self.paths = {id(part): path for path, part in self._objects.items()}
+        modules = modules_of(model.weight_table(), model)
+        self._lines = {path: line_of(part, modules.get(id(part), ())) for path, part in self._objects.items()}
+
+    def is_run(self, part: object) -> bool:
+        """Whether forward runs a part, as far as the model says so of its layers."""
+        listed, _, rest = self.paths.get(id(part), "").partition(".")
+        number = rest.partition(".")[0]
+        return listed != "layers" or not number.isdigit() or self._model.is_run(int(number))
+
+    def body(self, specs: Sequence[CacheSpec], steps: Steps) -> Section:
+        """All but pooler and towers."""
+        others = (POOLER, *(self.paths[id(tower)] for tower in each(self._model.towers)))
+        own = [path for path in self._objects if not any(map(partial(_is_below, path), others))]
+        title = "encoder" if self._model.config.is_encoder else "decoder"
+        return self._section(title, own, self._of_layers(specs), _without(POOLER, steps))
+
+    def pooler(self, steps: Steps) -> Section:
+        """What makes a vector or scores of hidden states."""
+        own = [path for path in self._objects if _is_below(path, POOLER)]
+        only = {size: [one for one in run if _is_below(one.owner, POOLER)] for size, run in steps.items()}
+        return self._section("pooler", own, {}, only)
+
+    def tower(self, tower: Tower, steps: Steps) -> Section:
+        """One tower."""
+        root, config = self.paths[id(tower)], getattr(tower, "config", None)
+        own = [path for path in self._objects if _is_below(path, root)]
+        facts = {root: fields_of(config)} if is_dataclass(config) else {}
+        return self._section(f"tower of {' and '.join(tower.modalities)}", own, facts, steps)
+
+    def _section(self, title: str, own: Collection[str], facts: Mapping[str, str], steps: Steps) -> Section:
+        held = {path: text for path in own if (text := held_of(self._objects[path]))}
+        lines = {path: self._lines[path] for path in own}
+        return Section(title, lines, held, facts, steps)
+
+    def _of_layers(self, specs: Sequence[CacheSpec]) -> dict[str, str]:
+        """By the path of each layer its configuration, and what it keeps of a token."""
+        layers = self._model.config.text.layers
+        keepers = iter(specs) if len(specs) > 1 else repeat(specs[0])
+        facts = {}
+        for number, layer in enumerate(layers):
+            kept = f"reads what layer {layer.keys_of} keeps" if layer.keys_of is not None else kept_of(next(keepers))
+            facts[f"layers.{number}"] = f"{fields_of(layer)}; {kept}"
+        return facts
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}.")
+
+
+def _without(root: str, steps: Steps) -> Steps:
+    return {size: [one for one in run if not _is_below(one.owner, root)] for size, run in steps.items()}
+
+
+def kept_of(spec: CacheSpec) -> str:
+    """What a layer keeps of each token."""
+    size = spec.block_bytes(BLOCK) // BLOCK
+    window = f" of the last {spec.window:,} tokens" if spec.window else ""
+    if isinstance(spec, KeyValueSpec):
+        dtype = str(spec.dtype).removeprefix("torch.")
+        what = f"keys and values of {spec.num_kv_heads} heads of {spec.head_dim} in {dtype}"
+    else:
+        what = type(spec).__name__
+    return f"keeps {what}{window}, {size:,} bytes a token" if size else "keeps nothing"

@@ -1,0 +1,107 @@
+"""Batches of a step that a model computes: rows that decode, or prompts. Their tensors say where rows lie, as a
+scheduler's would (engine/step); their tokens are 0.
+
+Thread: any. In: the model, its cache layout, the device. Out: a Batch over a cache of its own. On an accelerator the
+numbers of rows and tokens alone decide which kernels are launched, so the work lists are left empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.meta import AttentionMeta, WorkList
+from engine.cache.layout import CacheLayout
+from engine.cache.spec import KeyValueSpec
+from engine.kernels.attention.tiles import has_large_tiles
+from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, max_parts
+from engine.kernels.target import target
+from engine.layers.batch import Batch
+from engine.models.base.model import Model
+
+SEEN = 64  # tokens in the cache of a row that decodes, its own included
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a step, all alike."""
+
+    count: int
+    tokens: int  # of each
+    context: int  # of each, in the cache when the step is done
+
+    @property
+    def total(self) -> int:
+        return self.count * self.tokens
+
+
+def decoding(count: int) -> Rows:
+    """One token of each of so many answers."""
+    return Rows(count, 1, SEEN)
+
+
+def prompts(tokens: int, longest: int) -> Rows:
+    """So many tokens, as one prompt, or as several of the longest length that the model takes."""
+    count = -(-tokens // longest)
+    return Rows(count, tokens // count, tokens // count)
+
+
+def batch_of(model: Model, layout: CacheLayout, rows: Rows, device: str, invariant: bool) -> Batch:
+    """The step of these rows; each row's blocks follow each other, from block 1 on."""
+    size = layout.block_size
+    blocks, decode_only = -(-rows.context // size), rows.tokens == 1 and device != "cpu" and not invariant
+    caches = layout.allocate(1 + rows.count * blocks, poison=False, device=device)
+    tables = 1 + torch.arange(rows.count * blocks, dtype=torch.int32, device=device).view(rows.count, blocks)
+    start = torch.arange(rows.count + 1, dtype=torch.int32, device=device) * rows.tokens
+    first = rows.context - rows.tokens
+    positions = torch.arange(first, rows.context, device=device).repeat(rows.count)
+    row = torch.arange(rows.count, device=device).repeat_interleave(rows.tokens, output_size=rows.total)
+    slots = (1 + row * blocks) * size + positions
+    meta = [
+        AttentionMeta(
+            query_start=start,
+            context_len=torch.full((rows.count,), rows.context, dtype=torch.int32, device=device),
+            block_tables=tables,
+            slot_mapping=slots,
+            work=None if device == "cpu" else _work(model, group.spec, rows, size, device),
+            table_row=None if device == "cpu" else torch.arange(rows.count, dtype=torch.int32, device=device),
+            decode_only=decode_only,
+        )
+        for group in layout.groups
+    ]
+    axes = model.config.axes
+    ends = start[1:].long() - 1
+    return Batch(
+        token_ids=torch.zeros(rows.total, dtype=torch.int64, device=device),
+        positions=positions if axes == 1 else positions.expand(axes, -1).contiguous(),
+        media=[],
+        attention=meta,
+        caches=caches,
+        group_of=layout.group_of,
+        sample_index=None if decode_only and model.pooler is None else ends,
+        num_tokens=None if device == "cpu" else start[-1:],
+        second_start=_zeros(rows.count, device) if model.reads_pairs else None,
+        pool_start=_zeros(rows.count, device) if pools_part(model) else None,
+    )
+
+
+def pools_part(model: Model) -> bool:
+    """Whether the tokens of a prompt before an input may be left out of its pooled row."""
+    return model.pooler is not None and not model.pooler.config.pools_prompt
+
+
+def _zeros(count: int, device: str) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+def _work(model: Model, spec: object, rows: Rows, block_size: int, device: str) -> WorkList | None:
+    """Room for the lists of this step; as engine/step/buffers has it for any step."""
+    if not isinstance(spec, KeyValueSpec):
+        return None
+    codes, heads = spec.dtype.itemsize == 1, model.config.text.num_heads
+    per_unit = PARTS_OF_CODES if codes else PARTS_PER_UNIT
+    large = codes and has_large_tiles(target(), spec.head_dim)
+    parts = max_parts(rows.count * rows.context, block_size, rows.count, per_unit)
+    return empty_list(rows.count, rows.total, parts, heads, spec.head_dim, device, per_unit, large)

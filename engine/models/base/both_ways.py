@@ -1,0 +1,68 @@
+"""Bodies of models that pool: which classes have one, whose tokens see those behind them, a decoder's configuration.
+
+An encoder was never trained to generate; a decoder may have been trained on as an embedder, which its files say by
+`is_causal`, `use_bidirectional_attention`, or the name of a class. Thread: any; pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.base.errors import ConfigError
+from engine.base.model_config import PoolingConfig, TextConfig, TowerConfig
+from engine.checkpoint.pooling import Form
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import every_layer
+from engine.models.base.family import Family
+
+AHEAD = "use_bidirectional_attention"
+BOTH_WAYS = "Bidirectional"  # in the names of classes that NVIDIA made of a decoder: LlamaBidirectionalModel
+# What the classes of a body are called that end with something else than a language model's head; longer names first.
+POOLED: dict[str, Form] = {
+    "ForProcessRewardModel": "process",
+    "ForRewardModel": "reward",
+    "ForSequenceClassification": "score",
+    "ForTokenClassification": "tokens",
+    "Model": "embed",
+}
+
+
+def class_of_body(name: str) -> tuple[str, Form]:
+    """The class of the same decoder that generates, and what the class of this name makes."""
+    for ending, form in POOLED.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending).removesuffix("Text").removesuffix(BOTH_WAYS) + "ForCausalLM", form
+    return name, "generate"
+
+
+def sees_all(family: Family, root: Section, body: Section) -> bool:
+    """Whether each token attends to all of its input."""
+    said = root.values.get("is_causal") is False or attends_ahead(body)
+    return said or family.head is not None or any(BOTH_WAYS in str(name) for name in root.items("architectures", ()))
+
+
+def attends_ahead(body: Section) -> bool:
+    """Whether a decoder's texts do; Gemma 4 says "all", or "vision" where the tokens of a picture do."""
+    said = body.values.get(AHEAD)
+    return said == "all" if isinstance(said, str) else body.boolean(AHEAD, False)
+
+
+def pooled_text(
+    text: TextConfig, pooling: PoolingConfig, towers: Mapping[str, TowerConfig], lead: int, implementation: str
+) -> TextConfig:
+    """The body of a model that pools; `lead` as ModelConfig has it. Raises ConfigError where this version has none."""
+    if pooling.two_towers:
+        return text
+    if implementation != "native":
+        raise ConfigError("--runner pooling: the architecture has no file of its own here; it can only generate")
+    if lead:
+        raise ConfigError("--runner pooling: this model writes down recordings; it can only generate")
+    if not pooling.bidirectional:
+        return text
+    if towers:
+        raise ConfigError(
+            "is_causal=false: attention to later tokens is supported for texts; --language-model-only serves them"
+        )
+    if any(layer.softcap or layer.sinks for layer in text.layers):
+        raise ConfigError("is_causal=false: attention to later tokens is not supported with capped scores or sinks")
+    return every_layer(text, causal=False)

@@ -1,0 +1,216 @@
+"""Decoder: what text decoders have in common; the base of every model whose text part is a stack of layers.
+
+Thread: device. One residual stream (engine/layers/stream.py), changed in place by every layer:
+
+    x = embed(tokens), media in the place of their placeholders, or added to embeddings
+    each layer: layer(x); after_layer(x)
+    logits = head(norm(x))
+
+The last layer stores the keys and values of every token; behind them only the sampled tokens are read. So from its
+output product on there are no others, and where nothing is sampled the last layer ends with its keys and values.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.attention.meta import AttentionMeta
+from engine.base.model_config import ModelConfig
+from engine.base.request import Modality
+from engine.cache.spec import CacheSpec, LayerCache
+from engine.encoders.tower import Tower
+from engine.layers.adapted import Chosen
+from engine.layers.attention import PagedSelfAttention
+from engine.layers.batch import Batch
+from engine.layers.convolution import GatedConvolution
+from engine.layers.embed import Embedding, Head
+from engine.layers.moe import SparseMLP
+from engine.layers.norm import Norm, Normed, stream_norm
+from engine.layers.rope import Rope, RopeTable
+from engine.layers.stream import Stream
+from engine.models.base.model import Model
+from engine.pooling.heads import Pooler
+from engine.weights.table import Table
+
+
+class Mixer(Protocol):
+    """Attention, or a convolution."""
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """What a layer of a model in `dtype` keeps."""
+
+    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        """Writes the cache; returns what the layer's output product reads, [T, its width]."""
+
+    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        """Writes the cache; nobody reads the result."""
+
+
+class DecoderLayer(ABC):
+    """One layer: attention, or what stands in its place, behind a norm, then what the family adds. Its parts are named
+    in the family's WEIGHTS."""
+
+    attention: PagedSelfAttention | None  # None: `convolution`
+    attention_norm: Norm | None
+    convolution: GatedConvolution | None = None
+    experts: SparseMLP | None = None
+
+    @property
+    def mixer(self) -> Mixer:
+        """What brings a token together with those before it."""
+        found = self.convolution or self.attention
+        assert found is not None, "a layer without attention has a convolution"
+        return found
+
+    @abstractmethod
+    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
+        """Adds this layer's parts to `x`; with `index` the stream goes on with these tokens once all are stored."""
+
+    def store(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> None:
+        """Writes the cache and nothing else: of a last layer whose result nobody reads."""
+        self.mixer.store(x.normed(self.attention_norm), rope, meta, cache)
+
+
+class Decoder(Model):
+    """A text decoder; a family says what its layers are."""
+
+    takes_rows = True
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        text = config.text
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.towers: dict[Modality, Tower] = {}
+        self.vision: Tower | None = None
+        self.audio: Tower | None = None
+        self.table = self.WEIGHTS
+        self.chosen: Chosen | None = None
+        self.beside_ours: Any = None  # what a table's further rows name: parts that no layer here has
+        self.head = (
+            None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias)
+        )
+        self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
+        if config.pooling is not None:
+            self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, text.tie_embeddings)
+        self.norm = stream_norm(text)
+        self.layers = [self.layer(number) for number in range(len(text.layers))]
+        sparse = {number: layer.experts for number, layer in enumerate(self.layers) if layer.experts is not None}
+        for number, experts in enumerate(sparse.values()):
+            experts.number = number
+        self.sparse = sparse
+        self._numbers = list(range(len(text.layers)))  # of the layers that forward runs
+        self._keepers = [number for number, layer in enumerate(text.layers) if layer.keys_of is None]
+        kept_by = [number if layer.keys_of is None else layer.keys_of for number, layer in enumerate(text.layers)]
+        self._cache_of = [self._keepers.index(number) for number in kept_by]  # by layer, a place among cache_specs
+        self._causal = text.causal
+        kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
+        self._ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
+        self._rope_of = [kinds.index(layer.rope) for layer in text.layers]
+        scales = torch.tensor([text.embedding_scale, text.media_scale], dtype=dtype)  # rounded as trained
+        self._embedding_scale, self._media_scale = (scale / text.residual_scale for scale in scales.tolist())
+
+    @abstractmethod
+    def layer(self, number: int) -> DecoderLayer:
+        """The layer `number`, from 0, as config.text.layers describes it; its parts are empty."""
+
+    def after_layer(self, number: int, x: Stream, batch: Batch) -> None:
+        """Called behind every layer that was run to its end: for models that add to the stream or read it there."""
+
+    def weight_table(self) -> Table:
+        text, count = self.config.text, len(self.layers)
+        further = tuple(f"layers.{number}.*" for number in range(count, count + text.num_further))
+        table = replace(self.table, ignore=(*self.table.ignore, *further))
+        if self.pooler is not None:
+            return self.pooler.table(table)
+        if not text.tie_embeddings:
+            return table
+        # Some tied checkpoints hold the embedding a second time.
+        return replace(table, ignore=(*table.ignore, "lm_head.weight"))
+
+    def cache_specs(self) -> list[CacheSpec]:
+        return [self.layers[number].mixer.cache_spec(self.dtype) for number in self._keepers]
+
+    def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        rows = self._embedded(batch)
+        if self.chosen is not None:
+            self.chosen.begin(batch.adapters)
+        x = Stream(rows, batch.num_tokens, batch.num_sampled, batch.routed, self.beside(batch, rows), self.chosen)
+        attention = batch.attention
+        if not self._causal:
+            attention = [meta.covering(len(batch.token_ids)) for meta in attention]
+        ropes = [rope(batch.positions) for rope in self._ropes]
+        for number in self._numbers:
+            layer, rope, place = self.layers[number], ropes[self._rope_of[number]], self._cache_of[number]
+            cache, meta = batch.caches[place], attention[batch.group_of[place]]
+            index = batch.sample_index if number == self._numbers[-1] and not batch.whole else None
+            if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
+                layer.store(x, rope, meta, cache)
+                return x.rows()[:0]
+            layer(x, rope, meta, cache, index)
+            self.after_layer(number, x, batch)
+            for hook in batch.hooks:
+                hook.after_layer(number, x)
+        if batch.whole:
+            x.keep(batch.sample_index, x.rows())
+            if not len(x.rows()):
+                return x.rows()
+        return x.normed(self.norm).rows(out)  # [S, hidden], or [T, hidden]
+
+    @contextmanager
+    def abridged(self) -> Iterator[None]:
+        """The first layer, whose norm no product does, the last, and of those between one of each kind."""
+        whole, kinds = self._numbers, self.config.text.layers
+        first, last = whole[0], whole[-1]
+        self._numbers = list({(kinds[n], n == first, n == last): n for n in whole}.values())
+        try:
+            yield
+        finally:
+            self._numbers = whole
+
+    def is_run(self, number: int) -> bool:
+        return number in self._numbers
+
+    def _embedded(self, batch: Batch) -> Tensor:
+        residual = self.embedded(batch)
+        if self._embedding_scale != 1.0:
+            residual *= self._embedding_scale
+        if batch.overlay is not None:
+            shown, rows = batch.overlay
+            residual = torch.where(shown, self._shown(rows, residual), residual)
+        for start, length, rows in batch.media:
+            tokens = residual[start : start + length]
+            tokens.copy_(self._shown(rows, tokens))
+        return residual
+
+    def _shown(self, rows: Tensor, embedded: Tensor) -> Tensor:
+        """What rows of media make of the embeddings of their tokens."""
+        rows = self._scaled(rows[:, : embedded.shape[1]])
+        return embedded + rows if self.config.adds_media else rows
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        """Rows of media; most families do not scale them."""
+        return rows if self._media_scale == 1.0 else rows * self._media_scale
+
+    def beside(self, batch: Batch, rows: Tensor) -> Tensor | None:
+        """What each layer reads of each token beside the stream, [T, layers, n]; `rows`: the stream's first."""
+        return None
+
+    def embedded(self, batch: Batch) -> Tensor:
+        """The tokens' embeddings, [T, hidden], new."""
+        return self.embed(batch.token_ids)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None, "a model with a pooler has no head"
+        logits = self.head(hidden)
+        scale, cap = self.config.text.logit_scale, self.config.text.logit_softcap
+        if scale != 1.0:
+            logits *= scale
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits

@@ -1,0 +1,192 @@
+"""Encoder: a post-norm body whose tokens attend to all of their input; the base of BERT, RoBERTa and others.
+
+Thread: device. Inputs lie one behind the other, without padding between them, each computed in one step; nothing is
+kept. The norms stand behind attention and MLP:
+
+    x = norm(word + position + type), or without positions, by which queries and keys are rotated then
+    each layer: x = norm(x + o(attention(x))); x = norm(x + down(activate(up(x)))), or down(activate(gate(x)) * up(x))
+
+Scores may be raised by the distance of a key (layers/distance). Of the last layer only the tokens that are read go on
+behind attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.base.model_config import ModelConfig, TextConfig
+from engine.base.request import Modality
+from engine.cache.spec import CacheSpec, NothingSpec
+from engine.encoders.tower import Tower
+from engine.kernels.activation import BY_NAME, pointwise
+from engine.kernels.attention.dense import dense_attention
+from engine.kernels.rotate import apply_rope
+from engine.layers.batch import Batch
+from engine.layers.distance import Buckets, Slopes
+from engine.layers.embed import Embedding, Positions
+from engine.layers.linear import GatedLinear, Linear
+from engine.layers.norm import LayerNorm, RMSNorm
+from engine.layers.rope import Rope, RopeTable
+from engine.models.base.model import Model
+from engine.pooling.heads import Pooler
+from engine.weights.table import Table
+
+
+class EncoderLayer:
+    """Attention, then MLP, with a norm behind each."""
+
+    def __init__(self, text: TextConfig) -> None:
+        width = text.num_heads * text.head_dim
+        self.heads, self.head_dim, self.scale = text.num_heads, text.head_dim, text.layers[0].scale
+        self.activation = BY_NAME[text.activation]
+        parts = (width, width, width) if text.qkv_layout == "apart" else (3 * width,)
+        self.qkv = Linear(text.hidden_size, *parts, bias=text.qkv_bias)
+        self.o = Linear(width, text.hidden_size, bias=text.o_bias)
+        self.attention_norm = LayerNorm(text.hidden_size, text.norm_eps)
+        if text.gated_mlp:
+            self.up: Linear = GatedLinear(
+                text.hidden_size, text.intermediate_size, False, self.activation, text.joined_mlp
+            )
+        else:
+            self.up = Linear(text.hidden_size, text.intermediate_size, bias=text.mlp_bias)
+        self.down = Linear(text.intermediate_size, text.hidden_size, bias=text.mlp_bias)
+        self.mlp_norm = LayerNorm(text.hidden_size, text.norm_eps)
+
+    def __call__(
+        self, x: Tensor, bounds: Tensor, index: Tensor | None, rope: Rope | None, bias: Tensor | None
+    ) -> Tensor:
+        """x [T, hidden], which is overwritten; with `index` the result has these tokens alone."""
+        heads = self.qkv(x).view(len(x), 3 * self.heads, self.head_dim)
+        queries, keys, values = self.normed(*heads.split(self.heads, 1))
+        if rope is not None:
+            queries, keys = apply_rope(heads[:, : 2 * self.heads], rope.cos, rope.sin).split(self.heads, 1)
+        attended = self.attend(queries, keys, values, bounds, bias)
+        if index is not None:
+            x, attended = self.keep(index, x, attended)
+        return self.after_mlp(self.after_attention(x, attended))
+
+    def keep(self, index: Tensor, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens of `index`, int64 [S], with which the layer goes on."""
+        return x.index_select(0, index), attended.index_select(0, index)
+
+    def normed(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, heads, head_dim] each, before they are rotated."""
+        return queries, keys, values
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor, bias: Tensor | None) -> Tensor:
+        """[T, heads, head_dim] each, rotated -> [T, heads * head_dim]; an input's tokens lie between two `bounds`."""
+        return dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, bias=bias)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """x [T, hidden], which is overwritten, attended [T, heads * head_dim] -> what the MLP reads."""
+        return self.o.normed_sum(self.attention_norm, x, attended)
+
+    def after_mlp(self, x: Tensor) -> Tensor:
+        """x [T, hidden], which is overwritten -> the layer's result."""
+        inner = self.up(x)
+        inner = inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation)
+        return self.down.normed_sum(self.mlp_norm, x, inner)
+
+
+class Encoder(Model):
+    """An encoder of texts; `types`: kinds of tokens, of which a pair's second text has the second; 0: none have rows.
+
+    `first_position`: the row of the table of positions where an input begins; None: there is no table, and
+    heads are rotated where the layers say so. `narrow`: numbers of an embedding, which a product widens behind the
+    norm; None: as many as of a hidden state.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: str,
+        types: int,
+        first_position: int | None,
+        narrow: int | None = None,
+    ) -> None:
+        text = config.text
+        width = narrow or text.hidden_size
+        assert config.pooling is not None, "an encoder makes vectors or scores"
+        self.config, self.dtype, self.device = config, dtype, device
+        self.towers: dict[Modality, Tower] = {}
+        self.embed = Embedding(text.vocab_size, width, None)
+        self.positions = self._ropes = None
+        if first_position is None and text.layers[0].rope.kind != "none":
+            self._ropes = RopeTable(text.layers[0].rope, device, config.max_model_len or config.max_position)
+        elif first_position is not None:
+            self.positions = Positions(config.max_position, width, first_position)
+        self.types = Positions(types, width) if types else None
+        self.embed_norm: LayerNorm | None = LayerNorm(width, text.norm_eps)
+        self.norm: RMSNorm | None = None  # behind the last layer
+        self.widen = None if width == text.hidden_size else Linear(width, text.hidden_size, bias=True)
+        self.distances: Buckets | Slopes | None = None
+        self.layers = self.made_layers(text)
+        self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, tied=False)
+        self._run = self.layers  # those that forward runs
+
+    def made_layers(self, text: TextConfig) -> list[EncoderLayer]:
+        """All of them, in the order in which they run."""
+        return [self.layer(text) for _ in text.layers]
+
+    def layer(self, text: TextConfig) -> EncoderLayer:
+        """One of the layers."""
+        return EncoderLayer(text)
+
+    def weight_table(self) -> Table:
+        """WEIGHTS without the parts that this checkpoint does not have."""
+        assert self.pooler is not None
+        rows = [row for row in self.WEIGHTS.rows if getattr(self, row.target.partition(".")[0]) is not None]
+        return self.pooler.table(replace(self.WEIGHTS, rows=tuple(rows)))
+
+    def cache_specs(self) -> list[CacheSpec]:
+        return [NothingSpec()]
+
+    def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        starts = batch.attention[0].query_start  # [num_rows + 1] int32
+        bounds = batch.attention[0].covering(len(batch.token_ids)).query_start
+        rope = None if self._ropes is None else self._ropes(batch.positions)
+        bias = None if self.distances is None else self.distances.bias
+        x = self._embedded(batch, starts)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        if self.widen is not None:
+            x = self.widen(x)
+        for left, layer in zip(reversed(range(len(self._run))), self._run):
+            x = layer(x, bounds, None if left else batch.sample_index, rope, bias)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x if out is None else out.copy_(x)
+
+    def _embedded(self, batch: Batch, starts: Tensor) -> Tensor:
+        x = self.embed(batch.token_ids)
+        if self.positions is not None:
+            x.add_(self.positions(batch.positions))
+        if self.types is None:
+            return x
+        if batch.second_start is None or self.types.num_positions < 2:
+            return x.add_(self.types.table[0])
+        token = torch.arange(len(x), dtype=torch.int32, device=x.device)
+        row = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp_(max=len(starts) - 2)
+        second = batch.second_start.index_select(0, row)
+        return x.add_(self.types(((second > 0) & (batch.positions >= second)).long()))
+
+    @contextmanager
+    def abridged(self) -> Iterator[None]:
+        """The first layer and the last, which launch what all do."""
+        whole, self._run = self._run, self._run[:1] + self._run[1:][-1:]
+        try:
+            yield
+        finally:
+            self._run = whole
+
+    def is_run(self, number: int) -> bool:
+        return any(layer is self.layers[number] for layer in self._run)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        raise TypeError("an encoder has no language model's head: its pooler reads hidden states")

@@ -1,8 +1,0 @@
-"""Gemma 2: engine/models/gemma.py with norms behind parts, caps on scores and logits, windows on half the layers."""
-
-from __future__ import annotations
-
-from engine.models.family import Family
-from engine.models.gemma import KEYS, SandwichGemma, gemma2_text
-
-FAMILY = Family(name="Gemma 2", model=SandwichGemma, text=gemma2_text, keys=KEYS)

@@ -1,0 +1,17 @@
+"""FunAudioChat (8B): a Qwen3 decoder that hears sounds of up to five minutes, and answers with texts alone."""
+
+from __future__ import annotations
+
+from engine.encoders.fun_audio import UNREAD, FunAudioTower, read_audio, rows
+from engine.models.base.family import Family
+from engine.models.media.hearing import hearing
+from engine.models.media.seeing import text
+
+FAMILY = Family(
+    name="FunAudioChat",
+    architectures=("FunAudioChatForConditionalGeneration",),
+    model=hearing(FunAudioTower, rows(), ignore=UNREAD),
+    text=text,
+    towers={"audio": read_audio},
+    processor="fun_audio:FunAudio",
+)

@@ -1,0 +1,71 @@
+"""Gemma 4 that sees and hears: towers of its own (engine/encoders/gemma4, gemma4_audio) before Gemma 4's decoder.
+
+In the large models the tokens of a picture, and of a film's frame, see each other where a layer has a window, and only
+there. The small models hear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from engine.base.ahead import Ahead
+from engine.base.model_config import ModelConfig, TextConfig
+from engine.checkpoint.section import Section
+from engine.encoders.gemma4 import ROWS, Gemma4VisionConfig, Gemma4VisionTower, read_vision
+from engine.encoders.gemma4_audio import ROWS as AUDIO_ROWS
+from engine.encoders.gemma4_audio import Gemma4AudioConfig, Gemma4AudioTower, read_audio
+from engine.encoders.tower import by_modality
+from engine.models.base.both_ways import AHEAD
+from engine.models.base.family import Family
+from engine.models.text.gemma import KEYS
+from engine.models.text.gemma4_config import text as decoder
+from engine.models.text.gemma4_text import Gemma4
+
+MARKS = {"image": 258_880, "video": 258_884, "audio": 258_881}  # tokens of media, of a file that does not say
+
+
+class SeeingGemma4(Gemma4):
+    """Text, pictures, films and sounds in; text out."""
+
+    WEIGHTS = replace(Gemma4.WEIGHTS, rows=(*Gemma4.WEIGHTS.rows, *ROWS, *AUDIO_ROWS))
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        super().__init__(config, dtype, device)
+        vision, audio = config.towers.get("vision"), config.towers.get("audio")
+        self.vision = Gemma4VisionTower(vision, dtype, device) if isinstance(vision, Gemma4VisionConfig) else None
+        self.audio = Gemma4AudioTower(audio, dtype, device) if isinstance(audio, Gemma4AudioConfig) else None
+        self.towers = by_modality(self.vision, self.audio)
+        if self.beside_embed is not None:
+            self.beside_embed.pad = config.raw["text_config"].get("pad_token_id") or 0
+            self.beside_embed.marks = [config.raw.get(f"{kind}_token_id") or MARKS[kind] for kind in MARKS]
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The decoder; files may say outside of its section that embedding and head are tied."""
+    tied = outer.boolean("tie_word_embeddings", body.boolean("tie_word_embeddings", True))
+    return decoder(body, Section({**outer.values, "tie_word_embeddings": tied}, outer.path))
+
+
+def ahead(outer: Section) -> Ahead:
+    """Whether the tokens of a picture see each other."""
+    return "items" if outer.section("text_config").values.get(AHEAD) == "vision" else ""
+
+
+def media_token_ids(outer: Section) -> dict[str, int]:
+    """What templates write where an item stands."""
+    return {kind: outer.integer(f"{kind}_token_id", mark) for kind, mark in MARKS.items()}
+
+
+FAMILY = Family(
+    name="Gemma 4 with towers",
+    architectures=("Gemma4ForConditionalGeneration",),
+    model=SeeingGemma4,
+    text=text,
+    towers={"vision": read_vision, "audio": read_audio},
+    processor="gemma4:Gemma4",
+    keys=KEYS,
+    ahead=ahead,
+    media_token_ids=media_token_ids,
+)

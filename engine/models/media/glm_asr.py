@@ -1,0 +1,26 @@
+"""GLM-ASR (Nano): a Llama decoder that writes down sounds, heard in windows of thirty seconds."""
+
+from __future__ import annotations
+
+from engine.base.model_config import TextConfig
+from engine.checkpoint.section import Section
+from engine.encoders.windows import GLM_ASR_ROWS, WindowsTower, read_glm_asr
+from engine.models.base.family import Family
+from engine.models.media import seeing
+from engine.models.media.hearing import hearing
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """Embedding and head are one unless the outer object denies it; the decoder's own says Llama's false."""
+    tied = outer.boolean("tie_word_embeddings", True)
+    return seeing.text(body, Section({**outer.values, "tie_word_embeddings": tied}, outer.path))
+
+
+FAMILY = Family(
+    name="GLM-ASR",
+    architectures=("GlmAsrForConditionalGeneration",),
+    model=hearing(WindowsTower, GLM_ASR_ROWS),
+    text=text,
+    towers={"audio": read_glm_asr},
+    processor="windows:GlmAsr",
+)

@@ -1,0 +1,256 @@
+"""Whisper: an encoder of sound, and a decoder whose layers attend to the text so far and to the encoder's rows.
+
+Thread: device. A prompt begins with the window's rows, one token each, and goes on with text. In every layer a token of
+the window leaves the keys and values of cross-attention in the KV cache, a token of text those of self-attention: each
+place of the cache holds what its token is read for, so windows are scheduled, shared by prefix and computed again
+like any prompt. Both attentions are the paged one over parts of a row's block table:
+
+    block table of a row    | window: 94 blocks           | text
+    cross-attention reads    0 .. 1499                                    every token is a row of its own, whose
+    self-attention reads                                    0 .. itself   context is what the token sees
+
+Tokens of the window pass no layer where the host knows which tokens those are; in a recorded step they pass all, and
+nobody reads what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.attention.meta import AttentionMeta
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, TextConfig
+from engine.cache.spec import CacheSpec, FullSpec, LayerCache
+from engine.checkpoint.rope import no_rope
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import every_layer, read_text, refuse
+from engine.encoders import whisper as encoder
+from engine.encoders.sound import EPS
+from engine.encoders.tower import by_modality
+from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, read_audio
+from engine.kernels.activation import gelu
+from engine.kernels.attention.paged import paged_attention
+from engine.kernels.attention.work import empty_list, fill_list, max_parts
+from engine.kernels.pages import pages_of
+from engine.kernels.rotate import qkv_rope_store
+from engine.layers.batch import Batch
+from engine.layers.embed import Embedding, Head, Positions
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.layers.rope import Rope, RopeTable
+from engine.models.base.family import Family
+from engine.models.base.model import Model
+from engine.weights.table import Row, Table
+
+LAYER = "decoder.layers.*."
+SELF, CROSS = LAYER + "self_attn.", LAYER + "encoder_attn."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Views:
+    """What the tokens of a step see, each of them a row: of the text, and of the sound."""
+
+    text: AttentionMeta
+    sound: AttentionMeta
+    rope: Rope  # which turns nothing
+
+
+class WhisperLayer:
+    """A decoder layer; keys have no bias."""
+
+    def __init__(self, text: TextConfig) -> None:
+        size = text.hidden_size
+        self.num_heads, self.head_dim = text.num_heads, text.head_dim
+        self.self_norm, self.cross_norm, self.mlp_norm = (LayerNorm(size, EPS) for _ in range(3))
+        self.qkv = Linear(size, size, size, size, bias=(True, False, True))
+        self.cross_q = Linear(size, size, bias=True)
+        self.cross_kv = Linear(size, size, size, bias=(False, True))
+        self.out, self.cross_out = Linear(size, size, bias=True), Linear(size, size, bias=True)
+        self.fc1 = Linear(size, text.intermediate_size, bias=True)
+        self.fc2 = Linear(text.intermediate_size, size, bias=True)
+
+    def __call__(self, x: Tensor, views: Views, cache: LayerCache, overlay: tuple[Tensor, Tensor] | None) -> None:
+        """Adds to x [T, hidden]; `overlay`: which of the tokens are sound, [T, 1], and their rows [T, hidden]."""
+        size, scale, (keys, values, codes) = x.shape[1], self.head_dim**-0.5, pages_of(cache)
+        qkv = self.qkv(self.self_norm(x))
+        if overlay is not None:
+            shown, rows = overlay
+            qkv[:, size:] = torch.where(shown, self.cross_kv(rows), qkv[:, size:])
+        queries = self._store(qkv, views.rope, cache, views.text.slot_mapping)
+        self.out.add_to(x, paged_attention(queries, keys, values, views.text, scale, scales=codes))
+        queries = self.cross_q(self.cross_norm(x)).view(queries.shape)
+        self.cross_out.add_to(x, paged_attention(queries, keys, values, views.sound, scale, scales=codes))
+        self.fc2.add_to(x, gelu(self.fc1(self.mlp_norm(x))))
+
+    def store_sound(self, rows: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> None:
+        """Writes the keys and values of cross-attention of the encoder's rows [n, hidden]."""
+        queries = rows.new_zeros(rows.shape)
+        self._store(torch.cat([queries, self.cross_kv(rows)], dim=1), rope, cache, slots)
+
+    def _store(self, qkv: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> Tensor:
+        """Keys and values into the cache; returns the queries [T, num_heads, head_dim]."""
+        heads, (keys, values, scales) = self.num_heads, pages_of(cache)
+        return qkv_rope_store(
+            qkv, rope.cos, rope.sin, None, None, 0.0, heads, heads, self.head_dim, keys, values, slots, scales=scales
+        )
+
+
+class Whisper(Model):
+    """Sound in, text out."""
+
+    WEIGHTS = Table(
+        rows=(
+            *encoder.rows("audio", "encoder"),
+            Row(("decoder.embed_tokens",), "embed"),
+            Row(("decoder.embed_positions",), "positions"),
+            Row((LAYER + "self_attn_layer_norm",), "layers.*.self_norm"),
+            Row((SELF + "q_proj", SELF + "k_proj", SELF + "v_proj"), "layers.*.qkv"),
+            Row((SELF + "out_proj",), "layers.*.out"),
+            Row((LAYER + "encoder_attn_layer_norm",), "layers.*.cross_norm"),
+            Row((CROSS + "q_proj",), "layers.*.cross_q"),
+            Row((CROSS + "k_proj", CROSS + "v_proj"), "layers.*.cross_kv"),
+            Row((CROSS + "out_proj",), "layers.*.cross_out"),
+            Row((LAYER + "final_layer_norm",), "layers.*.mlp_norm"),
+            Row((LAYER + "fc1",), "layers.*.fc1"),
+            Row((LAYER + "fc2",), "layers.*.fc2"),
+            Row(("decoder.layer_norm",), "norm"),
+        ),
+        prefixes=("model.",),
+        ignore=("proj_out.weight",),  # the embedding a second time
+    )
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        text, audio = config.text, config.towers.get("audio")
+        if not isinstance(audio, WhisperAudioConfig):
+            raise ConfigError("Whisper hears and does nothing else: serve it without --language-model-only or audio=0")
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.audio = WhisperTower(audio, dtype, device)
+        self.towers = by_modality(self.audio)
+        self.head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
+        self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
+        self.positions = Positions(config.max_position - config.lead, text.hidden_size)
+        self.layers = [WhisperLayer(text) for _ in text.layers]
+        self.norm = LayerNorm(text.hidden_size, EPS)
+        self._rope = RopeTable(text.layers[0].rope, device, 1)
+        self._running = self.layers
+
+    def cache_specs(self) -> list[CacheSpec]:
+        text = self.config.text
+        return [FullSpec(text.num_heads, text.head_dim, self.dtype) for _ in self.layers]
+
+    @contextmanager
+    def abridged(self) -> Iterator[None]:
+        """One layer: all are alike."""
+        self._running = self.layers[:1]
+        try:
+            yield
+        finally:
+            self._running = self.layers
+
+    def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        if batch.media:
+            return self._with_sound(batch, out)
+        x = self._decoded(batch, batch.token_ids, batch.positions, None)
+        return self.norm(x if batch.sample_index is None else x.index_select(0, batch.sample_index), out)
+
+    def _with_sound(self, batch: Batch, out: Tensor | None) -> Tensor:
+        """A step whose tokens of sound the host knows: those leave their keys and values, and pass no layer."""
+        slots, device = batch.attention[0].slot_mapping, batch.token_ids.device
+        is_text = torch.ones(len(batch.token_ids), dtype=torch.bool)
+        for start, length, rows in batch.media:
+            is_text[start : start + length] = False
+            places = slots[start : start + length]
+            rope = self._rope(batch.positions[start : start + length])
+            for layer, cache in zip(self._running, batch.caches):
+                layer.store_sound(rows, rope, cache, places)
+        chosen = is_text.nonzero().flatten().to(device)
+        wanted = batch.sample_index
+        if not len(chosen):
+            empty = torch.zeros(len(batch.token_ids), self.config.text.hidden_size, dtype=self.dtype, device=device)
+            return empty if wanted is None else empty[:0]
+        x = self._decoded(batch, batch.token_ids[chosen], batch.positions[chosen], chosen)
+        if wanted is not None:
+            return self.norm(x.index_select(0, torch.searchsorted(chosen, wanted)), out)
+        whole = x.new_zeros(len(batch.token_ids), x.shape[1])
+        whole[chosen] = self.norm(x)
+        return whole
+
+    def _decoded(self, batch: Batch, token_ids: Tensor, places: Tensor, chosen: Tensor | None) -> Tensor:
+        """The residual stream behind the last layer, [T, hidden], of these tokens: of those `chosen` of the step's."""
+        views = self._views(batch, places, chosen)
+        x = self.embed(token_ids)
+        x += self.positions((places - self.config.lead).clamp_(0, self.positions.num_positions - 1))
+        overlay = batch.overlay if chosen is None else None
+        for layer, cache in zip(self._running, batch.caches):
+            layer(x, views, cache, overlay)
+        return x
+
+    def _views(self, batch: Batch, places: Tensor, chosen: Tensor | None) -> Views:
+        """Every token a row of its own. A token of sound and padding see one key, and nobody reads what they see."""
+        meta, lead, keys = batch.attention[0], self.config.lead, batch.caches[0][0]
+        block_size = keys.shape[2]
+        count = len(places)
+        numbers = torch.arange(count + 1, dtype=torch.int32, device=places.device)
+        lines = torch.searchsorted(meta.query_start[1:].contiguous(), numbers[:-1] if chosen is None else chosen.int(),
+                                   right=True).clamp_(max=len(meta.context_len) - 1)  # fmt: skip
+        if meta.table_row is not None:
+            lines = meta.table_row[lines]
+        texts = (places - (lead - 1)).clamp_(min=1).int()  # tokens of text up to each, itself included
+        sounds = torch.where(places < lead, 1, self.audio.config.num_positions).int()
+        text = AttentionMeta(
+            query_start=numbers,
+            context_len=texts,
+            block_tables=meta.block_tables[:, lead // block_size :].contiguous(),
+            slot_mapping=meta.slot_mapping if chosen is None else meta.slot_mapping[chosen],
+            table_row=lines.int(),
+            decode_only=True,
+        )
+        sound = replace(text, context_len=sounds, block_tables=meta.block_tables)
+        if places.is_cuda:
+            text, sound = (self._with_list(view, len(keys), block_size) for view in (text, sound))
+        return Views(text, sound, self._rope(places))
+
+    def _with_list(self, view: AttentionMeta, num_blocks: int, block_size: int) -> AttentionMeta:
+        """A view and its work list, made anew: as large as the step's tokens, and inside a graph the graph's own."""
+        count, text = len(view.context_len), self.config.text
+        parts = max_parts(num_blocks, block_size, count)
+        work = empty_list(count, count, parts, text.num_heads, text.head_dim, view.context_len.device)
+        fill_list(work, view, 1)
+        return replace(view, work=work)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The decoder."""
+    refuse(body, scale_embedding=False, is_encoder_decoder=True)
+    read = read_text(body, outer, tied=True, activation="gelu", eps=EPS, qkv_bias=True, o_bias=True, layer_norm=True)
+    return every_layer(read, rope=no_rope(read.head_dim))
+
+
+KEYS = {
+    "d_model": "hidden_size",
+    "decoder_layers": "num_hidden_layers",
+    "decoder_attention_heads": "num_attention_heads",
+    "decoder_ffn_dim": "intermediate_size",
+    "activation_function": "hidden_act",
+    "max_target_positions": "max_position_embeddings",
+}
+FAMILY = Family(
+    name="Whisper",
+    architectures=("WhisperForConditionalGeneration",),
+    model=Whisper,
+    text=text,
+    towers={"audio": read_audio},
+    processor="whisper:Whisper",
+    keys=KEYS,
+    lead=lambda outer: read_audio(outer).num_rows,
+)

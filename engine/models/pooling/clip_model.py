@@ -1,0 +1,57 @@
+"""CLIP: a causal body read at the end of a text, a vision transformer read at its class token, products behind both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.base.model_config import HeadLayer, PoolingConfig
+from engine.checkpoint.section import Section
+from engine.encoders.vit.config import VitConfig
+from engine.encoders.vit.single import ClassRow
+from engine.models.base.family import Family
+from engine.models.media.seeing import outside
+from engine.models.pooling.two_towers import KEYS, TwoTowers, text_of, token_of, vectors
+from engine.models.pooling.two_towers import vision as vision_of
+from engine.weights.table import Row
+
+USUAL = 512  # numbers of a vector, where the file is silent
+
+
+class Clip(TwoTowers):
+    """Of a text the first end-of-text token is read, which the tokenizer puts behind it."""
+
+    ENDING = ClassRow
+    ENDING_ROWS = (
+        Row(("vision_model.post_layernorm",), "vision.projector.norm"),
+        Row(("visual_projection",), "vision.projector.projection"),
+    )
+
+
+def vision(section: Section) -> VitConfig:
+    """The tower."""
+    return vision_of(section, outside(section).size("projection_dim", USUAL))
+
+
+def pooling(folder: Path, body: Section, outer: Section, given: Mapping[str, Any]) -> PoolingConfig:
+    """The first files have 2 as the end of a text, and mean the highest id of their vocabulary."""
+    highest = body.size("vocab_size") - 1
+    said = body.values.get("eos_token_id")
+    end = highest if said in (None, 2) else body.integer("eos_token_id")
+    layer = HeadLayer("text_projection", body.size("hidden_size"), outer.size("projection_dim", USUAL))
+    most = body.size("max_position_embeddings")
+    return vectors(given, layer, most, end_token=token_of(folder, "eos_token", end))
+
+
+FAMILY = Family(
+    name="CLIP",
+    architectures=("CLIPModel",),
+    model=Clip,
+    text=text_of(causal=True, activation="quick_gelu", eps=1e-5),
+    towers={"vision": vision},
+    processor="towers:TowerPictures",
+    keys=KEYS,
+    media_token_ids=lambda outer: {},
+    pooling=pooling,
+)

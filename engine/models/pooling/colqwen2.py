@@ -1,0 +1,69 @@
+"""ColQwen2 and ColQwen2.5: retrievers of pages over Qwen2-VL and Qwen2.5-VL, as `vlm_config` says.
+
+Pages keep their shape, and a larger one has more vectors. Pictures have Qwen2-VL's three axes of positions, as in
+training (colpali-engine, and transformers' first release of the class); since transformers 5 its ColQwen2ForRetrieval
+counts them like text unless `position_ids` are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig, PoolingConfig, TowerConfig
+from engine.checkpoint.files import INSIDE
+from engine.checkpoint.section import Section
+from engine.models.base.decoder import Decoder
+from engine.models.base.family import Family
+from engine.models.media.qwen2_5_vl import FAMILY as QWEN2_5
+from engine.models.media.qwen2_vl import FAMILY as QWEN2
+from engine.models.media.qwen2_vl import text
+from engine.models.media.seeing import outside
+from engine.models.pooling.page_retriever import below_vlm, placeholder, said, vectors
+
+INNER = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN2_5}  # by the model_type of `vlm_config`
+
+
+def inner(values: Mapping[str, Any]) -> Family:
+    """The family of the model that the retriever is made of."""
+    kind = values.get(INSIDE, {}).get("model_type", "qwen2_vl")
+    if kind not in INNER:
+        raise ConfigError(
+            f"config.json: {INSIDE}: model_type={kind!r} is not supported; supported are {', '.join(INNER)}"
+        )
+    return INNER[kind]
+
+
+def model(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
+    """The decoder and its tower."""
+    made = inner(config.raw).model(config, dtype, device)
+    assert isinstance(made, Decoder)
+    return made
+
+
+def vision(section: Section) -> TowerConfig:
+    """The tower."""
+    return inner(outside(section).values).towers["vision"](section)
+
+
+def pooling(folder: Path, body: Section, root: Section, given: Mapping[str, Any]) -> PoolingConfig:
+    """Texts begin with no token of their own."""
+    shown = f"<|vision_start|>{placeholder(folder, root)}<|vision_end|>"
+    page = f"<|im_start|>user\n{shown}Describe the image.<|im_end|><|endoftext|>"
+    page = said(folder, "visual_prompt_prefix", page)
+    return vectors(folder, body, root, given, said(folder, "query_prefix", "Query: "), page)
+
+
+FAMILY = Family(
+    name="ColQwen2, ColQwen2.5",
+    architectures=("ColQwen2ForRetrieval",),
+    model=below_vlm(model),
+    text=text,
+    towers={"vision": vision},
+    processor="qwen_vl:QwenPages",
+    pooling=pooling,
+)

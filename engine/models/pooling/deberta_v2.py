@@ -1,0 +1,210 @@
+"""DeBERTa-v2 and v3 (Prompt-Guard, mxbai-rerank-v1, NLI): BERT without positions, whose scores count distances.
+
+Beside queries and keys, a score has products of a query with a distance's key and of a key with a distance's query,
+which each layer makes of one table for all (kernels/attention/disentangled). In the xlarge ones a convolution reads
+the embeddings beside the first layer, and its result is added to the layer's, before a norm of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.base.errors import ConfigError
+from engine.base.model_config import HeadLayer, ModelConfig, TextConfig
+from engine.checkpoint.pooling import Form, labels_of
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import every_layer, refuse
+from engine.kernels.activation import BY_NAME
+from engine.kernels.attention.disentangled import disentangled_attention
+from engine.layers.distance import log_buckets
+from engine.layers.embed import Positions
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.layers.rope import Rope
+from engine.models.base.encoder import Encoder, EncoderLayer
+from engine.models.base.family import Family
+from engine.models.pooling.bert import ROWS, post_norm_text
+from engine.models.pooling.classes import ALL, classes
+from engine.pooling.heads import ACTIVATIONS
+from engine.weights.table import Row, Table
+
+SELF = "encoder.layer.*.attention.self."
+OWN = (
+    Row((SELF + "query_proj", SELF + "key_proj", SELF + "value_proj"), "layers.*.qkv", "rows"),
+    Row(("encoder.rel_embeddings",), "away.rows"),
+    Row(("encoder.LayerNorm",), "away.norm"),
+    Row(("encoder.conv.conv",), "layers.*.conv"),
+    Row(("encoder.conv.LayerNorm",), "layers.*.conv_norm"),
+)
+OF_CONVOLUTIONS = ("tanh", "gelu", "relu")  # activations
+IGNORED = (
+    "embeddings.position_*", "pooler.dense.*", "cls.*", "lm_predictions.*", "mask_predictions.*",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How a checkpoint counts distances: in rows [2 * size], the middle one of which is distance 0."""
+
+    size: int
+    bucketed: bool
+    longest: int  # distance that has a bucket of its own
+
+    @staticmethod
+    def of(body: Section) -> Span:
+        longest = body.integer("max_relative_positions", -1, least=-1)
+        longest = body.size("max_position_embeddings") if longest < 1 else longest
+        buckets = body.integer("position_buckets", -1, least=-1)
+        return Span(buckets, True, longest) if buckets > 0 else Span(longest, False, longest)
+
+
+class Away:
+    """The table of distances, and which row of it each distance has."""
+
+    def __init__(self, text: TextConfig, span: Span, reach: int, device: str, norm: bool = True) -> None:
+        """`reach`: the longest distance of an input's tokens."""
+        self.rows = Positions(2 * span.size, text.hidden_size)
+        self.norm = LayerNorm(text.hidden_size, text.norm_eps) if norm else None
+        away = torch.arange(-reach, reach + 1)
+        away = log_buckets(away, span.size, span.longest) if span.bucketed else away
+        self.buckets = (away + span.size).clamp(0, 2 * span.size - 1).int().to(device)
+
+    def normed(self) -> Tensor:
+        """[2 * size, hidden] float32."""
+        norm, table = self.norm, self.rows.table.float()
+        if norm is None:
+            return table
+        bias = None if norm.bias is None else norm.bias.float()
+        return functional.layer_norm(table, table.shape[1:], norm.weight.float(), bias, norm.eps)
+
+
+class DebertaLayer(EncoderLayer):
+    """BERT's layer with two more products in a score."""
+
+    def __init__(self, text: TextConfig, away: Away) -> None:
+        super().__init__(text)
+        self._away = away
+        self._of_distances: tuple[Tensor, Tensor] | None = None  # keys and queries, made at the first step
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, bounds: Tensor, bias: Tensor | None) -> Tensor:
+        if self._of_distances is None:
+            keys_of, queries_of = self.of_distances(self._away.normed())
+            shape = -1, self.heads, self.head_dim
+            self._of_distances = keys_of.to(queries.dtype).view(shape), queries_of.to(queries.dtype).view(shape)
+        return disentangled_attention(
+            queries, keys, values, *self._of_distances, self._away.buckets, bounds, self.scale
+        )  # fmt: skip
+
+    def of_distances(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and the queries of all distances, float32 [n, hidden] each; table: float32 [n, hidden].
+
+        By torch: the first step may be one that launches no kernel of ours (kernels/compile_ahead).
+        """
+        weight, bias = self.qkv.weight.dense().float(), self.qkv.weight.dense_bias()
+        made = functional.linear(table, weight, None if bias is None else bias.float())
+        queries, keys, _ = made.chunk(3, 1)
+        return keys.contiguous(), queries.contiguous()
+
+
+class ConvolvedLayer(DebertaLayer):
+    """A layer with a convolution beside it, or without: y = norm(layer(x) + f(convolution(x)))."""
+
+    def __init__(self, text: TextConfig, away: Away, size: int, activation: str) -> None:
+        """`size`: tokens that the convolution reads, the middle one its own; 0: there is none."""
+        super().__init__(text, away)
+        self.conv = self.conv_norm = None
+        self.size = size
+        if size:
+            self.conv = Linear(size * text.hidden_size, text.hidden_size, bias=True, fold=(text.hidden_size, size))
+            self.conv_norm = LayerNorm(text.hidden_size, text.norm_eps)
+            self.conv_activation = ACTIVATIONS[activation]
+
+    def __call__(
+        self, x: Tensor, bounds: Tensor, index: Tensor | None, rope: Rope | None, bias: Tensor | None
+    ) -> Tensor:
+        if self.conv is None or self.conv_norm is None:
+            return super().__call__(x, bounds, index, rope, bias)
+        beside = self.conv_activation(self.conv(neighbours(x, bounds, self.size)))
+        made = super().__call__(x, bounds, index, rope, bias)
+        return self.conv_norm(beside if index is None else beside.index_select(0, index), residual=made)
+
+
+def neighbours(x: Tensor, bounds: Tensor, size: int) -> Tensor:
+    """x [T, hidden] -> [T, hidden * size]: each number of a token and of those around it; beyond an input zeros."""
+    token = torch.arange(len(x), device=x.device)
+    own = torch.searchsorted(bounds[1:].contiguous(), token.to(bounds.dtype), right=True)
+    found = []
+    for away in range(-(size // 2), size // 2 + 1):
+        at = (token + away).clamp(0, len(x) - 1)
+        there = (own.index_select(0, at) == own) & (at == token + away)
+        found.append(x.index_select(0, at) * there[:, None])
+    return torch.stack(found, 2).flatten(1)
+
+
+class DebertaV2(Encoder):
+    """Most checkpoints have neither positions nor types of tokens."""
+
+    WEIGHTS = Table((*(row for row in ROWS if row.target != "layers.*.qkv"), *OWN), ("deberta.",), IGNORED)
+    reads_pairs = True
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        body = Section(config.raw, "config.json")
+        longest = config.max_model_len or config.max_position
+        self.away = Away(config.text, Span.of(body), longest - 1, device)
+        first = 0 if body.boolean("position_biased_input", True) else None
+        super().__init__(config, dtype, device, body.integer("type_vocab_size", 0), first)
+
+    def made_layers(self, text: TextConfig) -> list[EncoderLayer]:
+        body = Section(self.config.raw, "config.json")
+        size, named = body.integer("conv_kernel_size", 0), str(body.values.get("conv_act") or "tanh")
+        return [ConvolvedLayer(text, self.away, 0 if number else size, named) for number in range(len(text.layers))]
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The encoder."""
+    refuse(body, share_att_key=True, relative_attention=True, norm_rel_ebd="layer_norm", conv_groups=1)
+    size, named = body.integer("conv_kernel_size", 0), str(body.values.get("conv_act") or "tanh")
+    if size and size % 2 == 0:
+        raise ConfigError(f"{body.path}: conv_kernel_size={size}; odd ones are supported, with a middle")
+    if size and named not in OF_CONVOLUTIONS:
+        raise ConfigError(f"{body.path}: conv_act={named!r}; supported are {', '.join(OF_CONVOLUTIONS)}")
+    for key in ("share_att_key", "relative_attention", "norm_rel_ebd"):
+        if body.values.get(key) is None:
+            raise ConfigError(f"{body.path}: {key} is missing; supported are files that have it, as those of v3 do")
+    return both_ways(body, qkv_bias=True)
+
+
+def both_ways(body: Section, **family: Any) -> TextConfig:
+    """An encoder whose scores have both products with distances; family: of TextConfig."""
+    kinds = body.values.get("pos_att_type") or ()
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    if {str(kind).strip().lower() for kind in kinds} != {"c2p", "p2c"}:
+        raise ConfigError(f"{body.path}: pos_att_type={body.values.get('pos_att_type')!r}; supported is c2p|p2c")
+    read = post_norm_text(
+        Section({"layer_norm_eps": 1e-7, **body.values}, body.path, body.outer), None, gated_mlp=False, o_bias=True,
+        mlp_bias=True, **family,
+    )  # fmt: skip
+    for key, wanted in (("embedding_size", read.hidden_size), ("attention_head_size", read.head_dim)):
+        refuse(body, **{key: wanted})
+    return every_layer(read, scale=(3 * read.head_dim) ** -0.5)  # a score is the sum of three products
+
+
+def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
+    """Of DebertaV2ForSequenceClassification and DebertaV2ForTokenClassification."""
+    hidden = body.size("hidden_size")
+    last = HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
+    if form != "score":
+        return (last,) if form == "tokens" else ()
+    refuse(body, pooler_hidden_size=hidden)
+    activation = str(body.values.get("pooler_hidden_act") or "gelu")
+    if activation not in ACTIVATIONS or activation not in BY_NAME:
+        raise ConfigError(f"{body.path}: pooler_hidden_act={activation!r} is not supported; supported is gelu")
+    return HeadLayer("pooler.dense", hidden, hidden, bias=True, activation=activation), last
+
+
+FAMILY = Family(name="DeBERTa-v2, v3", architectures=classes("DebertaV2", *ALL), model=DebertaV2, text=text, head=head)

@@ -1,9 +1,0 @@
-"""SigLIP 2 of pictures of any shape (NaFlex): SigLIP, whose learned positions are stretched over each picture."""
-
-from __future__ import annotations
-
-from dataclasses import replace
-
-from engine.models.siglip import FAMILY as SIGLIP
-
-FAMILY = replace(SIGLIP, name="SigLIP 2", processor="naflex:NaflexPictures")

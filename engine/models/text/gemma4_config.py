@@ -1,0 +1,104 @@
+"""The decoder's section of Gemma 4's config.json -> TextConfig: each layer's heads, whose keys it reads, its experts.
+
+transformers 5.23 writes what each layer has (per_layer_config); releases say what all layers have that see all
+(global_head_dim, num_global_key_value_heads). Thread: any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
+from engine.checkpoint.experts import read_experts, with_experts
+from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults, read_rope
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import every_layer, read_text, refuse
+from engine.models.base.both_ways import AHEAD, attends_ahead
+
+BESIDE = "hidden_size_per_layer_input"
+PERIOD = 6  # where a file has no layer_types: every so many layers one sees all
+ROPES: dict[str, Any] = {  # rope_parameters of a file that has none
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The decoder."""
+    beside = 0 if body.values.get(BESIDE, 256) is None else body.integer(BESIDE, 256)
+    if beside:
+        refuse(body, vocab_size_per_layer_input=body.size("vocab_size"))
+    if attends_ahead(body):
+        raise ConfigError(
+            f"{body.path}: use_bidirectional_attention={body.values[AHEAD]!r} of Gemma 4 is not supported; supported "
+            "are null and 'vision'"
+        )
+    if not body.values.get("rope_parameters"):
+        body = Section({**body.values, "rope_parameters": ROPES}, body.path, body.outer)
+    count = body.size("num_hidden_layers")
+    kinds = list(body.items("layer_types", [FULL if n % PERIOD == 5 else SLIDING for n in range(count)]))
+    kinds[-1:] = [FULL]  # whatever the file says
+    body = Section({"sliding_window": 512, **body.values, "layer_types": kinds}, body.path, body.outer)
+    ropes = body.section("rope_parameters").values
+    as_near = {**body.values, "rope_parameters": ropes.get(SLIDING) or ROPES[SLIDING]}
+    read = read_text(
+        Section(as_near, body.path, body.outer), outer, sliding="layers", head_dim=256, tied=True, qk_norm="head",
+        activation="gelu_pytorch_tanh",
+    )  # fmt: skip
+    layers = tuple(
+        replace(layer, **_sizes(body, number, kind), **_sharing(body, kinds, number))
+        for number, (layer, kind) in enumerate(zip(read.layers, kinds))
+    )
+    read = replace(
+        read,
+        layers=layers,
+        embedding_scale=read.hidden_size**0.5,
+        logit_softcap=body.number("final_logit_softcapping", 0.0),
+        beside_width=beside,
+    )
+    read = every_layer(read, scale=1.0, post_norms=True)
+    if not body.boolean("enable_moe_block", False):
+        return read
+    experts = read_experts(
+        body, chosen="top_k_experts", renormalise=True, expert_scale=True, layout="upright", router_norm=True
+    )
+    return with_experts(read, experts)
+
+
+def _sizes(body: Section, number: int, kind: str) -> dict[str, Any]:
+    """The heads of a layer and how they turn."""
+    if kind == SLIDING:
+        return {}
+    own = body.section("per_layer_config").values if body.values.get("per_layer_config") else None
+    same = body.boolean("attention_k_eq_v", False)
+    if own is None:
+        heads = body.integer("num_global_key_value_heads", 0) if same else 0
+        width = body.size("global_head_dim", 512)
+    else:
+        each = body.section("per_layer_config")
+        given = each.section(str(number)) if own.get(str(number)) else Section({}, each.path)
+        heads, width = given.integer("num_key_value_heads", 0), given.size("head_dim", body.size("head_dim", 256))
+    if heads and body.size("num_attention_heads") % heads:
+        raise ConfigError(
+            f"{body.path}: num_attention_heads={body.values['num_attention_heads']} is no multiple of the "
+            f"{heads} KV heads of layer {number}"
+        )
+    rope = read_rope(body, FULL, width, RopeDefaults())
+    return {"head_dim": width, "num_kv_heads": heads, "rope": rope, "values_are_keys": same}
+
+
+def _sharing(body: Section, kinds: list[str], number: int) -> dict[str, Any]:
+    """Whose keys and values a layer reads, and how wide its MLP is."""
+    first = len(kinds) - body.integer("num_kv_shared_layers", 0, most=len(kinds))
+    if number < first:
+        return {}
+    before = [place for place in range(first) if kinds[place] == kinds[number]]
+    if not before:
+        raise ConfigError(
+            f"{body.path}: num_kv_shared_layers={len(kinds) - first}: no layer before the layer {first} makes the keys "
+            f"that layers of type {kinds[number]!r} read"
+        )
+    wide = 2 * body.size("intermediate_size") if body.boolean("use_double_wide_mlp", False) else 0
+    return {"keys_of": before[-1], "intermediate_size": wide}

@@ -1,0 +1,232 @@
+"""Gemma 4 (text): Gemma 3 with heads of two widths, layers that read other layers' keys, and embeddings per layer.
+
+    layers that see all    wider heads, of which the leading quarter of the pairs turns; the large models make their
+                           values by the product of the keys
+    values                 pass an RMSNorm without weights, and scores are not scaled: queries and keys are normalised
+    the last layers        of the small models have queries only: they read the keys and values of the last layer of
+                           their kind that has some, and their MLP is twice as wide
+    embeddings per layer   of the small models: layer(x) += norm(project(act(gate(x)) * beside)), where `beside` is of
+                           this token and layer, from a table of its own and from the stream's first rows
+    experts                of one of the large models stand beside each MLP, and each of both has norms of its own
+    a number per layer     multiplies the stream behind each layer
+
+Thread: device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.attention.meta import AttentionMeta
+from engine.base.model_config import LayerConfig, ModelConfig, TextConfig
+from engine.cache.spec import LayerCache
+from engine.kernels.activation import BY_NAME, pointwise
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.projection_norm import normalise_projections
+from engine.kernels.rotate import apply_rope
+from engine.layers.attention import PagedSelfAttention
+from engine.layers.bare import Bare
+from engine.layers.batch import Batch
+from engine.layers.embed import Embedding
+from engine.layers.linear import Linear
+from engine.layers.moe import SparseMLP
+from engine.layers.norm import Norm, Normed, RMSNorm, stream_norm
+from engine.layers.rope import Rope
+from engine.layers.stream import Addend, Made, Product, Stream
+from engine.models.base.decoder import DecoderLayer
+from engine.models.base.family import Family
+from engine.models.text.gemma import KEYS, SANDWICH_ROWS
+from engine.models.text.gemma4_config import text
+from engine.models.text.llama import DECODER_IGNORE, Llama, LlamaLayer
+from engine.models.text.sparse import as_stored
+from engine.weights.table import Row, Table, Wanted
+
+KEPT = ("k_proj", "v_proj", "k_norm", "v_norm")  # released files have them of layers that never read them, too
+
+
+class Projections(Linear):
+    """Queries, keys and values, of which a checkpoint may have fewer: `stored` says which matrix makes which piece."""
+
+    __slots__ = ("ones", "stored")
+
+    ones: Tensor  # [values] float32: the weights of a norm without weights
+
+    def __init__(self, hidden_size: int, sizes: tuple[int, ...], stored: tuple[int, ...], bias: bool) -> None:
+        super().__init__(hidden_size, *sizes, bias=bias)
+        self.stored = stored
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        wanted = super().expects()
+        return {
+            kind: tuple(pieces[self.stored.index(n)] if n in self.stored else None for n in range(3))
+            for kind, pieces in wanted.items()
+        }
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        super().fill({kind: [given[n] for n in self.stored] for kind, given in pieces.items()}, placement)
+        self.ones = torch.ones(self.out_features[-1], device=placement.device)
+
+
+class Attention(PagedSelfAttention):
+    """Values are normalised; a layer that reads another one's keys and values has queries only."""
+
+    __slots__ = ("queries_only",)
+
+    qkv: Projections
+
+    def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
+        super().__init__(text, layer)
+        self.queries_only = layer.keys_of is not None
+        kv_size = self.num_kv_heads * self.head_dim
+        sizes: tuple[int, ...] = (self.num_heads * self.head_dim, kv_size, kv_size)
+        stored: tuple[int, ...] = (0, 1, 2)
+        if self.queries_only:
+            sizes, stored = sizes[:1], (0,)
+            self.k_norm = None
+        elif layer.values_are_keys:
+            stored = (0, 1, 1)
+        self.qkv = Projections(text.hidden_size, sizes, stored, text.qkv_bias)
+
+    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        if not self.window and meta.last_keys is not None:  # a picture's tokens see later ones in windows alone
+            meta = replace(meta, last_keys=None)
+        return super().__call__(x, rope, meta, cache)
+
+    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        if not self.queries_only:
+            return super().store(x, rope, meta, cache)
+        assert isinstance(self.q_norm, RMSNorm), "queries have a norm"
+        heads = self.qkv.of_normed(x).unflatten(1, (self.num_heads, self.head_dim))
+        return apply_rope(heads, rope.cos, rope.sin, self.q_norm.weight, self.q_norm.eps)
+
+    def _projected(self, x: Normed) -> Tensor:
+        qkv = super()._projected(x)
+        assert isinstance(self.k_norm, RMSNorm), "keys have a norm"
+        ones = self.qkv.ones
+        normalise_projections(qkv[:, -len(ones) :], ones, ones[:0], self.head_dim, 1, self.k_norm.eps, centre=False)
+        return qkv
+
+
+class BesideTable(Embedding):
+    """The embeddings of all layers."""
+
+    __slots__ = ("marks", "pad")
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__(vocab_size, width, None)
+        self.pad = 0
+        self.marks: list[int] = []  # tokens of media, which read the row of `pad`
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        super().fill(pieces, placement)
+        for mark in self.marks:
+            self.table[mark : mark + 1] = self.table[self.pad]
+
+
+class Beside:
+    """What a layer adds from its own embedding of each token."""
+
+    def __init__(self, text: TextConfig, number: int) -> None:
+        self.number = number
+        self.activation = BY_NAME[text.activation]
+        self.gate = Linear(text.hidden_size, text.beside_width)
+        self.project = Linear(text.beside_width, text.hidden_size)
+        self.norm = stream_norm(text)
+
+    def add_to(self, x: Stream) -> None:
+        assert x.beside is not None, "the decoder makes it before the first layer"
+        gated = pointwise(self.gate(x.rows()), self.activation)
+        x.add(Product(self.project, gated * x.beside[:, self.number]), self.norm)
+
+
+class Gemma4Layer(LlamaLayer):
+    """Attention and MLP between norms, what the layer reads beside the stream, and the layer's number."""
+
+    def __init__(self, text: TextConfig, number: int) -> None:
+        layer = text.layers[number]
+        super().__init__(text, replace(layer, experts=None))
+        self.attention = Attention(text.of_layer(layer), layer)
+        self.beside = Beside(text, number) if text.beside_width else None
+        self.scalar = Bare("layer_scalar", 1)
+        self.experts = None if layer.experts is None else SparseMLP(text, layer.experts)
+        has = self.experts is not None
+        self.experts_norm, self.of_mlp_norm, self.of_experts_norm = (stream_norm(text) if has else None for _ in "123")
+
+    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
+        super().__call__(x, rope, meta, cache, index)
+        if self.beside is not None:
+            self.beside.add_to(x)
+        x.rows().mul_(self.scalar.value)
+
+    def fed(self, x: Stream, norm: Norm | None) -> Addend:
+        """What the MLP makes and, where the layer has them, what its experts make beside it, each through a norm."""
+        if self.experts is None:
+            return super().fed(x, norm)
+        assert self.mlp is not None
+        assert self.of_mlp_norm is not None
+        assert self.of_experts_norm is not None
+        dense = self.of_mlp_norm(self.mlp(x.normed(norm)).value())
+        sparse = self.experts(x.normed(self.experts_norm), x.count, x.kept).value()
+        return Made(dense.add_(self.of_experts_norm(sparse)))
+
+
+class Gemma4(Llama):
+    """The decoder, and the embeddings that its layers read beside the stream."""
+
+    WEIGHTS = Table(
+        (
+            *SANDWICH_ROWS,
+            Row(("layers.*",), "layers.*.scalar"),
+            Row(("layers.*.per_layer_input_gate",), "layers.*.beside.gate"),
+            Row(("layers.*.per_layer_projection",), "layers.*.beside.project"),
+            Row(("layers.*.post_per_layer_input_norm",), "layers.*.beside.norm"),
+            Row(("layers.*.pre_feedforward_layernorm_2",), "layers.*.experts_norm"),
+            Row(("layers.*.post_feedforward_layernorm_1",), "layers.*.of_mlp_norm"),
+            Row(("layers.*.post_feedforward_layernorm_2",), "layers.*.of_experts_norm"),
+            Row(("layers.*.router.proj",), "layers.*.experts.router"),
+            Row(("layers.*.router",), "layers.*.experts.router_norm"),
+            Row(("layers.*.router",), "layers.*.experts.expert_scale"),
+            Row(("layers.*.experts",), "layers.*.experts.gate_up", "rows"),
+            Row(("layers.*.experts",), "layers.*.experts.down", "columns"),
+            Row(("embed_tokens_per_layer",), "beside_embed"),
+            Row(("per_layer_model_projection",), "beside_projection"),
+            Row(("per_layer_projection_norm",), "beside_norm"),
+        ),
+        ignore=DECODER_IGNORE,
+        spelled=((".moe.experts.", ".experts."),),
+    )
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        super().__init__(config, dtype, device)
+        text = config.text
+        self.beside_embed = self.beside_projection = self.beside_norm = None
+        self.scales = [1.0, 1.0, 1.0]
+        if width := text.beside_width:
+            self.beside_embed = BesideTable(text.vocab_size, len(text.layers) * width)
+            self.beside_projection = Linear(text.hidden_size, len(text.layers) * width)
+            self.beside_norm = RMSNorm(width, text.norm_eps)
+            scales = torch.tensor([width**0.5, text.hidden_size**-0.5, 2.0**-0.5])
+            self.scales = [float(scales[0].to(dtype)), *scales[1:].tolist()]  # the table's is rounded as trained
+        read_nowhere = (number for number, layer in enumerate(text.layers) if layer.keys_of is not None)
+        ignored = (f"layers.{number}.self_attn.{name}.*" for number in read_nowhere for name in KEPT)
+        self.table = replace(self.table, ignore=(*self.table.ignore, *ignored))
+
+    def weight_table(self) -> Table:
+        return as_stored(super().weight_table(), self.config.text)
+
+    def layer(self, number: int) -> DecoderLayer:
+        return Gemma4Layer(self.config.text, number)
+
+    def beside(self, batch: Batch, rows: Tensor) -> Tensor | None:
+        if self.beside_embed is None or self.beside_projection is None or self.beside_norm is None:
+            return None
+        of_token, of_rows, of_both = self.scales
+        shape = len(rows), len(self.layers), self.config.text.beside_width
+        projected = self.beside_norm((self.beside_projection(rows) * of_rows).view(-1, shape[2])).view(shape)
+        return projected.add_(self.beside_embed(batch.token_ids).mul_(of_token).view(shape)).mul_(of_both)
+
+
+FAMILY = Family(name="Gemma 4", architectures=("Gemma4ForCausalLM",), inside=True, model=Gemma4, text=text, keys=KEYS)

@@ -1,0 +1,34 @@
+"""GLM-4 (glm-4-9b-chat-hf): Llama that rotates neighbouring dimensions of half of each head; gate and up are joined."""
+
+from __future__ import annotations
+
+from engine.base.model_config import TextConfig
+from engine.checkpoint.rope import RopeDefaults
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import read_text
+from engine.models.base.family import Family
+from engine.models.text.llama import DECODER_IGNORE, DECODER_ROWS, Llama
+from engine.weights.table import Row, Table
+
+ROWS = tuple(
+    Row(("layers.*.mlp.gate_up_proj",), row.target) if row.target == "layers.*.mlp.gate_up" else row
+    for row in DECODER_ROWS
+)
+ROPE = RopeDefaults(partial=0.5, interleaved=True)
+
+
+class Glm(Llama):
+    """Llama's layers from other files."""
+
+    WEIGHTS = Table(ROWS, ignore=DECODER_IGNORE)
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The decoder; queries, keys and values have biases, the output product has none."""
+    biased = body.boolean("attention_bias", True)
+    return read_text(
+        body, outer, head_dim=128, rope=ROPE, eps=1.5625e-7, qkv_bias=biased, o_bias=False, joined_mlp=True
+    )
+
+
+FAMILY = Family(name="GLM", architectures=("GlmForCausalLM",), model=Glm, text=text)

@@ -1,0 +1,18 @@
+"""InternLM3: Llama with words of its own for its biases. Its code comes with its checkpoints and is not run."""
+
+from __future__ import annotations
+
+from engine.base.model_config import TextConfig
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import read_text
+from engine.models.base.family import Family
+from engine.models.text.llama import Llama
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The decoder; "bias" is that of the output product and of the MLP."""
+    biased, others = body.boolean("qkv_bias", False), body.boolean("bias", False)
+    return read_text(body, outer, qkv_bias=biased, o_bias=others, mlp_bias=others)
+
+
+FAMILY = Family(name="InternLM3", architectures=("InternLM3ForCausalLM",), model=Llama, text=text)

@@ -1,0 +1,116 @@
+"""Llama, and the layers of every family that is Llama but for its configuration, its names and the order of its parts.
+
+Thread: device. Llama itself is a pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. What
+families declare beside that is in engine/base/model_config.py.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.attention.meta import AttentionMeta
+from engine.base.model_config import LayerConfig, TextConfig
+from engine.cache.spec import LayerCache
+from engine.checkpoint.text import read_text
+from engine.layers.attention import self_attention
+from engine.layers.convolution import GatedConvolution
+from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMLP, PlainMLP, decoder_mlp
+from engine.layers.moe import SparseMLP
+from engine.layers.norm import Norm, stream_norm
+from engine.layers.rope import Rope
+from engine.layers.stream import Addend, Product, Stream
+from engine.models.base.decoder import Decoder, DecoderLayer
+from engine.models.base.family import Family
+from engine.weights.table import Row, Table
+
+ATTENTION = "layers.*.self_attn."
+DECODER_ROWS = (
+    Row(("embed_tokens",), "embed"),
+    Row(("layers.*.input_layernorm",), "layers.*.attention_norm"),
+    Row((ATTENTION + "q_proj", ATTENTION + "k_proj", ATTENTION + "v_proj"), "layers.*.attention.qkv", "rows"),
+    Row((ATTENTION + "q_norm",), "layers.*.attention.q_norm"),
+    Row((ATTENTION + "k_norm",), "layers.*.attention.k_norm"),
+    Row((ATTENTION + "o_proj",), "layers.*.o", "columns"),
+    Row(("layers.*.post_attention_layernorm",), "layers.*.mlp_norm"),
+    Row(("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"), "layers.*.mlp.gate_up", "rows"),
+    Row(("layers.*.mlp.down_proj",), "layers.*.mlp.down", "columns"),
+    Row(("norm",), "norm"),
+    Row(("lm_head",), "head", "rows"),
+)
+# Frequencies are computed from config.json; old files hold them as well.
+DECODER_IGNORE = ("layers.*.rotary_emb.inv_freq",)
+
+
+class LlamaLayer(DecoderLayer):
+    """Attention, then MLP or experts, with norms before each (pre_norms), behind each (post_norms), or both.
+
+    `mlp`: in the place of the one that the configuration describes.
+    """
+
+    o: Linear | None  # of attention
+    mlp: GatedMLP | PlainMLP | None  # None: the layer has experts
+    experts: SparseMLP | None
+
+    def __init__(self, text: TextConfig, layer: LayerConfig, mlp: GatedMLP | PlainMLP | None = None) -> None:
+        def norm(has: bool) -> Norm | None:
+            return stream_norm(text) if has else None
+
+        text = text.of_layer(layer)
+        self.attention_norm = norm(layer.pre_norms)
+        self.attention = self.o = None
+        if layer.convolution is None:
+            self.attention = self_attention(text, layer)
+            self.o = self.output = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
+        else:
+            self.convolution = GatedConvolution(text.hidden_size, layer.convolution)
+            self.output = self.convolution.o
+        self.attention_post_norm = norm(layer.post_norms)
+        self.mlp_norm = norm(layer.pre_norms)
+        self.experts = None if layer.experts is None else SparseMLP(text, layer.experts)
+        self.mlp = mlp or decoder_mlp(text) if self.experts is None else None
+        self.mlp_post_norm = norm(layer.post_norms)
+
+    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
+        attended = self.mixer(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
+        x.add(Product(self.output, x.keep(index, attended)), self.attention_post_norm)
+        del attended  # the stream gives these rows back when they have been multiplied
+        x.add(self.fed(x, self.mlp_norm), self.mlp_post_norm)
+
+    def fed(self, x: Stream, norm: Norm | None) -> Addend:
+        """What the MLP, or the experts in its place, make of the stream read through `norm`."""
+        rows = x.normed(norm)
+        if self.experts is not None:
+            return self.experts(rows, x.count, x.kept)
+        assert self.mlp is not None
+        return self.mlp(rows)
+
+
+class ParallelLayer(LlamaLayer):
+    """Attention and MLP side by side: both read the stream as the layer gets it, through one norm or through two."""
+
+    def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
+        super().__init__(text, layer)
+        if text.shared_norm:
+            self.mlp_norm = None
+
+    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
+        attended = self.mixer(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
+        attended = x.keep(index, attended)
+        mlp = self.fed(x, self.mlp_norm or self.attention_norm)
+        x.add(Product(self.output, attended))
+        x.add(mlp)
+
+
+class Llama(Decoder):
+    """A text decoder; the base of every model whose text part is one of these families."""
+
+    WEIGHTS = Table(DECODER_ROWS, ignore=DECODER_IGNORE)
+
+    def layer(self, number: int) -> DecoderLayer:
+        text = self.config.text
+        kind = ParallelLayer if text.parallel else LlamaLayer
+        return kind(text, text.layers[number])
+
+
+FAMILY = Family(name="Llama", architectures=("LlamaForCausalLM",), inside=True, model=Llama, text=read_text)

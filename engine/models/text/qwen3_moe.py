@@ -1,0 +1,27 @@
+"""Qwen3 with experts (Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder): Qwen3's attention, and experts in most layers."""
+
+from __future__ import annotations
+
+from engine.base.model_config import TextConfig
+from engine.checkpoint.experts import read_experts, with_experts
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import read_text
+from engine.models.base.family import Family
+from engine.models.text.sparse import Sparse
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """A switch gives all layers the window."""
+    windowed = body.boolean("use_sliding_window", False)
+    read = read_text(body, outer, sliding="given" if windowed else "none", qk_norm="head")
+    experts = read_experts(body, renormalise=body.boolean("norm_topk_prob", False))
+    return with_experts(read, experts, sparse_layers(body, len(read.layers)))
+
+
+def sparse_layers(body: Section, count: int) -> set[int]:
+    """Every decoder_sparse_step-th layer, but for those of mlp_only_layers."""
+    step, dense = body.size("decoder_sparse_step", 1), body.items("mlp_only_layers", ())
+    return {number for number in range(count) if (number + 1) % step == 0 and number not in dense}
+
+
+FAMILY = Family(name="Qwen3 MoE", architectures=("Qwen3MoeForCausalLM",), inside=True, model=Sparse, text=text)

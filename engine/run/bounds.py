@@ -1,0 +1,70 @@
+"""Sizes of steps, as flags say or the device suggests.
+
+Thread: any; nothing is allocated. In: the operator's settings and what the checkpoint says. Out: Sizes, or a
+ConfigError that names the flag.
+"""
+
+from __future__ import annotations
+
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig
+from engine.step.sizes import Sizes
+
+CPU_ROWS, CPU_TOKENS = 64, 512  # defaults of max_num_seqs and max_num_batched_tokens on a CPU
+DEVICE_ROWS, DEVICE_TOKENS = 256, 2048  # and on an accelerator
+POOLING_ROWS, POOLING_TOKENS = 1024, 16384  # on an accelerator, of a model that pools: short texts fill a step
+CPU_POOLING_ROWS, CPU_POOLING_TOKENS = 256, 4096
+
+
+def check_lead(config: EngineConfig, lead: int, host: bool) -> None:
+    """Refuses what a model whose prompts begin with sound cannot be served with."""
+    if lead % config.block_size:
+        raise ConfigError(f"--block-size {config.block_size}: this model's {lead} rows of sound need 16 or 32")
+    if 0 < config.max_model_len <= lead:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len}: the sound of a prompt takes {lead} tokens; ask for more, or "
+            "leave it out"
+        )
+    if config.deterministic and not host:
+        raise ConfigError("--deterministic: not for this model, whose attention is cut as the whole step suggests")
+
+
+def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Sizes:
+    """Rows and tokens of a step, as flags say or the device suggests."""
+    host, pooling = device == "cpu", model_config.pooling
+    usual = (CPU_ROWS, CPU_TOKENS) if host else (DEVICE_ROWS, DEVICE_TOKENS)
+    if pooling is not None:
+        usual = (CPU_POOLING_ROWS, CPU_POOLING_TOKENS) if host else (POOLING_ROWS, POOLING_TOKENS)
+    rows, tokens = config.max_num_seqs or usual[0], config.max_num_batched_tokens or usual[1]
+    held = model_config.max_position
+    if config.max_model_len > held:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len}: this checkpoint holds {held}; ask for at most {held}"
+        )
+    if model_config.lead:
+        check_lead(config, model_config.lead, host)
+    asked = config.max_model_len or held
+    if pooling is not None:
+        asked = config.max_model_len or min(held, pooling.max_tokens or held)
+    if asked < 2:
+        raise ConfigError(f"--max-model-len {asked}: a prompt and its answer need at least 2 tokens")
+    whole = pooling is not None and pooling.whole
+    together = model_config.ahead == "prompt"  # beside it all other rows may decode
+    tokens = max(tokens, rows, asked if whole else 0, asked + rows - 1 if together else 0)
+    beyond = [size for size in config.cudagraph_capture_sizes if not 1 <= size <= rows]
+    if beyond:
+        raise ConfigError(
+            f"--cudagraph-capture-sizes {beyond[0]}: a step has 1 to {rows} rows here; leave it out, or raise "
+            "--max-num-seqs"
+        )
+    return Sizes(
+        max_rows=rows,
+        max_tokens=tokens,
+        max_slots=rows + config.max_num_queued_reqs,
+        max_model_len=asked,
+        max_chunk=tokens if whole or together else min(config.max_prefill_chunk or tokens, tokens),
+        block_size=asked if pooling is not None and pooling.bidirectional else config.block_size,
+        whole_prompts=whole,
+        encoder_rows=config.encoder_cache_tokens or max(4 * tokens, 16384),
+    )

@@ -1,0 +1,70 @@
+"""From a model with its weights to a Runtime: the cache is sized, buffers and graphs are made.
+
+Thread: device. One way for each kind of backend; both build the same Executor over the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from engine.base.config import EngineConfig
+from engine.cache.sizing import fit_context, host_blocks
+from engine.device.accelerator import Accelerator
+from engine.device.host import usable_cores
+from engine.device.memory import enough_for
+from engine.run.planned import Planned
+from engine.run.runtime import Runtime
+from engine.step.plain import Executor
+from engine.step.rank import Rank
+
+Phase = Callable[[str], AbstractContextManager[None]]
+
+
+def on_host(
+    config: EngineConfig, plan: Planned, accelerator: Accelerator | None, wake: Callable[[], None], phase: Phase
+) -> Runtime:
+    """On the CPU."""
+    from engine.step.backend.host.startup import host_backend
+
+    model, sizes, layout = plan.model, plan.sizes, plan.layout
+    rank = Rank(0, model, layout)
+    with phase("cache"):
+        longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
+        blocks = host_blocks(config, layout, longest, sizes.max_rows)
+        context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
+        sizes = replace(sizes, max_model_len=context)
+        rank.allocate(blocks, config.debug_poison)
+    backend = host_backend(config, rank, sizes, plan.hooks, plan.endings)
+    executor = Executor([rank], backend, plan.parts, wake)
+    executor.start()
+    executor.allocate(blocks)
+    return Runtime(config, executor, sizes, blocks)
+
+
+def on_device(
+    config: EngineConfig, plan: Planned, accelerator: Accelerator | None, wake: Callable[[], None], phase: Phase
+) -> Runtime:
+    """On an accelerator."""
+    from engine.step.backend.device.startup import Startup, pooling_backend, token_backend
+
+    assert accelerator is not None
+    memory, sizes, pools = accelerator.memory, plan.sizes, plan.model.pooler is not None
+    rank = Rank(0, plan.model, plan.layout, accelerator)
+    with phase("buffers"), enough_for("buffers", memory):
+        make = pooling_backend if pools else token_backend
+        backend, forward = make(config, rank, sizes, plan.hooks, plan.endings)
+        executor = Executor([rank], backend, plan.parts, wake)
+        executor.start()
+        start = Startup(config, backend, forward, executor, plan.claim)
+    with phase("kernels"), enough_for("profiling", memory):
+        start.compile(usable_cores())
+    with phase("profile"), enough_for("profiling", memory):
+        blocks = start.profile()
+        context = fit_context(config, plan.layout, sizes.max_model_len, sizes.max_chunk, blocks)
+    with phase("cache"), enough_for("cache", memory):
+        start.allocate(blocks, config.debug_poison)
+    with phase("graphs"), enough_for("graphs", memory):
+        start.capture()
+    return Runtime(config, executor, replace(sizes, max_model_len=context), blocks)

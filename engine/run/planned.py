@@ -1,0 +1,54 @@
+"""Planned: a model whose parts of the step have claimed what they take, before anything is sized.
+
+Thread: any; nothing is allocated, so `check` (run/estimate) plans as the start does. In: a model without weights. Out:
+the parts, their claims, and where keys and values will lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.base.config import EngineConfig
+from engine.cache.layout import CacheLayout
+from engine.layers.batch import LayerHook
+from engine.models.base.model import Model
+from engine.quant.kv import stored_specs
+from engine.step.parts.order import Setting, claims_of, parts_of
+from engine.step.parts.part import Claim, StepPart
+from engine.step.sizes import Sizes
+from engine.step.step import Ending
+from engine.weights.files import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A model whose parts have claimed what they take, before anything is sized."""
+
+    model: Model
+    sizes: Sizes
+    parts: Sequence[StepPart]
+    claim: Claim
+    layout: CacheLayout
+
+    @property
+    def endings(self) -> list[Ending]:
+        """Called behind each choice of tokens."""
+        plain = StepPart.after_choice
+        return [part.after_choice for part in self.parts if type(part).after_choice is not plain]
+
+    @property
+    def hooks(self) -> list[LayerHook]:
+        """Called inside each forward."""
+        return [hook for part in self.parts if (hook := part.layer_hook()) is not None]
+
+
+def planned(
+    config: EngineConfig, model: Model, sizes: Sizes, shards: list[Shard] | None, on_host: bool, read: bool = True
+) -> Planned:
+    """Where keys and values lie, in which numbers, and what parts add; `shards`, `read`: as of stored_specs."""
+    specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
+    parts = parts_of(Setting(config, model, sizes, specs, on_host))
+    claim = claims_of(parts)
+    layout = CacheLayout([*specs, *claim.specs], sizes.block_size, claim.token_bytes)
+    return Planned(model, sizes, parts, claim, layout)

@@ -1,0 +1,130 @@
+"""Start: from a folder to a warm engine, in phases whose seconds are written down.
+
+Thread: device. In: an EngineConfig. Out: a Runtime. The order of the phases is that of what needs what: parts of the
+step claim memory before the KV cache is sized; kernels are compiled before memory is measured; graphs come last.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from _fast import cpu
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
+from engine.base.model_config import ModelConfig
+from engine.base.request import Request, SamplingParams
+from engine.checkpoint.config import resolve_dtype
+from engine.device.accelerator import Accelerator
+from engine.device.host import choose_device, usable_cores
+from engine.device.memory import enough_for
+from engine.kernels.target import target
+from engine.models.base.model import check_prompt_rows
+from engine.models.registry import build_model, load_model_config
+from engine.quant.forms import form_line
+from engine.quant.online import requested
+from engine.run.bounds import sizes_of
+from engine.run.executors import on_device, on_host
+from engine.run.planned import planned
+from engine.run.runtime import Runtime
+from engine.run.summary import summary
+from engine.run.weights import read_weights
+from engine.step.live import LiveRow, Place
+from engine.weights.files import open_checkpoint
+
+log = logging.getLogger("omniloop.engine")
+
+
+def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable[[], None]) -> Runtime:
+    """Folder to warm engine. Raises ConfigError with one line for the operator; `wake`: as Executor has it."""
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        yield
+        startup[name] = time.perf_counter() - begun
+
+    device = choose_device(config.device)
+    # All heavy work on a CPU goes through our own kernels' threads; torch's would only fight them for the cores.
+    torch.set_num_threads(1)
+    cpu.set_num_threads(config.num_threads or usable_cores())
+    with phase("config"):
+        model_config = load_model_config(
+            config.model, config.hf_overrides, config.without_media, config.model_impl, config.runner, config.pooler
+        )
+        model_config = requested(model_config, config.quantization)
+        dtype = resolve_dtype(model_config, config.dtype, device)
+        sizes = sizes_of(config, model_config, device)
+        model_config = replace(model_config, max_model_len=sizes.max_model_len)
+        if model_config.implementation != "native":
+            _log_transformers(config, model_config, device)
+    with phase("device"):
+        accelerator = open_accelerator(device)
+    with phase("weights"), torch.inference_mode():
+        has_codes = model_config.raw.get("quantization_config") is not None or config.kv_cache_dtype != "auto"
+        shards = open_checkpoint(config.model) if has_codes and config.load_format != "dummy" else None
+        model = build_model(model_config, dtype, device, shards)
+        check_prompt_rows(config.enable_prompt_embeds, model)
+        if line := form_line(model, None if accelerator is None else target()):
+            log.info("%s", line)
+        plan = planned(config, model, sizes, shards, on_host=accelerator is None)
+        read_weights(config, model, accelerator)
+    build = on_host if accelerator is None else on_device
+    runtime = build(config, plan, accelerator, wake, phase)
+    room = enough_for("warmup", accelerator.memory) if accelerator is not None else nullcontext()
+    with phase("warmup"), room:
+        warm_up(runtime)
+    for line in summary(config, model, runtime.sizes, runtime.layout, runtime.limits.num_blocks):
+        log.info("start: %s", line)
+    log.debug("start-up: %s", ", ".join(f"{name} {seconds:.3f} s" for name, seconds in startup.items()))
+    return runtime
+
+
+def _log_transformers(config: EngineConfig, model: ModelConfig, device: str) -> None:
+    """One line, and what that way does not give."""
+    if config.deterministic and device != "cpu":
+        raise ConfigError(
+            f"--deterministic: {model.architecture} runs through transformers, whose products on an accelerator depend "
+            "on what else is in the batch; leave the flag out, or use --device cpu"
+        )
+    torch.set_num_threads(config.num_threads or usable_cores())  # here products are torch's
+    what = (
+        "module runs in our steps" if model.implementation == "transformers" else "towers run before a decoder of ours"
+    )
+    log.info("%s has no file here: transformers' %s", model.architecture, what)
+
+
+def open_accelerator(device: str) -> Accelerator | None:
+    """The accelerator, bound to the calling thread; None on a CPU."""
+    return None if device == "cpu" else Accelerator(device)
+
+
+def warm_up(runtime: Runtime) -> None:
+    """One prompt and two decode steps through the real path: the first request meets nothing for the first time."""
+    scheduler, executor = runtime.scheduler, runtime.executor
+    prompt = np.zeros(max(1, min(32, runtime.limits.max_model_len - 3)), np.int32)
+    request = Request(prompt, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+    empty = np.zeros(0, np.int32)
+    slot = scheduler.add(
+        0, prompt, max_tokens=2, min_tokens=0, ignore_eos=True, eos_ids=empty, stop_ids=empty, priority=0, arrival=0.0,
+        root=bytes(16), read_cache=False,
+    )  # fmt: skip
+    executor.admit(slot, LiveRow(0, 0, request, 0, Place(bytes(16))))
+    while (plan := executor.plan(scheduler)) is not None:
+        step = executor.launch_forward(plan)
+        executor.launch_sample(step, lambda _: None)
+        if not step.event.wait(runtime.config.step_timeout * 10):
+            raise ConfigError("the warm-up step did not end; is the machine out of memory?")
+        if step.error is not None:
+            raise step.error
+        executor.collect(step)
+        assert step.home.tokens is not None
+        scheduler.commit(plan, step.home.tokens.reshape(-1))
+    scheduler.reset_prefix_cache()
+    executor.reset(slot, poison=False)

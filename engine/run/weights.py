@@ -1,0 +1,37 @@
+"""Weights of a model and of its pooler, read into the memory of its rank.
+
+Thread: device. An accelerator is asked first whether it has the room.
+"""
+
+from __future__ import annotations
+
+from engine.base.config import EngineConfig
+from engine.cache.sizing import check_weights
+from engine.device.accelerator import Accelerator
+from engine.device.memory import enough_for
+from engine.kernels.gemm.pack import Placement
+from engine.models.base.model import Model
+from engine.weights.load import load_weights, weight_bytes
+from engine.weights.progress import ProgressLine
+
+
+def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | None) -> None:
+    """Fills the model; an accelerator is asked first whether it has the room."""
+    line = ProgressLine()
+    if accelerator is None:
+        load_weights(model, config.model, config.load_format, None, config.seed, line)
+        _read_pooler(config, model, Placement(model.dtype, model.device))
+        return
+    check_weights(config, weight_bytes(model), accelerator.memory(), model.dtype)
+    with enough_for("weights", accelerator.memory):
+        placement = Placement(
+            model.dtype, model.device, config.deterministic, accelerator.algorithms, accelerator.scaled,
+            accelerator.long,
+        )  # fmt: skip
+        load_weights(model, config.model, config.load_format, placement, config.seed, line)
+        _read_pooler(config, model, placement)
+
+
+def _read_pooler(config: EngineConfig, model: Model, placement: Placement) -> None:
+    if model.pooler is not None:
+        model.pooler.read_folders(config.model, config.load_format, placement, config.seed)

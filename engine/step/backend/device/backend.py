@@ -1,0 +1,195 @@
+"""DeviceBackend: steps on an accelerator. A plain decode step is one graph.
+
+Owner: device thread, for everything here: it launches on the compute stream, and nothing runs elsewhere. In: plans in
+pinned records. Out: steps, whose tokens arrive in a pinned ring. engine/step/backend/device/startup makes it ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from _fast.launcher import Launcher
+from _fast.plan import StepPlan
+from _fast.ring import OutputRing
+from _fast.scheduler import Scheduler
+from _fast.steady import SteadyLoop
+from engine.base.config import EngineConfig
+from engine.device.accelerator import Accelerator
+from engine.kernels.target import target
+from engine.kernels.tune import fullness
+from engine.step.backend.base import Abilities, Masks, RuledSampler, Steady, StepSampler, T
+from engine.step.backend.device.buffers import StepBuffers
+from engine.step.backend.device.home import TokensHome
+from engine.step.live import LiveRow
+from engine.step.rank import Rank
+from engine.step.rows import RowArrays
+from engine.step.sizes import Sizes
+from engine.step.step import Step
+
+TILE = 128  # of the products' matrix tiles on every card that is served
+
+
+class Forward(Protocol):
+    """From the inputs of a step to what its rows bring home, recorded at start."""
+
+    launcher: Launcher
+
+    @property
+    def sampler(self) -> StepSampler:
+        """How tokens are chosen."""
+
+    @property
+    def ruled(self) -> RuledSampler | None:
+        """The same, where rules are a part of steps."""
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
+        """Stages a slot; may change its words."""
+
+    def reset(self, slot: int, poison: bool) -> None:
+        """Forgets a freed slot."""
+
+    def kind_of(self, step: Step) -> int:
+        """Which graphs may run the step's forward (GraphKind)."""
+
+    def launch(self, step: Step, kind: int, size: int) -> None:
+        """Forward, and the choice unless it waits; `size`: of the graph, 0 for none."""
+
+    def choose(self, step: Step) -> None:
+        """The choice of a step that waited."""
+
+    def collect(self, step: Step) -> None:
+        """Fills Step.home."""
+
+
+class DeviceBackend:
+    """An accelerator."""
+
+    def __init__(
+        self, config: EngineConfig, rank: Rank, sizes: Sizes, buffers: StepBuffers, forward: Forward, masks: Masks
+    ) -> None:
+        assert rank.accelerator is not None
+        self.config, self.rank, self.sizes, self.buffers = config, rank, sizes, buffers
+        self.accelerator: Accelerator = rank.accelerator
+        self.launcher = self.accelerator.launcher(buffers.records.pinned, buffers.records.turn, buffers.home.ring)
+        self.forwards, forward.launcher = forward, self.launcher
+        self.sampler, self.masks, self.plans = forward.sampler, masks, buffers.plans
+        self.ruled, self.hooks = forward.ruled, buffers.hooks
+        self.live_counts: tuple[Tensor, Tensor] | None = buffers.inputs.query_start[-1:], buffers.inputs.num_sampled
+        self.steady: Steady | None = None
+
+    @property
+    def can(self) -> Abilities:
+        return Abilities(graphs=True, steady_loop=self.steady is not None, tile=TILE)
+
+    def run(self, call: Callable[..., None], *args: object) -> None:
+        call(*args)  # this thread launches on the stream
+
+    def compute(self, work: Callable[[], T]) -> T:
+        return work()
+
+    def fullness(self, tokens: int) -> float:
+        text = self.rank.model.config.text
+        # Products of --deterministic are as full with any number of tiles; pairs of experts fill tiles by how tokens
+        # choose, not by their number.
+        if self.config.deterministic or text.routings:
+            return 1.0
+        return fullness(target(), tokens, text.intermediate_size, text.hidden_size)
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
+        self.buffers.slots.admit(slot, row, words, self.rank.model.adapters)
+        self.forwards.admit(slot, row, words)
+
+    def send(self, slot: int, words: np.ndarray) -> None:
+        self.buffers.slots.params.stage(slot, words)
+
+    def reset(self, slot: int, poison: bool) -> None:
+        self.buffers.slots.reset(slot, poison)
+        self.forwards.reset(slot, poison)
+
+    def block_table(self, group: int, slot: int) -> Tensor:
+        return self.buffers.slots.tensors.block_tables[group, slot]
+
+    def wait_until_read(self, plan: StepPlan) -> None:
+        self.launcher.wait_until_read(plan.number)
+
+    def step(self, plan: StepPlan) -> Step:
+        return Step(plan, RowArrays(plan), TokensHome(self.launcher, plan.number), self.run)
+
+    def begin(self, step: Step) -> None:
+        """The device's own times say when."""
+
+    def forward(self, step: Step) -> None:
+        kind = self.forwards.kind_of(step)
+        size = 0 if step.eager else self.launcher.pick(kind, step.plan.num_tokens)
+        if not size:
+            step.times.is_a_guess()
+        self.buffers.slots.pack(step.plan, step.rows)
+        with self.buffers.overlaid(step.media if size else []):
+            self.forwards.launch(step, kind, size)
+        if step.chosen:
+            self._asked(step)
+
+    def choose(self, step: Step) -> None:
+        self.forwards.choose(step)
+        self._asked(step)
+
+    def _asked(self, step: Step) -> None:
+        """All of the step is launched, its tokens are on their way."""
+        assert isinstance(step.event, TokensHome), "the events of steps here are made here"
+        step.event.asked = True
+
+    def done(self, step: Step, call: Callable[[Step], None]) -> None:
+        """The launcher knows when."""
+
+    def collect(self, step: Step, behind: Step | None) -> None:
+        times = step.times
+        times.started_at = max(times.started_at, times.launched_at)
+        if behind is not None:
+            behind.times.started_at = step.event.fired_at  # the device goes on with it at once
+            behind.times.began_before = step.event.found_done
+        if step.error is None:
+            times.gap_s = self.launcher.gap_s
+            self.forwards.collect(step)
+
+    def measure_gaps(self, every: int) -> None:
+        """Has the device's idle time measured behind one step in `every` (StepStats.gap_s)."""
+        self.launcher.measure_gaps(every)
+
+    def free_unused(self) -> None:
+        self.accelerator.free_unused()
+
+    def ledger(self) -> dict[str, int]:
+        return {"positions": len(self.buffers.slots.positions)} | self.accelerator.ledger()
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # a lost device has nothing left to wait for
+            self.accelerator.close()
+
+
+class DeviceSteady:
+    """The GIL-free loop over a backend's plans and graphs."""
+
+    def __init__(self, backend: DeviceBackend, logprobs_asked: np.ndarray, logprob_lines: Tensor) -> None:
+        self._backend = backend
+        self.logprobs_asked, self.logprob_lines = logprobs_asked, logprob_lines
+
+    def loop(
+        self, scheduler: Scheduler, ring: OutputRing, special: np.ndarray, watched: np.ndarray, wake_fd: int
+    ) -> SteadyLoop:
+        """See Steady."""
+        backend = self._backend
+        params, launcher = backend.buffers.slots.params, backend.launcher
+        return SteadyLoop(scheduler, backend.plans, params, launcher, ring, special, watched, wake_fd)
+
+    def adopt(self, plan: StepPlan) -> Step:
+        """See Steady."""
+        launcher = self._backend.launcher
+        step = Step(plan, RowArrays(plan), TokensHome(launcher, plan.number, True), self._backend.run, chosen=True)
+        step.times.launched_at = launcher.launched_at_of(plan.number)
+        step.times.started_at = max(step.times.launched_at, launcher.ended_at)
+        return step

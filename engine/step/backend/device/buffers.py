@@ -1,0 +1,203 @@
+"""StepBuffers: every fixed piece of memory that steps on an accelerator pass through, allocated once at start.
+
+Owner: device thread. A plan is written by the scheduler into a pinned record. The step's first kernels read it there
+and spread it over the slots' state and the inputs of the forward; the last one writes the tokens into a pinned ring.
+
+    host      plan n -> records[n % 3]                            ring[n % 3] -> commit
+                             |                                         ^
+    device                   +--prep--> slots, inputs --forward--> sampled_hidden --sample
+
+A record and its line of the ring are used again three steps later: by then the step has been settled, so it has been
+read and its tokens too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from _fast.layout import record_len
+from _fast.plan import StepPlan
+from engine.attention.meta import AttentionMeta, WorkList
+from engine.cache.spec import CacheSpec, KeyValueSpec
+from engine.kernels.attention.tiles import has_large_tiles
+from engine.kernels.attention.work import PARTS_OF_CODES, PARTS_PER_UNIT, empty_list, fill_list, max_parts
+from engine.kernels.record import records_in
+from engine.kernels.step_inputs import step_inputs
+from engine.kernels.step_tensors import empty_inputs
+from engine.kernels.target import target
+from engine.layers.batch import Batch, LayerHook
+from engine.step.backend.device.home import RECORDS, Home
+from engine.step.backend.device.slots import DeviceSlots
+from engine.step.rank import Rank
+from engine.step.sizes import Sizes
+from engine.step.step import Media
+
+MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
+
+
+class Cut(NamedTuple):
+    """What the parts and tiles of a step's rows follow from, beside the rows."""
+
+    num_kv_heads: int
+    head_dim: int
+    codes: bool  # pages of 8 bits
+
+    @property
+    def per_unit(self) -> int:
+        return PARTS_OF_CODES if self.codes else PARTS_PER_UNIT
+
+    @property
+    def large(self) -> bool:
+        return self.codes and has_large_tiles(target(), self.head_dim)
+
+
+def _cut(spec: CacheSpec) -> Cut | None:
+    """None: nothing attends to what is kept."""
+    if not isinstance(spec, KeyValueSpec):
+        return None
+    return Cut(spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize == 1)
+
+
+class StepBuffers:
+    """Fixed addresses; what steps do with them is the forward's."""
+
+    def __init__(self, rank: Rank, sizes: Sizes, invariant: bool, overlays: bool, hooks: Sequence[LayerHook]) -> None:
+        """`overlays`: rows may take the place of embeddings, in recorded steps too; `invariant`: what a row computes
+        does not depend on the rows beside it."""
+        assert rank.accelerator is not None
+        accelerator, model = rank.accelerator, rank.model
+        device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
+        groups, config = len(rank.layout.groups), model.config
+        updates = max(groups * (sizes.max_blocks + 1), MIN_UPDATES)
+        length = record_len(rows, tokens, updates)
+        self._rank, self._sizes, self._invariant, self.hooks = rank, sizes, invariant, hooks
+        self._cuts = [_cut(group.spec) for group in rank.layout.groups]
+        self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
+        self.plans = [
+            StepPlan(rows, tokens, updates, buffer=record.numpy(), number=number, width=sizes.width)
+            for number, record in enumerate(self.records.pinned)
+        ]
+        self.slots = DeviceSlots(sizes, groups, config.axes, config.ahead, accelerator)
+        self.home = Home(accelerator, rows, sizes.width)
+        self.inputs = empty_inputs(rows, tokens, groups, config.axes, device, bool(config.ahead), bool(model.adapters))
+        self.sampled_hidden = torch.zeros(rows, config.text.hidden_size, dtype=model.dtype, device=device)
+        self._overlay: tuple[Tensor, Tensor] | None = None  # recorded steps read it
+        if overlays:
+            most = sizes.most_graphed
+            shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
+            width = config.text.hidden_size * config.row_parts
+            self._overlay = shown, torch.zeros(most, width, dtype=model.dtype, device=device)
+        self.work: dict[Cut, WorkList] = self._work(1)
+
+    def set_blocks(self, num_blocks: int) -> None:
+        """Makes room for the work lists of any step over a cache of so many blocks."""
+        self.work = self._work(num_blocks)
+
+    def _work(self, num_blocks: int) -> dict[Cut, WorkList]:
+        """A list for each way in which the layers of groups cut rows: most models have one."""
+        sizes, device = self._sizes, self.home.tokens.device
+        if not self._rank.layout.keeps:  # nothing reads a list
+            return {}
+        heads = self._rank.model.config.text.num_heads
+        parts = partial(max_parts, num_blocks, sizes.block_size, sizes.max_rows)
+        return {
+            cut: empty_list(
+                sizes.max_rows,
+                sizes.max_tokens,
+                parts(cut.per_unit),
+                heads,
+                cut.head_dim,
+                device,
+                cut.per_unit,
+                cut.large,
+            )
+            for cut in dict.fromkeys(self._cuts)
+            if cut is not None
+        }
+
+    def prep(self) -> None:
+        """Launches what turns the next record into the inputs of a forward: slots, tokens, rows, work lists."""
+        sizes, text = self._sizes, self._rank.model.config.text
+        step_inputs(
+            self.inputs, self.slots.tensors, self.records, sizes.max_rows, sizes.max_tokens, sizes.block_size,
+            text.vocab_size,
+        )  # fmt: skip
+        for cut, work in self.work.items():  # rows are cut alike in all groups of a cut
+            meta = self._meta(self._cuts.index(cut), sizes.max_tokens, sizes.max_rows, False)
+            fill_list(work, meta, text.num_heads // cut.num_kv_heads, self._invariant)
+
+    def send_tokens(self) -> None:
+        """Launches what brings the chosen tokens into the step's line of the ring."""
+        self.home.send(self.inputs, self.slots.tensors)
+
+    def batch(self, tokens: int, rows: int, decode_only: bool, media: list[Media]) -> Batch:
+        """Views of the first `tokens` tokens, all of them read, and `rows` rows; more than the step has is padding."""
+        inputs, overlay, layout = self.inputs, None, self._rank.layout
+        if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
+            overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
+        batch = Batch(
+            token_ids=inputs.token_ids[:tokens],
+            positions=inputs.positions[..., :tokens],
+            media=media,
+            attention=[self._meta(group, tokens, rows, decode_only) for group in range(len(layout.groups))],
+            caches=self._rank.caches,
+            group_of=layout.group_of,
+            num_tokens=inputs.query_start[-1:],  # behind the last row
+            overlay=overlay,
+            adapters=None if inputs.adapters is None else inputs.adapters[:tokens],
+            hooks=self.hooks,
+        )
+        for hook in self.hooks:
+            hook.begin(batch)
+        return batch
+
+    @contextmanager
+    def overlaid(self, media: list[Media]) -> Iterator[None]:
+        """A recorded forward that is launched inside reads these rows in the place of embeddings."""
+        if not media:
+            yield
+            return
+        assert self._overlay is not None
+        visible, places = self._overlay
+        try:
+            for start, parts in _adjacent(media):  # one copy for many rows that decode
+                end = start + sum(map(len, parts))
+                torch.cat(parts, out=places[start:end])
+                visible[start:end] = True
+            yield
+        finally:
+            visible.zero_()
+
+    def _meta(self, group: int, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
+        inputs, decode_only = self.inputs, decode_only and not self._invariant  # an invariant list has tiles only
+        cut = self._cuts[group]
+        return AttentionMeta(
+            query_start=inputs.query_start[: rows + 1],
+            context_len=inputs.context_len[:rows],
+            block_tables=self.slots.tensors.block_tables[group],
+            slot_mapping=inputs.slot_mapping[group, :tokens],
+            work=None if cut is None else self.work.get(cut),
+            table_row=inputs.row_slot[:rows],
+            last_keys=None if decode_only or inputs.last_keys is None else inputs.last_keys[:tokens],
+            decode_only=decode_only,
+        )
+
+
+def _adjacent(media: list[Media]) -> Iterator[tuple[int, list[Tensor]]]:
+    """(token_start, rows of runs that follow each other without a gap)."""
+    start, parts, end = 0, list[Tensor](), -1
+    for first, length, rows in media:
+        if first != end:
+            if parts:
+                yield start, parts
+            start, parts = first, []
+        parts.append(rows)
+        end = first + length
+    if parts:
+        yield start, parts

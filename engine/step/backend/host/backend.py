@@ -1,0 +1,141 @@
+"""HostBackend: steps on the CPU, run by a HostStream that stands where an accelerator's stream would.
+
+Owner: device thread; the stream's thread runs what is given to `run`. In: plans. Out: steps; the stream puts each into
+the inbox when it is done, so the loop need not guess how long a step takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from _fast.plan import StepPlan
+from engine.device.host import HostStream
+from engine.layers.batch import Batch, LayerHook
+from engine.step.backend.base import Abilities, RuledSampler, Steady, StepSampler, T
+from engine.step.backend.host.buffers import build
+from engine.step.backend.host.forward import HostMasks
+from engine.step.backend.host.home import HostEvent
+from engine.step.backend.host.slots import HostSlots
+from engine.step.live import LiveRow
+from engine.step.rank import Rank
+from engine.step.rows import RowArrays
+from engine.step.sizes import Sizes
+from engine.step.step import Step
+
+
+class Forward(Protocol):
+    """From a batch to what the rows of a step bring home."""
+
+    @property
+    def sampler(self) -> StepSampler:
+        """How tokens are chosen."""
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
+        """Stages a slot."""
+
+    def reset(self, slot: int, poison: bool) -> None:
+        """Forgets a freed slot."""
+
+    def launch(self, step: Step, batch: Batch) -> None:
+        """On the stream: the forward."""
+
+    def choose(self, step: Step) -> None:
+        """On the stream: fills Step.home."""
+
+
+class HostBackend:
+    """The CPU."""
+
+    can = Abilities(graphs=False, steady_loop=False, tile=16)  # the stream itself is a thread of Python's
+    steady: Steady | None = None
+    ruled: RuledSampler | None = None
+    live_counts: tuple[Tensor, Tensor] | None = None
+
+    def __init__(
+        self, rank: Rank, sizes: Sizes, slots: HostSlots, forward: Forward, hooks: Sequence[LayerHook] = ()
+    ) -> None:
+        self.rank, self.sizes, self.hooks = rank, sizes, hooks
+        self.slots, self._forward = slots, forward
+        self.sampler, self.masks = forward.sampler, HostMasks()
+        # A plan is written while the step before it runs, never while its own last step does: two are enough.
+        updates = sizes.max_rows * len(rank.layout.groups) * (sizes.max_blocks + 1)
+        self.plans = [StepPlan(sizes.max_rows, sizes.max_tokens, updates, width=sizes.width) for _ in range(2)]
+        self.stream = HostStream()
+
+    def run(self, call: Callable[..., None], *args: object) -> None:
+        self.stream.launch(call, *args)
+
+    def compute(self, work: Callable[[], T]) -> T:
+        done: Future[T] = Future()
+        self.stream.launch(_answer, work, done)
+        return done.result()
+
+    def fullness(self, tokens: int) -> float:
+        return 1.0
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
+        self.slots.admit(slot, row.request)
+        self._forward.admit(slot, row, words)
+
+    def send(self, slot: int, words: np.ndarray) -> None:
+        """The host's slots are arrays that admission has filled."""
+
+    def reset(self, slot: int, poison: bool) -> None:
+        self.slots.reset(slot, poison)
+        self._forward.reset(slot, poison)
+
+    def block_table(self, group: int, slot: int) -> Tensor:
+        """Of a slot that is free: the step in flight does not write it."""
+        return torch.from_numpy(self.slots.block_tables[group, slot])
+
+    def wait_until_read(self, plan: StepPlan) -> None:
+        """Nothing to wait for: a plan's step has been settled before its turn comes again."""
+
+    def step(self, plan: StepPlan) -> Step:
+        return Step(plan, RowArrays(plan), HostEvent(), self.run, waits=True)
+
+    def begin(self, step: Step) -> None:
+        step.times.started_at = time.perf_counter()
+
+    def forward(self, step: Step) -> None:
+        self.slots.apply(step.plan)
+        self._forward.launch(step, build(step, self.slots, self.rank, self.hooks))
+
+    def choose(self, step: Step) -> None:
+        self._forward.choose(step)
+
+    def done(self, step: Step, call: Callable[[Step], None]) -> None:
+        event = step.event
+        assert isinstance(event, HostEvent), "the events of steps here are made here"
+        event.fire()
+        call(step)
+
+    def collect(self, step: Step, behind: Step | None) -> None:
+        """The stream has filled the step."""
+
+    def measure_gaps(self, every: int) -> None:
+        """The host's stream has no clock of its own."""
+
+    def free_unused(self) -> None:
+        """Nothing to do: nothing is cached for reuse."""
+
+    def ledger(self) -> dict[str, int]:
+        return {"positions": len(self.slots.positions)}
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def _answer(work: Callable[[], T], done: Future[T]) -> None:
+    """On the stream; a fault belongs to the caller."""
+    try:
+        done.set_result(work())
+    except Exception as error:
+        done.set_exception(error)

@@ -1,0 +1,68 @@
+"""StepPlan -> Batch: the tensors of one step, gathered from the plan's record and the per-slot state.
+
+Runs on the stream, in step order, so the last sampled tokens of the step before are there. In: a plan whose record is
+not rewritten before this step's event has fired. Out: a Batch. On an accelerator the same arithmetic is the prep
+kernel's (engine/kernels/step_inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from _fast.layout import RowFlag
+from engine.attention.meta import AttentionMeta
+from engine.layers.batch import Batch, LayerHook
+from engine.step.backend.host.slots import HostSlots
+from engine.step.rank import Rank
+from engine.step.step import Step
+
+
+def build(step: Step, slots: HostSlots, rank: Rank, hooks: Sequence[LayerHook] = ()) -> Batch:
+    """Makes the step's Batch over the rank's caches, its media in their places.
+
+    Token ids that are no row of the embedding become some that are, and their slots are marked (HostSlots.outside).
+    """
+    plan, rows, config = step.plan, step.rows, rank.model.config
+    num_embeddings, block_size = config.text.vocab_size, rank.layout.block_size
+    tokens, starts, lens = plan.num_tokens, rows.starts, rows.lens
+    first = starts[:-1]
+    row_of = np.repeat(np.arange(len(lens)), lens)  # [num_tokens]
+    index = rows.computed[row_of].astype(np.int64) + np.arange(tokens) - first[row_of]  # place in the sequence
+    token_ids = np.asarray(plan.token_ids)[:tokens].astype(np.int64)
+    fed = np.flatnonzero(rows.flags & RowFlag.FEED)
+    token_ids[first[fed]] = slots.last_token[rows.slots[fed]]
+    outside = (token_ids < 0) | (token_ids >= num_embeddings)
+    slots.outside[rows.slots[row_of[outside]]] = True
+    context = rows.computed + lens  # [num_rows]
+    num_blocks = -(-int(context.max()) // block_size)
+    query_start, context_len = torch.from_numpy(starts.astype(np.int32)), torch.from_numpy(context.astype(np.int32))
+    keys = slots.positions.last_keys(rows)
+    last_keys = None if keys is None else torch.from_numpy(keys)
+    attention = []
+    for all_tables in slots.block_tables:
+        tables = all_tables[rows.slots, :num_blocks]  # [num_rows, num_blocks], a copy
+        slot_mapping = tables[row_of, index // block_size].astype(np.int64) * block_size + index % block_size
+        table, mapping = torch.from_numpy(tables), torch.from_numpy(slot_mapping)
+        attention.append(AttentionMeta(query_start, context_len, table, mapping, last_keys=last_keys))
+    adapters = slots.adapter[rows.slots]  # [num_rows]
+    if config.axes > 1:
+        positions = slots.positions.axes_of(rows, config.axes)
+    else:
+        positions = index + slots.positions.delta[rows.slots][row_of]
+    batch = Batch(
+        token_ids=torch.from_numpy(token_ids.clip(0, num_embeddings - 1)),
+        positions=torch.from_numpy(positions),
+        media=step.media,
+        attention=attention,
+        caches=rank.caches,
+        group_of=rank.layout.group_of,
+        sample_index=torch.from_numpy((starts[1:][rows.sampled] - 1).astype(np.int64)),
+        adapters=torch.from_numpy(adapters[row_of]) if adapters.any() else None,
+        hooks=hooks,
+    )
+    for hook in hooks:
+        hook.begin(batch)
+    return batch

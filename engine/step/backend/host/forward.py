@@ -1,0 +1,88 @@
+"""HostForward: forward and choice of tokens on the CPU.
+
+Owner: device thread stages slots; the stream runs the rest. A step's choice waits for the step before: what its rows
+may choose is known then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from _fast.layout import TokenCode
+from engine.base.config import EngineConfig
+from engine.layers.batch import Batch
+from engine.sampling.masks import Lines
+from engine.sampling.sampler import Sampler
+from engine.step.backend.host.slots import HostSlots
+from engine.step.live import LiveRow
+from engine.step.rank import Rank
+from engine.step.sizes import Sizes
+from engine.step.step import Chosen, Ending, Step
+
+
+class HostForward:
+    """Tokens."""
+
+    def __init__(
+        self, config: EngineConfig, rank: Rank, sizes: Sizes, slots: HostSlots, endings: Sequence[Ending] = ()
+    ) -> None:
+        """`endings`: called behind each choice."""
+        self._model, self._vocab = rank.model, rank.model.config.text.vocab_size
+        self._slots, self._endings = slots, endings
+        self.sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
+        request = row.request
+        prompt = np.asarray(request.prompt_token_ids)
+        self.sampler.admit(slot, request.sampling, prompt, row.seed, words, request.is_masked)
+
+    def reset(self, slot: int, poison: bool) -> None:
+        self.sampler.reset(slot, poison)
+
+    def launch(self, step: Step, batch: Batch) -> None:
+        index = batch.sample_index
+        assert index is not None
+        if step.eager or len(index) == step.plan.num_tokens:  # every token is read
+            batch.sample_index = None
+        hidden = self._model.forward(batch)  # [num_tokens or num_sampled, hidden_size]
+        if step.eager:
+            step.hidden = hidden
+        if len(index):
+            sampled = hidden[index] if step.eager else hidden
+            step.notes["logits"] = self._model.logits(sampled)  # [num_sampled, vocab] float32
+            if self._endings:
+                step.notes["sampled"] = sampled
+
+    def choose(self, step: Step) -> None:
+        logits: torch.Tensor | None = step.notes.pop("logits", None)
+        lines: Lines | None = step.notes.pop("lines", None)
+        rows, slots = step.rows, step.sampled_slots
+        tokens = np.empty(0, np.int64)
+        if logits is not None:
+            sampled = rows.sampled
+            index = rows.computed[sampled] + rows.lens[sampled] - self._slots.positions.prompt_len[slots]
+            chosen, logprobs = self.sampler.sample(logits, slots, index, lines)
+            step.home.logprobs = {int(sampled[place]): entry for place, entry in logprobs.items()}
+            self._slots.last_token[slots] = np.maximum(chosen, 0)
+            if self._endings:
+                self._end(torch.from_numpy(chosen), step)
+            tokens = np.where(self._slots.outside[slots], int(TokenCode.OUTSIDE), chosen)
+        step.home.take_tokens(rows.sampled, tokens[:, None], self._vocab)
+
+    def _end(self, tokens: torch.Tensor, step: Step) -> None:
+        chosen = Chosen(tokens, step.notes.pop("sampled"), len(tokens))
+        for ending in self._endings:
+            ending(chosen, step.variant)
+
+
+class HostMasks:
+    """Lines of a step's masks: the sampler of the host reads them where they are written."""
+
+    def memory(self, count: int, words: int) -> np.ndarray:
+        return np.zeros((count, words), np.int32)
+
+    def send(self, step: Step, lines: Lines) -> None:
+        step.notes["lines"] = lines

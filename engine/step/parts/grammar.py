@@ -1,0 +1,132 @@
+"""The part of grammars: which tokens rows may choose, by step; tokens that no choice is left about; ends of answers.
+
+Owner: device thread. The step before is settled in the gap between a step's forward and its choice: matchers take its
+tokens (`collect`), then fill a line of allowed tokens for each row (`between`), which the choice obeys.
+
+    host    plan N+1, launch forward N+1 | settle N: collect | between | launch choice N+1
+    device  ............ forward N+1 .......................................... | masks, choose
+
+A grammar may begin behind a token that ends an answer's free text (thinking, say). Until then it sleeps: steps are
+plain and two in flight, and the GIL-free loop asks Python behind one of the tokens that wake it. The step launched
+meanwhile chose without the grammar: its choice for the slot is dropped and made again (`redo`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from _fast.scheduler import Scheduler
+from _fast.steady import SPECIAL_ALWAYS, SPECIAL_WATCHED
+from engine.base.config import EngineConfig
+from engine.base.output import StepOutput
+from engine.base.request import FinishReason
+from engine.grammar.advance import GrammarRow, GrammarRows
+from engine.step.live import LiveRow
+from engine.step.parts.part import ABSENT, JOINS, StepPart, Steps
+from engine.step.sizes import Sizes
+from engine.step.step import Step
+
+
+class Grammar(StepPart):
+    """Slots with a matcher."""
+
+    name = "matchers"
+
+    def __init__(self, config: EngineConfig, sizes: Sizes, on_host: bool) -> None:
+        # A row that jumps is not in the step behind: by default that pays on a CPU, where no step is in flight.
+        jumps = on_host if config.jump_forward is None else config.jump_forward
+        self._grammars = GrammarRows(sizes.max_slots, jumps)
+        self._steps: Steps
+
+    def start(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
+        if row.request.grammar is None:
+            return False
+        self._grammars.admit(slot, row.request.grammar, row.request.sampling)
+        self._watch(slot)
+        return True
+
+    def reset(self, slot: int, poison: bool) -> None:
+        self._grammars.reset(slot)
+
+    def special(self, slot: int) -> int:
+        is_asleep = self._steps.watched[slot, 0] >= 0
+        return SPECIAL_WATCHED if is_asleep and self._steps.backend.sampler.may_sleep(slot) else SPECIAL_ALWAYS
+
+    def role(self, step: Step) -> int:
+        """Whether the choice waits is what the sampler says of the row, which knows whether its grammar sleeps."""
+        rows = self._grammars.rows
+        return JOINS if any(slot in rows for slot in step.sampled_slots.tolist()) else ABSENT
+
+    def between(self, step: Step) -> None:
+        backend = self._steps.backend
+        lines = self._grammars.fill(step.sampled_slots, backend.masks.memory, backend.sampler.allowed_of)
+        if lines is not None:
+            backend.masks.send(step, lines)
+
+    def collect(self, step: Step) -> None:
+        """Rows that their grammar ends; rows that wake while a choice without the grammar is in flight."""
+        rows = self._grammars.rows
+        slots = [slot for slot in step.sampled_slots.tolist() if slot in rows]
+        before = [rows[slot].waits_for for slot in slots]
+        self._consume(step)
+        redone = []
+        behind = self._steps.behind(step)
+        for slot, waited in zip(slots, before):
+            if waited == rows[slot].waits_for:
+                continue
+            self._watch(slot)
+            self._steps.mark(slot)
+            if behind is None or not behind.chosen or behind.error is not None:
+                continue
+            if waited and slot in behind.sampled_slots:
+                rows[slot].redoes = True
+                redone.append(slot)
+        step.notes[self.name] = redone
+
+    def after(self, step: Step, output: StepOutput, places: Sequence[int], scheduler: Scheduler) -> None:
+        """Behind a step's tokens stand those about which grammars leave no choice: the next step computes them all."""
+        settler = scheduler.settler
+        for slot in step.notes.get(self.name, ()):
+            settler.redo(slot)
+        for row, slot in zip(step.rows.sampled.tolist(), step.sampled_slots.tolist()):
+            matched = self._grammars.rows.get(slot)
+            if matched is None or not (tokens := matched.jump(settler.room(slot) - 1)):
+                continue
+            matched.redoes |= settler.extend(slot, np.asarray(tokens, np.int32))
+            for token in tokens:
+                output.add(output.ids[places[row]], token, FinishReason.NONE)
+
+    def ledger(self) -> dict[str, int]:
+        return self._grammars.ledger()
+
+    def _watch(self, slot: int) -> None:
+        """A grammar has begun to sleep or is awake: notes the tokens that wake it."""
+        watched = self._steps.watched
+        wakers = self._row(slot).waits_for[: watched.shape[1] + 1]
+        is_asleep = 0 < len(wakers) <= watched.shape[1]
+        watched[slot] = -1
+        if is_asleep:
+            watched[slot, : len(wakers)] = wakers
+        self._steps.backend.sampler.set_asleep(slot, is_asleep)
+
+    def _row(self, slot: int) -> GrammarRow:
+        return self._grammars.rows[slot]
+
+    def _consume(self, step: Step) -> None:
+        """Hands the tokens of rows to their matchers, and ends the rows that they end."""
+        home, sampled = step.home, step.rows.sampled
+        assert home.tokens is not None
+        for place, end in self._grammars.consume(step.sampled_slots, home.tokens[sampled, 0]).items():
+            row = int(sampled[place])
+            if end.error is not None:
+                home.invalid[row] = end.error
+            else:
+                home.finishes[row] = FinishReason.COMPLETE
+                home.invalid.pop(row, None)
+            if not end.keeps_token:
+                home.drop(row)

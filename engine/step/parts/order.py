@@ -1,0 +1,94 @@
+"""The parts of a step, in the order in which their hooks are called: this list states it once.
+
+A part is a file here and an entry of PARTS. An entry makes the part for a model and its settings, or None where these
+have no use for it. Media come first: rows stand in the place of embeddings before anything reads them. Prompt
+log-probabilities and routed experts read a forward. Rules write lines before grammars, whose lines say the last word
+on what a row may choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.base.config import EngineConfig
+from engine.cache.spec import CacheSpec
+from engine.models.base.model import Model
+from engine.step.parts.expert_load import ExpertLoad
+from engine.step.parts.grammar import Grammar
+from engine.step.parts.media import Media
+from engine.step.parts.part import Claim, StepPart
+from engine.step.parts.pooling import Pooling
+from engine.step.parts.prompt_logprobs import PromptLogprobs
+from engine.step.parts.routed import RoutedExperts, routed_shape
+from engine.step.parts.rules import Rules
+from engine.step.sizes import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What decides which parts there are."""
+
+    config: EngineConfig
+    model: Model
+    sizes: Sizes
+    specs: Sequence[CacheSpec]  # of the model's layers
+    on_host: bool
+
+    @property
+    def chooses(self) -> bool:
+        """The model makes tokens."""
+        return self.model.pooler is None
+
+
+def media(setting: Setting) -> StepPart | None:
+    return Media(setting.config, setting.model)
+
+
+def prompt_logprobs(setting: Setting) -> StepPart | None:
+    return PromptLogprobs(setting.config, setting.model, setting.sizes) if setting.chooses else None
+
+
+def routed(setting: Setting) -> StepPart | None:
+    wanted = setting.config.return_routed_experts and setting.chooses
+    if not wanted or not routed_shape(setting.model.config.text)[0]:
+        return None
+    return RoutedExperts(setting.model, setting.specs)
+
+
+def expert_load(setting: Setting) -> StepPart | None:
+    return ExpertLoad(setting.model, setting.sizes) if setting.model.sparse and setting.chooses else None
+
+
+def rules(setting: Setting) -> StepPart | None:
+    return Rules(setting.model, setting.sizes) if setting.chooses and not setting.on_host else None
+
+
+def grammar(setting: Setting) -> StepPart | None:
+    return Grammar(setting.config, setting.sizes, setting.on_host) if setting.chooses else None
+
+
+def pooling(setting: Setting) -> StepPart | None:
+    return None if setting.chooses else Pooling(setting.sizes)
+
+
+PARTS: list[Callable[[Setting], StepPart | None]] = [
+    media,
+    prompt_logprobs,
+    routed,
+    expert_load,
+    rules,
+    grammar,
+    pooling,
+]
+
+
+def parts_of(setting: Setting) -> list[StepPart]:
+    """Every part that a model has under these settings, in order."""
+    made = (make(setting) for make in PARTS)
+    return [part for part in made if part is not None]
+
+
+def claims_of(parts: Sequence[StepPart]) -> Claim:
+    """What they take together before the KV cache is sized. Raises ConfigError."""
+    return sum((part.claim() for part in parts), Claim())

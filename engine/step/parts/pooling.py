@@ -1,0 +1,247 @@
+"""The part of models that pool: rows end with an array in the place of a token.
+
+Owner: device thread stages slots; forwards run on the stream. `HostPooling` and `DevicePooling` stand where a backend's
+forward and choice of tokens would: a row whose last token is in the step brings home no token (TokenCode.END), which
+ends its request, and its pooled line; rows of middle chunks bring home nothing. On an accelerator a step of up to
+Sizes.most_graphed tokens is one graph: forward, pooler, and the kernels that write lines and marks into pinned memory.
+Nothing is fed from step to step, so two in flight need no care.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+
+from _fast.launcher import Launcher
+from _fast.layout import GraphKind, SlotWord, TokenCode
+from _fast.scheduler import Scheduler
+from engine.base.request import PoolingParams, Request
+from engine.kernels.pool_home import pool_home
+from engine.layers.batch import Batch
+from engine.models.base.model import Model
+from engine.sampling.pending import home
+from engine.sampling.sampler import Sampler
+from engine.step.backend.base import RuledSampler
+from engine.step.backend.device.buffers import StepBuffers
+from engine.step.backend.host.slots import HostSlots
+from engine.step.live import LiveRow, Place
+from engine.step.parts.part import ABSENT, JOINS, StepPart
+from engine.step.sizes import Sizes
+from engine.step.step import Media, Step
+
+LINES = "lines of tokens"  # in Step.notes: float32 [num_tokens, width] on the host, maybe on their way
+
+
+class Pooling(StepPart):
+    """Inputs wait for a slot outside of the scheduler, in the order in which they came: there may be many."""
+
+    name = "pooled"
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._room = sizes.max_slots  # slots that are free
+        self._per_token = np.zeros(sizes.max_slots, np.bool_)
+        self._parts: dict[int, list[np.ndarray]] = {}  # by slot: lines of a prompt's chunks, until its last one
+        self._live: set[int] = set()
+
+    def gate(self, request: Request) -> bool:
+        return self._room > 0
+
+    def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
+        if request.pooling is not None and request.pooling.per_token:
+            place.reads_cache = False  # every token's hidden state is read
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> bool:
+        if slot not in self._live:
+            self._live.add(slot)
+            self._room -= 1
+        pooling = row.request.pooling
+        self._per_token[slot] = pooling is not None and pooling.per_token
+        return True
+
+    def reset(self, slot: int, poison: bool) -> None:
+        if slot in self._live:
+            self._live.discard(slot)
+            self._room += 1
+        self._per_token[slot] = False
+        self._parts.pop(slot, None)
+
+    def role(self, step: Step) -> int:
+        step.eager = bool(self._per_token[step.rows.slots].any())
+        return JOINS if step.eager else ABSENT
+
+    def collect(self, step: Step) -> None:
+        """Lines of all tokens of the step, which are not written again."""
+        lines: np.ndarray = step.notes[LINES].numpy()
+        rows, found, ends = step.rows, step.home, set(step.rows.sampled.tolist())
+        for row in np.flatnonzero(self._per_token[rows.slots]).tolist():
+            slot, start = int(rows.slots[row]), int(rows.starts[row])
+            if rows.computed[row] == 0:  # the first chunk, maybe once more after a preemption
+                self._parts[slot] = []
+            self._parts[slot].append(lines[start : start + int(rows.lens[row])])
+            if row in ends and row not in found.invalid:
+                found.extra(self.name, row, np.concatenate(self._parts.pop(slot)))
+
+    def ledger(self) -> dict[str, int]:
+        return {"tokenwise": len(self._parts)}
+
+
+def take_lines(step: Step, lines: np.ndarray, outside: np.ndarray, num_embeddings: int) -> None:
+    """lines float32 [num_sampled, width], which are not written again; outside bool [num_sampled].
+
+    A row ends without a token. One whose line is not finite, or whose ids were no tokens, ends with an error.
+    """
+    sampled = step.rows.sampled
+    chosen = np.full((len(sampled), 1), int(TokenCode.END), np.int32)
+    chosen[~np.isfinite(lines).all(axis=1), 0] = TokenCode.INVALID
+    chosen[outside, 0] = TokenCode.OUTSIDE
+    step.home.take_tokens(sampled, chosen, num_embeddings)
+    for row, line in zip(sampled.tolist(), lines):
+        if row not in step.home.invalid:
+            step.home.extra(Pooling.name, row, line)
+
+
+class HostPooling:
+    """On the CPU: a backend's forward, to a line for each row that ends."""
+
+    def __init__(self, model: Model, sizes: Sizes, slots: HostSlots) -> None:
+        assert model.pooler is not None
+        self._model, self._pooler, self._slots = model, model.pooler, slots
+        self._vocab = model.config.text.vocab_size
+        self.sampler = Sampler(0, self._vocab)  # of no slot: no row of such a model chooses a token
+        self._seconds = np.zeros(sizes.max_slots, np.int32)  # by slot: where the second text of a pair begins
+        self._counted = np.zeros(sizes.max_slots, np.int32)  # by slot: the first token that counts in its pooled row
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
+        self._seconds[slot], self._counted[slot] = starts_of(row.request.pooling)
+
+    def reset(self, slot: int, poison: bool) -> None:
+        """The next admission writes every number of the slot."""
+
+    def launch(self, step: Step, batch: Batch) -> None:
+        slots, sampled = step.rows.slots, step.rows.sampled
+        batch.second_start = torch.from_numpy(self._seconds[slots])
+        if not self._pooler.config.pools_prompt:
+            batch.pool_start = torch.from_numpy(self._counted[slots])
+        outside = self._slots.outside[step.sampled_slots]
+        if not step.eager:
+            lines = self._pooler.lines(batch, len(sampled), self._model.forward)
+        else:
+            index, batch.sample_index = batch.sample_index, None
+            assert index is not None
+            hidden = self._model.forward(batch)  # [num_tokens, hidden_size]
+            lines = self._pooler.lines_of(hidden, batch, index)
+            step.notes[LINES] = self._pooler.project_tokens(hidden)
+        take_lines(step, lines.numpy(), outside, self._vocab)
+
+    def choose(self, step: Step) -> None:
+        """Nothing is chosen: the forward has filled Step.home."""
+
+
+class DevicePooling:
+    """On an accelerator: a backend's forward, to a line for each row that ends."""
+
+    ruled: RuledSampler | None = None  # no row chooses a token, so none has rules
+
+    def __init__(self, model: Model, sizes: Sizes, buffers: StepBuffers) -> None:
+        assert model.pooler is not None
+        self._model, self._pooler, self._sizes, self._buffers = model, model.pooler, sizes, buffers
+        self._vocab = model.config.text.vocab_size
+        self.sampler = Sampler(0, self._vocab)  # of no slot
+        width = self._pooler.width(model.config.text.hidden_size)
+        self._lines = buffers.home.lines(width).view(torch.float32)  # [RECORDS, max_rows, width], pinned
+        self.launcher: Launcher  # set by the backend
+
+    # -- what is launched, and recorded as graphs at start ------------------------------------------------------------
+
+    def forward_into(self, kind: int, tokens: int) -> None:
+        """A step of `tokens` padded tokens, to the end: of up to as many rows, all of whose lines go home."""
+        assert kind == GraphKind.MIXED
+        rows = min(tokens, self._sizes.max_rows)
+        self._send(self._pooler.lines(self._batch(tokens, rows, rows, []), rows, self._model.forward))
+
+    def _batch(self, tokens: int, rows: int, ends: int, media: list[Media]) -> Batch:
+        buffers = self._buffers
+        batch = buffers.batch(tokens, rows, False, media)
+        batch.sample_index = buffers.inputs.sample_index[:ends]
+        row_slot, slots = buffers.inputs.row_slot[:rows], buffers.slots.tensors
+        if self._model.reads_pairs:
+            batch.second_start = slots.word(SlotWord.SECOND_START).index_select(0, row_slot.long())
+        if not self._pooler.config.pools_prompt:
+            batch.pool_start = slots.word(SlotWord.POOL_START).index_select(0, row_slot.long())
+        return batch
+
+    def _send(self, lines: torch.Tensor) -> None:
+        """Lines [rows, width] and the rows' marks go home."""
+        pool_home(self._lines, lines, self._buffers.inputs.home)
+        self._buffers.send_tokens()  # no token is chosen: rows bring home END, or that an id was no token
+
+    def record(self, capture: Callable[..., int], variants: Iterable[int]) -> None:
+        """No step only decodes."""
+
+    def record_forward(self, capture: Callable[..., int], kind: int, tokens: int) -> None:
+        """A step, all that it launches met before by a shorter forward."""
+        with self._model.abridged():
+            self.forward_into(kind, tokens)
+        self.launcher.set_graph(kind, 0, tokens, capture(lambda: self.forward_into(kind, tokens), met=True))
+
+    def decode(self, rows: int, variant: int = 0) -> None:
+        """No step only decodes."""
+
+    def warm_up(self) -> None:
+        """Rows of such a model have no kernels beside those of its forwards."""
+
+    def largest(self) -> None:
+        """The most tokens."""
+        self.forward_into(GraphKind.MIXED, self._sizes.max_tokens)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def admit(self, slot: int, row: LiveRow, words: np.ndarray) -> None:
+        """Where a pair's second text begins, and the first token that counts, in the slot's words."""
+        words[SlotWord.SECOND_START], words[SlotWord.POOL_START] = starts_of(row.request.pooling)
+
+    def reset(self, slot: int, poison: bool) -> None:
+        """The next admission writes every word of the slot."""
+
+    def kind_of(self, step: Step) -> int:
+        """Every step's tokens are prompts'."""
+        return GraphKind.MIXED
+
+    def launch(self, step: Step, kind: int, size: int) -> None:
+        """All of the step; `size`: of the graph, 0 for none."""
+        step.chosen = True
+        if size:
+            self.launcher.launch(step.plan, step.number, kind, size, 0)
+            return
+        self.launcher.prep(step.plan, step.number)
+        plan, pooler = step.plan, self._pooler
+        batch = self._batch(plan.num_tokens, plan.num_rows, plan.num_sampled, step.media)
+        if not step.eager:
+            self._send(pooler.lines(batch, plan.num_sampled, self._model.forward))
+        else:
+            ends, batch.sample_index = batch.sample_index, None
+            assert ends is not None
+            hidden = self._model.forward(batch)  # [num_tokens, hidden_size]
+            self._send(pooler.lines_of(hidden, batch, ends))
+            step.notes[LINES] = home(pooler.project_tokens(hidden))
+        self.launcher.finish()
+
+    def choose(self, step: Step) -> None:
+        """Nothing waits for the step before: all of a step is launched with its forward."""
+
+    def collect(self, step: Step) -> None:
+        """Lines that came home with the step."""
+        sampled = step.rows.sampled
+        outside = self._buffers.home.ring[step.number].numpy()[sampled, 0] == TokenCode.OUTSIDE
+        lines = self._lines[step.number, : len(sampled)].numpy().copy()  # the buffer is written again
+        take_lines(step, lines, outside, self._vocab)
+
+
+def starts_of(pooling: PoolingParams | None) -> tuple[int, int]:
+    """Where an input's second text begins, 0 without one, and the first of its tokens that counts in its row."""
+    if pooling is None:
+        return 0, 0
+    second = 0 if pooling.seconds is None else int(pooling.seconds[0])
+    return second, 0 if pooling.pool_starts is None else int(pooling.pool_starts[0])

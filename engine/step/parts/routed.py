@@ -1,0 +1,150 @@
+"""The part of return_routed_experts: the experts that each token in the KV cache chose, stored with its block.
+
+Owner: device thread; written by the layers of steps, in step order (LayerHook). A token's place is that of its keys and
+values in a group of layers that see every token. So blocks that the prefix cache finds again bring the experts of their
+tokens along, and a row that was preempted writes its own again. When a traced row's slot comes back, the experts of all
+its tokens are read through its block table, before any later step may take its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from _fast.scheduler import Scheduler
+from engine.base.errors import ConfigError
+from engine.base.model_config import TextConfig
+from engine.base.request import Request
+from engine.cache.spec import KIND_FULL, CacheSpec, LayerCache
+from engine.device.accelerator import Accelerator
+from engine.kernels.moe.kept import Kept
+from engine.layers.batch import Batch, LayerHook
+from engine.layers.stream import Stream
+from engine.models.base.model import Model
+from engine.step.backend.base import Backend
+from engine.step.live import LiveRow, Place
+from engine.step.parts.part import Claim, StepPart, Steps
+
+CHUNK = 128  # blocks that are gathered at a time
+
+
+def routed_shape(text: TextConfig) -> tuple[int, int, torch.dtype]:
+    """(layers with experts, experts of a token, dtype of their numbers); without experts (0, 0, uint8)."""
+    routings = text.routings
+    if not routings:
+        return 0, 0, torch.uint8
+    widths = {routing.top_k for routing in routings}
+    if len(widths) > 1:
+        raise ConfigError(
+            f"--enable-return-routed-experts: tokens choose {sorted(widths)} experts by layer; an answer's array has "
+            "one width: leave the flag out"
+        )
+    most = max(routing.num_experts for routing in routings)
+    return len(routings), widths.pop(), torch.uint8 if most <= 256 else torch.int16
+
+
+class RoutedExperts(StepPart):
+    """[places, layers, top_k]: a place for every token of the cache."""
+
+    name = "routed_experts"
+
+    def __init__(self, model: Model, specs: Sequence[CacheSpec]) -> None:
+        self._layers, self._top_k, self._dtype = routed_shape(model.config.text)
+        self._sees_all = any(spec.kind == KIND_FULL for spec in specs)
+        self._backend: Backend
+        self._group: int  # the first whose layers see every token: its block tables say where a token is
+        self._block_size: int
+        self._blocks: Tensor  # [num_blocks, block_size, layers, top_k]
+        self._gather: Gather | None = None
+
+    def claim(self) -> Claim:
+        if not self._sees_all:
+            raise ConfigError(
+                "--enable-return-routed-experts: every layer of this model has a sliding window, so the experts of "
+                "older tokens are gone, like their blocks, before an answer ends; leave the flag out"
+            )
+        return Claim(token_bytes=self._layers * self._top_k * self._dtype.itemsize)
+
+    def start(self, steps: Steps) -> None:
+        self._backend = steps.backend
+        rank = steps.backend.rank
+        self._block_size = rank.layout.block_size
+        kinds = [group.spec.kind for group in rank.layout.groups]
+        self._group = kinds.index(KIND_FULL)
+        if rank.accelerator is not None:
+            shape = (CHUNK, self._block_size, self._layers, self._top_k)
+            self._gather = Gather(rank.accelerator, shape, self._dtype)
+
+    def allocate(self, num_blocks: int, caches: Sequence[LayerCache]) -> None:
+        shape = (num_blocks, self._block_size, self._layers, self._top_k)
+        self._blocks = torch.zeros(shape, dtype=self._dtype, device=self._backend.rank.device)
+        if self._gather is not None:
+            self._gather.warm_up(self._blocks)
+
+    def layer_hook(self) -> LayerHook | None:
+        return RoutedHook(self)
+
+    def places(self, batch: Batch) -> Kept:
+        """Where the tokens of a batch leave their experts."""
+        return Kept(self._blocks.flatten(0, 1), batch.attention[self._group].slot_mapping)
+
+    def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
+        place.traced |= request.sampling.return_routed_experts
+
+    def leave(self, slot: int, row: LiveRow, length: int) -> np.ndarray | None:
+        """[length, layers, top_k]; waits for their copy."""
+        if not row.request.sampling.return_routed_experts:
+            return None
+        table = self._backend.block_table(self._group, slot)[: -(-length // self._block_size)]
+        if self._gather is not None:
+            return self._gather.read(self._blocks, table)[:length]
+        return self._blocks.index_select(0, table).flatten(0, 1)[:length].numpy()
+
+
+class RoutedHook:
+    """Gives the layers of a forward the places of its tokens; their routers write them on the way."""
+
+    def __init__(self, part: RoutedExperts) -> None:
+        self._part = part
+
+    def begin(self, batch: Batch) -> None:
+        batch.routed, batch.whole = self._part.places(batch), True
+
+    def after_layer(self, number: int, x: Stream) -> None:
+        """The router of the layer has written."""
+
+
+class Gather:
+    """Blocks on their way from an accelerator, CHUNK at a time, on a stream of their own.
+
+    The step in flight was planned before the blocks were free, so it does not write them.
+    """
+
+    def __init__(self, accelerator: Accelerator, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._gathered = torch.empty(shape, dtype=dtype, device=accelerator.device)
+        words = -(-self._gathered.nbytes // 4)
+        self._home = accelerator.pinned(words).view(dtype)[: self._gathered.numel()].view(shape)
+        self._side, self._done = accelerator.side_stream(), accelerator.event()
+
+    def warm_up(self, blocks: Tensor) -> None:
+        """Reads a block: nothing is met for the first time later."""
+        with self._side:  # which reads the table, and waits for no other stream
+            table = torch.zeros(1, dtype=torch.int32, device=blocks.device)
+        self.read(blocks, table)
+
+    def read(self, blocks: Tensor, table: Tensor) -> np.ndarray:
+        """The tokens of the blocks of a table, [len(table) * block_size, layers, top_k]."""
+        parts = []
+        with self._side:
+            for first in range(0, len(table), CHUNK):
+                named = table[first : first + CHUNK]
+                gathered, home = self._gathered[: len(named)], self._home[: len(named)]
+                torch.index_select(blocks, 0, named, out=gathered)
+                home.copy_(gathered, non_blocking=True)
+                self._done.record()
+                self._done.synchronize()
+                parts.append(home.flatten(0, 1).numpy().copy())
+        return np.concatenate(parts)

@@ -1,0 +1,72 @@
+"""Positions: where the tokens of live prompts stand, for models whose positions are more than 0, 1, 2 ...
+
+Owner: device thread stages a slot at admission, when no step in flight knows it; then whatever builds the inputs of a
+step reads. In: requests with positions of their own (M-RoPE), or with tokens that see later ones (engine/base/ahead).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.base.ahead import Ahead, joints_of, last_keys
+from engine.base.request import Request
+from engine.step.rows import RowArrays
+
+
+class Positions:
+    """By slot; `reset` covers every array."""
+
+    __slots__ = ("_ahead", "delta", "joints", "prompt_len", "prompts")
+
+    def __init__(self, max_slots: int, ahead: Ahead = "") -> None:
+        self._ahead: Ahead = ahead
+        self.delta = np.zeros(max_slots, np.int64)  # position of token i is i + delta beyond the prompt
+        self.prompt_len = np.zeros(max_slots, np.int64)
+        self.prompts: dict[int, np.ndarray] = {}  # slot -> int32 [axes, prompt_len], M-RoPE prompts only
+        self.joints: dict[int, np.ndarray] = {}  # slot -> int32 [m, 2], prompts whose tokens see later ones only
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Stages a new request's row."""
+        self.delta[slot] = request.position_delta
+        self.prompt_len[slot] = len(request.prompt_token_ids)
+        if request.positions is not None:
+            self.prompts[slot] = request.positions
+        joints = joints_of(request, self._ahead) if self._ahead else None
+        if joints is not None:
+            self.joints[slot] = joints
+
+    def reset(self, slot: int, poison: bool = False) -> None:
+        """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
+        self.delta[slot] = np.iinfo(np.int32).max if poison else 0
+        self.prompt_len[slot] = 0
+        self.prompts.pop(slot, None)
+        self.joints.pop(slot, None)
+
+    def __len__(self) -> int:
+        """Slots that hold an array of their own; zero when idle."""
+        return len(self.prompts)
+
+    def last_keys(self, rows: RowArrays) -> np.ndarray | None:
+        """AttentionMeta.last_keys of a step's rows, where there are joints."""
+        return last_keys(rows.slots, rows.lens, rows.computed, self.joints, self._ahead) if self.joints else None
+
+    def axes_of(self, rows: RowArrays, axes: int) -> np.ndarray:
+        """int64 [axes, num_tokens]: inside a prompt from the request, beyond it all equal, index + delta."""
+        lens = rows.lens
+        row_of = np.repeat(np.arange(len(lens)), lens)  # [num_tokens]
+        index = rows.computed[row_of].astype(np.int64) + np.arange(len(row_of)) - rows.starts[:-1][row_of]
+        found = np.repeat((index + self.delta[rows.slots][row_of])[None, :], axes, axis=0)
+        for row in np.flatnonzero(self.inside(rows)).tolist():
+            slot, start, done = int(rows.slots[row]), int(rows.starts[row]), int(rows.computed[row])
+            length = min(int(lens[row]), int(self.prompt_len[slot]) - done)
+            given = self.prompts.get(slot)
+            if given is not None:
+                found[:, start : start + length] = given[:, done : done + length]
+            else:  # a text prompt: positions 0, 1, 2 ... whatever the delta beyond it
+                found[:, start : start + length] = np.arange(done, done + length)
+        return found
+
+    def inside(self, rows: RowArrays) -> np.ndarray:
+        """bool [R]: rows that compute tokens of their prompt."""
+        inside: np.ndarray = rows.computed < self.prompt_len[rows.slots]
+        return inside

@@ -1,0 +1,55 @@
+"""Seats: open connections, counted in all and by address (SECURITY S11).
+
+Owner: loop, one per server. In: the peer's address when a connection opens. Out: a Seat, given back when it ends, also
+where it has become a WebSocket; or the 503. An address may take more while it holds less than eight times what is free,
+so one address that opens all it can leaves a ninth for others. Peers that --trusted-proxies lists stand for many
+clients and are bounded by --max-connections alone.
+"""
+
+from __future__ import annotations
+
+from server.errors import ApiError
+from server.ops.limits import Shares
+from server.ops.proxies import TrustedProxies, home
+
+WEIGHT = 8
+
+
+class Seat:
+    """One open connection. Owner: the connection."""
+
+    __slots__ = ("_address", "_shares")
+
+    def __init__(self, shares: Shares, address: str) -> None:
+        self._shares = shares
+        self._address = address
+
+    def leave(self) -> None:
+        """Once."""
+        self._shares.give(self._address, 1)
+
+
+class Seats:
+    """Owner: loop."""
+
+    def __init__(self, limit: int, proxies: TrustedProxies, weight: float = WEIGHT) -> None:
+        self.shares = Shares(limit, weight)
+        self._proxies = proxies
+
+    def take(self, client: tuple[str, int] | None) -> Seat:
+        """Raises the 503 where there is no room."""
+        shares = self.shares
+        peer = self._proxies.peer(client)
+        many = self._proxies.lists(peer)
+        address = peer if many else home(peer)
+        taken = shares.take_any(address, 1) if many else shares.take(address, 1)
+        if taken:
+            return Seat(shares, address)
+        if shares.used >= shares.limit:
+            text = f"more than {shares.limit} connections are open (--max-connections)"
+        else:
+            text = (
+                f"{shares.held(address)} of {shares.limit} connections are this address's; close some "
+                "(--trusted-proxies names proxies in front of this server)"
+            )
+        raise ApiError(503, "too_many_connections", text, headers={"retry-after": "5"})

@@ -1,0 +1,95 @@
+"""`python -m server explain MODEL`: the model that a configuration makes, part by part, with the kernels of its steps.
+
+Owner: the main thread. In: the flags of `serve`, and --device-target, a card that need not be here. Out: lines for
+people. MODEL is a folder, its config.json, a GGUF file or ORG/NAME; of all these only the configuration is read, so
+quantised weights are shown as the configuration alone describes them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.base.errors import ConfigError, EngineError
+from server.flags.command_line import Arguments, UsageError, all_flags, flag_lines, flags_of, from_file
+from server.flags.config import Config, flag
+from server.flags.foreign_flags import FOREIGN
+
+Say = Callable[[str], None]
+Build = Callable[[dict[str, Any]], Config]
+CARDS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950", "gfx1100")  # as engine/kernels/target knows them
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainOptions:
+    """Flags that no other command has."""
+
+    device_target: str = flag("", f"name the kernels of a card that need not be here: {', '.join(CARDS)}")
+
+
+def main(words: Sequence[str], say: Say, build: Build) -> int:
+    """Runs the command; the process's exit status. `say` prints, `build` makes the server's Config from flags."""
+    own = flags_of(ExplainOptions, "explain")
+    flags = own | all_flags()
+    arguments = Arguments(flags, FOREIGN)
+    try:
+        arguments.read(words)
+        if arguments.help:
+            say("\n".join(["usage: python -m server explain [MODEL] [--flag value ...]", *flag_lines(own)]))
+            say("\nand the server's flags, as python -m server --help lists them")
+            return 0
+        file = from_file(arguments.config_file, flags) if arguments.config_file is not None else {}
+        values = {**file, **arguments.values}
+        if (card := values.pop("device-target", "")) not in ("", *CARDS):
+            raise UsageError(f"--device-target {card}: must be one of {', '.join(CARDS)}")
+        config = build(values)
+    except UsageError as error:
+        print(f"omniloop: {error}", file=sys.stderr)
+        return 2
+    try:
+        for line in lines(config, card):
+            say(line)
+    except EngineError as error:
+        print(f"omniloop: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def lines(config: Config, card: str) -> Iterator[str]:
+    """What the command prints. Raises ConfigError where there is no such model, or it cannot be served."""
+    if card:
+        pretend(card)
+    from engine.device.host import choose_device
+    from engine.explain.explained import explain
+
+    device = "cuda:0" if card else choose_device(config.model.device)
+    yield from explain(config.engine(str(folder_of(config))), device)
+
+
+def pretend(card: str) -> None:
+    """Makes this process one of that card. Kernel files are Triton's where Triton was imported before them."""
+    try:
+        importlib.import_module("triton")
+    except ImportError:
+        raise ConfigError(
+            f"--device-target {card}: accelerators' kernels are Triton's, which is not installed; pip install triton"
+        ) from None
+    from engine.kernels import target
+
+    if not target.HAS_TRITON:
+        raise ConfigError(f"--device-target {card}: this process has imported the kernels without Triton before")
+    target.pretend(target.CARDS[card])
+
+
+def folder_of(config: Config) -> Path:
+    """The folder of the configuration."""
+    from server.start.check import headers
+
+    named = Path(config.folder)
+    if named.name == "config.json" and named.is_file():
+        return named.parent
+    return headers(config, wanted=False)[0]

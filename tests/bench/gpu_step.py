@@ -1,0 +1,187 @@
+"""What a step costs, in this checkout and in another one on the same card: plain rows, rows under a schema, pictures.
+
+Random weights of real shapes, one engine per process, without HTTP. Checkouts take turns, --rounds times each, so that
+what a card's clocks do meets both. A step's time is the median between the ends of consecutive steps in which all rows
+decode; pictures are timed from the first request to the last first token. Prints both columns and their ratio, and
+writes gpu_step.json into --out.
+Run: python -m tests.bench.gpu_step [--beside CHECKOUT] [--only 0.6b,8b,vl-7b] [--rounds 2] [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-vl": ()}  # rows; none: pictures
+SCHEMA = {"type": "array", "minItems": 1000, "items": {"type": "string", "maxLength": 40}}
+PICTURES, PICTURE_ROWS = 32, 1024
+WINDOW, REPEATS = 192, 3  # steps of a measurement; measurements of a process
+VOCAB_WORDS = 2000  # tokens of one to three letters: a grammar's vocabulary for random weights
+
+
+async def steps_of(engine: Any, requests: list[Any]) -> tuple[float, float]:
+    """Sends requests that begin together. Median seconds of a step in which all decode; until the last first token."""
+    ends: list[float] = []
+    rows = len(requests)
+
+    def note(stats: Any) -> None:
+        if stats.num_rows == stats.num_tokens == rows:
+            ends.append(stats.ended_at)
+
+    engine.on_step = note
+    begun, firsts = time.perf_counter(), [0.0] * rows
+
+    async def read(number: int, request: Any) -> None:
+        async for _ in engine.submit(request):
+            firsts[number] = firsts[number] or time.perf_counter()
+
+    await asyncio.gather(*(read(number, request) for number, request in enumerate(requests)))
+    gaps = np.diff(ends)[4:-4]
+    return float(np.median(gaps)) if len(gaps) else 0.0, max(firsts) - begun
+
+
+def grammar_of(vocab: int) -> Any:
+    """A schema over a vocabulary of single bytes and short words."""
+    from engine.grammar.spec import GrammarSpec
+
+    from engine.grammar.compile import compile_now
+    from engine.grammar.vocabulary import GrammarVocabulary
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = (letters[n // 676 % 26] + letters[n // 26 % 26] + letters[n % 26] for n in range(vocab))
+    tokens = [*(bytes([value]) for value in range(256)), *(word.encode() for word in words)][:vocab]
+    vocabulary = GrammarVocabulary(tokens.__getitem__, set[int]().__contains__, vocab)
+    return compile_now(GrammarSpec("schema", json.dumps(SCHEMA)), vocabulary)
+
+
+async def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
+    """A request for each picture, all different."""
+    from engine import MediaInput, Request, SamplingParams
+
+    def example(runtime: Any) -> tuple[dict[str, np.ndarray], int]:
+        features = runtime.model.towers["image"].example("image", PICTURE_ROWS)
+        return {name: tensor.cpu().numpy() for name, tensor in features.items()}, len(
+            runtime.model.towers["image"].encode(features)
+        )
+
+    arrays, count = await engine._on_device(example)
+    requests = []
+    for _ in range(PICTURES):
+        pixels = draw.integers(0, 255, arrays["pixels"].shape, dtype=np.uint8)
+        item = MediaInput("image", secrets.token_bytes(16), ((4, count),), count, {**arrays, "pixels": pixels})
+        ids = draw.integers(2, 1000, count + 16, dtype=np.int32)
+        sampling = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+        requests.append(Request(ids, sampling, media=(item,)))
+    return requests
+
+
+async def measured(shape: str, folder: str, device: str, only_schema: bool) -> dict[str, float]:
+    """Milliseconds of this checkout, by case."""
+    from engine import Engine, EngineConfig, Request, SamplingParams
+
+    engine = Engine(EngineConfig(folder, load_format="dummy", device=device, enable_prefix_caching=False))
+    await engine.start()
+    draw, vocab = np.random.default_rng(0), engine.limits.vocab_size
+    seen: dict[str, list[float]] = {}
+
+    def requests(rows: int, grammar: Any = None) -> list[Any]:
+        prompts = draw.integers(2, vocab, (rows, 128), dtype=np.int32)
+        sampling = SamplingParams(max_tokens=WINDOW + 2 * rows // 8, temperature=0.0, ignore_eos=True)
+        return [Request(prompt, sampling, grammar=grammar) for prompt in prompts]
+
+    for _ in range(0 if only_schema else REPEATS):
+        for rows in CASES[shape]:
+            step_s, _ = await steps_of(engine, requests(rows))
+            seen.setdefault(f"{shape}, {rows} rows", []).append(1e3 * step_s)
+    if shape in ("0.6b", "tiny"):
+        grammar, rows = grammar_of(vocab), 32 if shape == "0.6b" else 4
+        for _ in range(REPEATS):
+            step_s, _ = await steps_of(engine, requests(rows, grammar))
+            seen.setdefault(f"{shape}, {rows} rows under a schema", []).append(1e3 * step_s)
+    if not CASES[shape]:
+        for _ in range(REPEATS + 1):
+            _, first_s = await steps_of(engine, await pictures_of(engine, draw))
+            seen.setdefault(f"{shape}, {PICTURES} pictures to the last first token", []).append(1e3 * first_s)
+    await engine.stop()
+    return {name: min(values[1:]) if len(values) > 1 else values[0] for name, values in seen.items()}
+
+
+def run_in(checkout: Path, shape: str, folder: str, args: argparse.Namespace) -> dict[str, float]:
+    """A process of its own over the modules of a checkout."""
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        "--inside",
+        shape,
+        "--folder",
+        folder,
+        "--device",
+        args.device,
+    ]
+    command += ["--schema"] * args.schema
+    environment = {**os.environ, "PYTHONPATH": f"{checkout}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=400)
+    if done.returncode:
+        print(done.stderr[-3000:], file=sys.stderr)
+        return {}
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Both columns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--beside", type=Path, help="another checkout, its extensions built")
+    parser.add_argument("--only", default="0.6b,8b,vl-7b", help=", ".join(CASES))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--schema", action="store_true", help="of 0.6b the rows under a schema alone")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside:
+        print(json.dumps(asyncio.run(measured(args.inside, args.folder, args.device, args.schema))))
+        return
+    from tests.bench.shapes import SHAPES, write_folder  # of this checkout; a process inside has another's modules
+
+    here = Path(__file__).resolve().parents[2]
+    checkouts = {"this": here} | ({"beside": args.beside.resolve()} if args.beside else {})
+    seen: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        for shape in args.only.split(","):
+            folder = Path(name) / shape
+            write_folder(folder, SHAPES[shape])
+            for _ in range(args.rounds):
+                for label, checkout in checkouts.items():
+                    for case, value in run_in(checkout, shape, str(folder), args).items():
+                        seen.setdefault(case, {}).setdefault(label, []).append(value)
+            for case, found in seen.items():
+                if case.startswith(shape + ","):
+                    print(line(case, found), flush=True)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "gpu_step.json").write_text(json.dumps({"milliseconds": seen}, indent=1))
+
+
+def line(case: str, found: dict[str, list[float]]) -> str:
+    """Medians of the rounds, and this checkout's over the other's."""
+    middle = {label: statistics.median(values) for label, values in found.items()}
+    text = f"{case}: " + ", ".join(f"{label} {value:.3f} ms" for label, value in middle.items())
+    return text + (f", ratio {middle['this'] / middle['beside']:.4f}" if len(middle) == 2 else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""A hostile client and its neighbour, over blocking sockets: what an attack costs the server and everybody else.
+
+`Neighbour` asks for /health/live on a connection of its own, in a thread, and keeps the longest time an answer took.
+`peak` gives the memory that a server process took while something was done to it: the kernel's own high-water mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROBE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+MIB = 1 << 20
+
+
+def dial(port: int, timeout: float = 20.0, source: str = "127.0.0.1") -> socket.socket:
+    """A connection from an address of this machine."""
+    return socket.create_connection(("127.0.0.1", port), timeout, source_address=(source, 0))
+
+
+def status_of(head: bytes) -> int:
+    return int(head.split(b" ", 2)[1]) if head.startswith(b"HTTP/1.1 ") else 0
+
+
+def answer(link: socket.socket) -> tuple[int, bytes]:
+    """Status and content of one answer that names its length; (0, b"") where the server has closed."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = link.recv(65536)
+        if not piece:
+            return 0, data
+        data += piece
+    head, _, content = data.partition(b"\r\n\r\n")
+    sizes = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    while sizes and len(content) < sizes[0]:
+        piece = link.recv(65536)
+        if not piece:
+            break
+        content += piece
+    return status_of(head), content
+
+
+def ask(port: int, method: str, path: str, body: Any = None, headers: str = "", **named: Any) -> tuple[int, bytes]:
+    """One request; `body` is bytes, or anything JSON can hold."""
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    kind = "Content-Type: application/json\r\n" if data and "content-type" not in headers.lower() else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{kind}{headers}"
+    with dial(port, **named) as link:
+        link.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        return answer(link)
+
+
+class Neighbour:
+    """Asks until the block ends. `slowest` is the longest time from a question to its answer, in seconds."""
+
+    def __init__(self, port: int) -> None:
+        self.slowest = 0.0
+        self.answers = 0
+        self._port = port
+        self._over = threading.Event()
+        self._asked = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def _ask(self) -> None:
+        with dial(self._port) as link:
+            while not self._over.is_set():
+                begun = time.perf_counter()
+                link.sendall(PROBE)
+                assert answer(link)[0] == 200
+                self.slowest = max(self.slowest, time.perf_counter() - begun)
+                self.answers += 1
+                self._asked.set()
+                time.sleep(0.002)
+
+    def __enter__(self) -> Neighbour:
+        self._thread.start()
+        assert self._asked.wait(20)
+        self.slowest = 0.0
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the neighbour has no answer"
+
+
+@dataclass
+class Peak:
+    """`grown` bytes above what the process had before."""
+
+    grown: int = 0
+
+
+@contextlib.contextmanager
+def peak(pid: int) -> Iterator[Peak]:
+    """Memory that a process takes in this block."""
+    found = Peak()
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the high-water mark starts at what is resident now
+    before = resident(pid, "VmRSS")
+    yield found
+    found.grown = resident(pid, "VmHWM") - before
+
+
+def resident(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) << 10
+    raise AssertionError(f"no {name}")
+
+
+def open_socket(port: int, headers: str = "", source: str = "127.0.0.1") -> socket.socket:
+    """A realtime session's WebSocket, accepted."""
+    link = dial(port, source=source)
+    link.sendall(
+        f"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{headers}"
+        "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):  # a byte at a time: frames follow
+        piece = link.recv(1)
+        if not piece:
+            break
+        head += piece
+    if status_of(head) != 101:
+        link.close()
+        raise AssertionError(head)
+    return link
+
+
+def frame(opcode: int, data: bytes = b"", last: bool = True) -> bytes:
+    """A client's frame, masked with zeros."""
+    size = len(data)
+    length = bytes([128 | size]) if size < 126 else b"\xff" + struct.pack(">Q", size)
+    return bytes([opcode | (128 if last else 0)]) + length + bytes(4) + data
+
+
+def closing_code(link: socket.socket) -> int:
+    """Code of the frame that closes a socket; 0: it was cut off without one."""
+    data = b""
+    with contextlib.suppress(OSError):
+        while piece := link.recv(65536):
+            data += piece
+    at = 0
+    while at + 2 <= len(data):
+        size, start = data[at + 1] & 127, at + 2
+        if size == 126:
+            size, start = int.from_bytes(data[start : start + 2], "big"), start + 2
+        if data[at] & 15 == 8:
+            return int.from_bytes(data[start : start + 2], "big")
+        at = start + size
+    return 0
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,0 +1,54 @@
+"""Readers that stop: of the log, of standard output. The server goes on, and says later what it left out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from tests import tiny
+from tests.end_to_end.hostile import Neighbour, ask
+from tests.end_to_end.process import ROOT, SMALL
+
+COMMAND = [sys.executable, "-m", "server", "--model", str(tiny.checkpoint("omni")), "--port", "0", *SMALL]
+COMMAND += ["--host", "127.0.0.1", "--no-disable-access-log", "--log-rate", "100000"]
+
+
+def test_s09_a_log_that_nobody_reads_stops_nothing():
+    reading, writing = os.pipe()
+    process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=writing, text=True, cwd=ROOT)
+    os.close(writing)
+    try:
+        assert process.stdout is not None
+        found = re.match(r"Listening on \S+:(\d+)", process.stdout.readline())
+        assert found
+        port = int(found[1])
+        with Neighbour(port) as neighbour:
+            for _ in range(700):  # 64 KiB of lines are what a pipe takes
+                assert ask(port, "GET", "/version", headers=f"X-Request-Id: {'a' * 120}\r\n")[0] == 200
+                assert ask(port, "GET", "/v1/models")[0] == 200
+        assert neighbour.answers > 10
+        assert b"log_lines_dropped_total 0.0" in ask(port, "GET", "/metrics")[1]
+        process.terminate()
+        assert process.wait(30) == 0, "the exit waits for no reader"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        os.close(reading)
+
+
+def test_a_full_disk_under_standard_output_ends_no_start():
+    with open("/dev/full", "w", encoding="ascii") as full, open(os.devnull) as nothing:
+        process = subprocess.Popen(COMMAND, stdout=full, stderr=subprocess.PIPE, stdin=nothing, text=True, cwd=ROOT)
+        try:
+            assert process.stderr is not None
+            while "standard output takes no lines" not in (line := process.stderr.readline()):
+                assert line, "it ended"
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()

@@ -1,0 +1,77 @@
+"""Every route that makes the engine or the pool work counts for the key that asked (SECURITY S42)."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.app import routes_of
+from server.ops.limits import digest_name
+from tests.server.speech.test_audio import HEADERS, form
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ASK = [{"role": "user", "content": "hi"}]
+FORM = form()
+# A body that each route serves; bytes are a form. A new POST route fails the test below until it stands here or there.
+COUNTED = {
+    "/v1/chat/completions": {"messages": ASK, "max_tokens": 1},
+    "/v1/chat/completions/render": {"messages": ASK, "max_tokens": 1},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 1},
+    "/v1/completions/render": {"prompt": "hi", "max_tokens": 1},
+    "/v1/messages": {"messages": ASK, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": ASK},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 1},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [5]},
+    "/v1/audio/transcriptions": FORM,
+    "/v1/audio/translations": FORM,
+    "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}},
+}
+UNCOUNTED = {
+    "/v1/responses/{id}/cancel", "/abort_requests", "/ping",
+    "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+    "/sleep", "/wake_up", "/start_profile", "/stop_profile",
+    "/pause", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
+}  # fmt: skip
+WAYS = [
+    *((path, body) for path, body in COUNTED.items()),
+    ("/v1/responses", {**COUNTED["/v1/responses"], "background": True}),
+    ("/v1/responses", {**COUNTED["/v1/responses"], "stream": True}),
+]
+
+
+async def test_s42_every_posting_route_is_known_here(serve):
+    config = serve(server={"enable_dev_endpoints": True, "admin_api_key": "boss"}).state.config
+    posted = {line.path for line in routes_of(config) if "POST" in (line.methods or ())}
+    assert posted - UNCOUNTED == COUNTED.keys()
+    assert not UNCOUNTED - posted
+
+
+@pytest.mark.parametrize(("path", "body"), WAYS)
+async def test_s42_a_busy_key_is_refused_on_every_generating_route(serve, path, body):
+    client = serve(server={"api_key": ("one", "two")}, limits={"max_inflight_per_key": 1})
+
+    async def post(key):
+        sent = {"body": body, "headers": HEADERS} if isinstance(body, bytes) else {"json": body, "headers": {}}
+        return await client.post(path, **{**sent, "headers": {**sent["headers"], "x-api-key": key}})
+
+    with client.state.places.hold(1, digest_name("one")):
+        refused = await post("one")
+        assert (refused.status, refused.json()["error"].get("reason", "key_busy")) == (429, "key_busy")
+        assert (await post("two")).status == 200
+    assert (await post("one")).status == 200
+
+
+async def test_s42_a_response_in_the_background_keeps_its_keys_place(serve):
+    client = serve(server={"api_key": ("one", "two")}, limits={"max_inflight_per_key": 1})
+    long = {"input": "count", "max_output_tokens": 300, "background": True, "ignore_eos": True}
+    begun = await client.post("/v1/responses", long, headers={"x-api-key": "one"})
+    assert begun.status == 200
+    short = COUNTED["/v1/chat/completions"]
+    refused = await client.post("/v1/chat/completions", short, headers={"x-api-key": "one"})
+    assert refused.error["reason"] == "key_busy"
+    assert (await client.post("/v1/chat/completions", short, headers={"x-api-key": "two"})).status == 200
+    name = begun.json()["id"]
+    await client.post(f"/v1/responses/{name}/cancel", headers={"x-api-key": "one"})
+    assert (await client.post("/v1/chat/completions", short, headers={"x-api-key": "one"})).status == 200

@@ -1,0 +1,148 @@
+"""`python -m server check`: the same yes, no and numbers as a start, from configuration and headers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from engine.base.config import EngineConfig
+from engine.base.errors import ConfigError
+from engine.device.memory import GIB, DeviceMemory
+from engine.run import estimate as estimate_module
+from engine.run.estimate import estimate
+from engine.run.start import load_runtime
+from engine.weights.files import open_checkpoint
+from server import cli
+from tests import tiny
+
+SETTINGS = {"num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+
+
+def test_a_folder_is_described(capsys):
+    assert cli.main(["check", str(tiny.checkpoint("qwen3")), "--kv-cache-memory-bytes", "1000000"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"model: {tiny.checkpoint('qwen3')}"
+    assert said[1] == "served: natively, as Qwen3ForCausalLM (Qwen3); takes text"
+    assert "F32 in 1 file, 36 tensors are read" in said[2]
+    assert said[3].startswith("KV cache: 1.5 MiB per 1,000 tokens")
+    assert said[-1].startswith("context: --max-model-len 512 fits; 1.2 such contexts at one time")
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "reason"),
+    [
+        (
+            {"architectures": ["NoSuchForCausalLM"]},
+            [],
+            "NoSuchForCausalLM is not supported; README lists all",
+        ),
+        ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, [], "RwkvForCausalLM: is in transformers"),
+        ({"num_hidden_layers": 4}, [], "missing: layers.3.input_layernorm.weight"),
+        ({"intermediate_size": 100}, [], "has shape [112, 64], the configuration asks for [100, 64]"),
+        ({}, ["--max-model-len", "600"], "--max-model-len 600: this checkpoint holds 512; ask for at most 512"),
+        ({}, ["--max-model-len", "500", "--num-gpu-blocks-override", "9"], "the KV cache holds 144 tokens"),
+        ({}, ["--dtype", "float32", "--device", "cuda"], "--device cuda: torch"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1},
+            ["--load-format", "dummy", "--enable-prompt-embeds"],
+            "--enable-prompt-embeds: LlamaForCausalLM reads tokens only; leave it out",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_start_s_reason(tmp_path, capsys, change, flags, reason):
+    folder = shutil.copytree(tiny.checkpoint("llama"), tmp_path / "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    assert cli.main(["check", str(folder), *flags]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].startswith("refused: ")
+    assert reason in said[-1]
+
+
+def test_experts_that_windows_forget_are_refused_as_the_start_does(tmp_path, capsys):
+    config = json.loads((tiny.checkpoint("mixtral") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 9}))
+    assert cli.main(["check", str(tmp_path), "--load-format", "dummy", "--enable-return-routed-experts"]) == 1
+    assert "refused: --enable-return-routed-experts: every layer of this model has a" in capsys.readouterr().out
+
+
+def test_without_weights_random_ones_are_described(tmp_path, capsys):
+    shutil.copy(tiny.checkpoint("llama") / "config.json", tmp_path)
+    assert cli.main(["check", str(tmp_path)]) == 1
+    assert "holds neither model.safetensors" in capsys.readouterr().out
+    dummy = ["check", str(tmp_path), "--load-format", "dummy"]
+    assert cli.main(dummy) == 1
+    assert "refused: " + str(tmp_path) + ": no tokenizer.json" in capsys.readouterr().out
+    assert cli.main([*dummy, "--skip-tokenizer-init"]) == 0
+    assert "weights: random (--load-format dummy)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--tokenizer", "/nowhere"], "--tokenizer /nowhere: there is no such folder or file"),
+        (["--tool-call-parser", "nonsense"], "--tool-call-parser nonsense: is not known"),
+        (["--chat-template", "/nowhere/a.jinja"], "--chat-template /nowhere/a.jinja: is not a readable file"),
+        (["--chat-template", "{{ end"], "--chat-template: The chat template does not compile"),
+    ],
+)
+def test_flags_about_texts_are_refused_as_the_start_refuses_them(capsys, flags, reason):
+    assert cli.main(["check", str(tiny.checkpoint("llama")), *flags]) == 1
+    assert f"refused: {reason}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
+def test_the_numbers_are_those_of_a_start(name):
+    config = EngineConfig(str(tiny.checkpoint(name)), kv_cache_memory_bytes=400_000, **SETTINGS)
+    found = estimate(config, open_checkpoint(config.model))
+    runtime = load_runtime(config, {}, lambda: None)
+    assert found.context == runtime.limits.max_model_len
+    assert found.num_blocks == runtime.limits.num_blocks
+
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_a_model_too_large_for_the_device_is_described_before_it_is_refused(monkeypatch, tmp_path, capsys):
+    """So that people know which device to look for."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
+    monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(8 * GIB, 8 * GIB))
+    assert cli.main(["check", str(tmp_path), "--load-format", "dummy", "--skip-tokenizer-init"]) == 1
+    served, weights, cache, device, refused = capsys.readouterr().out.splitlines()[1:]
+    assert served == "served: natively, as LlamaForCausalLM (Llama); takes text"
+    assert "14.96 GiB on the device" in weights
+    assert cache == "KV cache: 125.0 MiB per 1,000 tokens"
+    assert device.startswith("device: cuda:0, 8.00 GiB, 8.00 GiB free")
+    assert refused.startswith("refused: --gpu-memory-utilization 0.92 of 8.00 GiB: the weights take 14.96 GiB")
+
+
+def test_an_accelerator_s_memory_decides(monkeypatch, tmp_path):
+    """An 8B of random weights, on devices that are not there."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
+
+    def on(total, **settings):
+        monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(total * GIB, total * GIB))
+        return estimate(EngineConfig(str(tmp_path), **settings), None)
+
+    large = on(80)
+    assert large.weight_bytes == pytest.approx(16.06e9, rel=0.01)
+    assert large.kv_bytes == 131_072_000
+    assert large.context == 131072
+    assert large.contexts > 3
+    small = on(24)
+    assert 16_000 < small.context < 60_000
+    assert on(24, max_model_len=small.context).context == small.context
+    with pytest.raises(ConfigError, match=f"the KV cache holds {small.context} tokens"):
+        on(24, max_model_len=small.context + 16)
+    with pytest.raises(ConfigError, match=r"the weights take 14.96 GiB"):
+        on(16)
+    with pytest.raises(ConfigError, match=r"the smallest value that fits is"):
+        on(24, gpu_memory_utilization=0.5)
