@@ -299,6 +299,8 @@ class DeviceThread:
         begun = time.perf_counter()
         self._set_budgets(runtime)
         plan = runtime.executor.plan(runtime.scheduler)
+        if runtime.scheduler.queue.num_expired:
+            runtime.admission.drop_expired()
         stats.schedule_s += time.perf_counter() - begun
         return plan
 
