@@ -113,7 +113,7 @@ cdef class SteadyLoop:
                 raise ValueError(f"plan {i} brings {plan.width} tokens a row, and the ring takes {ring.width}")
             if plan.max_rows < scheduler.max_rows or plan.max_tokens < scheduler.max_tokens:
                 raise ValueError(f"plan {i} is too small for the scheduler's {scheduler.max_rows} rows")
-            if plan.max_updates < scheduler.num_groups * scheduler.tables.max_blocks:
+            if plan.max_updates < scheduler.tables.num_groups * scheduler.tables.max_blocks:
                 raise ValueError(f"plan {i} has too few updates for {scheduler.tables.max_blocks} blocks per slot")
             self.plan_at[i] = <void*>plan
             i += 1
@@ -141,7 +141,7 @@ cdef class SteadyLoop:
         cdef double begun
         if not -1 <= in_flight < self.num_plans:
             raise ValueError(f"plan {in_flight}: there are 0 to {self.num_plans - 1}, and -1 is none")
-        if self.scheduler.next_step - self.scheduler.settler.settled_step - 1 != (in_flight >= 0):
+        if self.scheduler._in_flight() != (in_flight >= 0):
             raise ValueError(f"{self.scheduler.num_in_flight} steps are in flight, and plan {in_flight} was given")
         if in_flight >= 0 and (<StepPlan>self.plan_at[in_flight]).step_id != self.scheduler.settler.settled_step + 1:
             raise ValueError(f"plan {in_flight} does not hold the step in flight")
@@ -193,7 +193,7 @@ cdef class SteadyLoop:
                 return INBOX
             if self.scheduler.settler.num_preemptions != preempted:
                 return PREEMPTED
-            index = <int32_t>(self.scheduler.next_step % self.num_plans)
+            index = <int32_t>(self.scheduler.planner.next_step % self.num_plans)
             reason = self._next(<StepPlan>self.plan_at[index], index)
             if reason == IDLE:  # there is nothing to plan before the step in flight is settled
                 index = -1
@@ -232,7 +232,7 @@ cdef class SteadyLoop:
         cdef int32_t sample_size = 0
         if not self.launcher.await_read(index):
             return FAILED
-        self.scheduler._plan(plan)
+        self.scheduler.planner.plan(plan)
         self.last.schedule_s = now() - begun
         self.last.launch_s = 0.0
         if plan.num_rows == 0:
@@ -342,8 +342,8 @@ cdef class SteadyLoop:
         self.last.waiting = self.scheduler.queue.size
         self.last.blocks_used = self.scheduler.pool.num_used
         self.last.preemptions = self.scheduler.settler.num_preemptions
-        self.last.prefix_queries = self.scheduler.prefix_queries
-        self.last.prefix_hits = self.scheduler.prefix_hits
+        self.last.prefix_queries = self.scheduler.planner.prefix_queries
+        self.last.prefix_hits = self.scheduler.planner.prefix_hits
 
     cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil:
         """Seconds the step just waited for took. It began when it was launched or when the one before it ended."""

@@ -24,10 +24,6 @@ cdef enum Finish:
     FINISH_ABORT = 4
     FINISH_ERROR = 5
 
-cdef enum GroupKind:
-    GROUP_FULL = 0
-    GROUP_SLIDING = 1
-
 cdef enum Refusal:
     NO_SLOT = -1
     NEVER_FITS = -2

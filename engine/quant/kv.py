@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.base.errors import ConfigError
-from engine.cache.spec import KIND_SLIDING, CacheSpec, KeyValueSpec
+from engine.cache.spec import CacheSpec, KeyValueSpec
 from engine.weights.files import Shard
 from engine.weights.names import compact
 from engine.weights.table import Weighted
@@ -138,7 +138,7 @@ def _skipped(specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:
     kept: set[int] = set()
     for word in words:
         if word == "sliding_window":
-            kept |= {number for number, spec in enumerate(specs) if spec.kind == KIND_SLIDING}
+            kept |= {number for number, spec in enumerate(specs) if spec.kind.window}
         elif word.isdecimal() and int(word) < len(specs):
             kept.add(int(word))
         else:

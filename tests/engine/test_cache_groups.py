@@ -13,7 +13,8 @@ from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.base.request import Request, SamplingParams
 from engine.cache.layout import CacheLayout
-from engine.cache.spec import FullSpec, SlidingSpec, TapsSpec
+from engine.cache.tokens import EVERY_TOKEN, FullSpec
+from engine.cache.window import SlidingSpec, TapsSpec
 from engine.layers.attention import PagedSelfAttention
 from engine.run.start import load_runtime
 from engine.step.live import LiveRow, Place
@@ -191,8 +192,7 @@ class MarkedSpec:
     """A toy kind: keys, values and a mark for each token that was stored."""
 
     plain: FullSpec
-    kind = 0
-    window = 0
+    kind = EVERY_TOKEN
     shared = "marked"
 
     def block_bytes(self, block_size):

@@ -13,7 +13,8 @@ import engine.run.start
 from engine import Engine, FinishReason, Request, SamplingParams
 from engine.base.errors import ConfigError, RequestError
 from engine.cache.layout import CacheLayout
-from engine.cache.spec import FullSpec, SlidingSpec
+from engine.cache.tokens import FullSpec
+from engine.cache.window import SlidingSpec
 from engine.models.registry import build_model, load_model_config
 from engine.step.parts.routed import RoutedExperts
 from tests import tiny

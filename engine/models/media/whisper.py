@@ -25,7 +25,8 @@ from torch import Tensor
 from engine.attention.meta import AttentionMeta
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
-from engine.cache.spec import CacheSpec, FullSpec, LayerCache
+from engine.cache.spec import CacheSpec, LayerCache
+from engine.cache.tokens import FullSpec
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
