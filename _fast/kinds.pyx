@@ -11,9 +11,9 @@ entries a token still reads:
 
 Another kind is a member of GroupKind, its branches below, and a file in engine/cache that declares it; `window` is the
 one number that it brings, whatever it counts. A latent for each token has the answers of full. A state, which each
-token reads and replaces, has one block for a row and one more for each step in flight: `takes` gives one to the last
-entry alone, `needed_from` is the entry of the token before, `chunk_end` is a multiple of `window`, and `is_named` is
-true of an entry whose end is what is committed: there alone a block holds the state after its last token.
+token reads and replaces, has one block for a row and one more for each step in flight: `takes` gives one to the entries
+where a step may end, `needed_from` is the entry of the token before, `chunk_end` is a multiple of `window`, and
+`is_named` is true of an entry whose end is what is committed: there alone a block holds the state after its last token.
 """
 
 FULL = GROUP_FULL  # every earlier token is read
@@ -47,8 +47,8 @@ cdef int32_t demand(const Group* group, int32_t hit, int32_t entries) noexcept n
     return max(most, 0)
 
 
-cdef bint takes(const Group* group, int32_t entry, int32_t target) noexcept nogil:
-    """Whether a new entry of a table that grows to `target` entries takes a block; of both kinds each does."""
+cdef bint takes(const Group* group, int32_t entry, int32_t least, int32_t target) noexcept nogil:
+    """Whether a new entry takes a block, for a step that ends with `least` to `target` entries; both kinds: each."""
     return entry < target
 
 

@@ -28,7 +28,7 @@ cdef class Planner:
     cdef void plan(self, StepPlan plan) noexcept nogil
     cdef bint _is_decoding(self) noexcept nogil
     cdef void _continue(self, StepPlan plan) noexcept nogil
-    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil
+    cdef bint _provide(self, slot_t slot, int32_t count, int32_t width) noexcept nogil
     cdef void _preempt(self, slot_t slot) noexcept nogil
     cdef void _admit(self, StepPlan plan) noexcept nogil
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil

@@ -46,7 +46,7 @@ cdef class Planner:
             self._continue(plan)
             if not self.preempted:
                 self._admit(plan)
-                self.updates_left = self.shares.deal_leftovers(self.updates_left)
+                self.updates_left = self.shares.deal_leftovers(self.updates_left, plan.width)
             self._emit(plan)
             if plan.num_rows or self.running.size == 0 or self.next_step != self.settler.settled_step + 1:
                 break
@@ -81,7 +81,7 @@ cdef class Planner:
                 continue
             if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 count = self.encoder.limit(self.seqs, slot, self.seqs.computed[slot], count)
-            if count and not self._provide(slot, count):
+            if count and not self._provide(slot, count, plan.width):
                 count = 0
             if count:
                 changed = self.tables.num_changed(slot)
@@ -95,20 +95,21 @@ cdef class Planner:
             if count and self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
 
-    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil:
+    cdef bint _provide(self, slot_t slot, int32_t count, int32_t width) noexcept nogil:
         """Blocks for the row's next tokens, from the last running rows if need be. False: the row gets none now."""
         cdef int32_t end = self.seqs.computed[slot] + count
+        cdef int32_t reach = self.seqs.reach(slot, end, width)
         cdef int32_t missing
         cdef slot_t victim
-        if self.tables.covers(slot, end):
+        if self.tables.covers(slot, reach):
             return True
-        missing = self.tables.missing(slot, end)
+        missing = self.tables.missing(slot, end, reach)
         while missing > self.tables.pool.num_idle():
             victim = self.running.slots[self.running.size - 1]
             self._preempt(victim)
             if victim == slot:
                 return False
-        return self.tables.grow(slot, end) == 0
+        return self.tables.grow(slot, end, reach) == 0
 
     cdef void _preempt(self, slot_t slot) noexcept nogil:
         """A running row gives up its blocks and waits again."""
@@ -135,14 +136,15 @@ cdef class Planner:
         cdef int32_t idle = self.tables.pool.num_idle() - self.tables.num_revived
         # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
         cdef int32_t reserve = min(self.running.size, self.tables.pool.total >> 4) * self.tables.num_groups
-        if self.tables.demand(hit, known) + reserve > idle:
+        if self.tables.demand(hit, self.seqs.reach(slot, known, plan.width)) + reserve > idle:
             return False
         if self.seqs.num_spans[slot]:
             count = self.encoder.limit(self.seqs, slot, start, count)
-        cdef int32_t changed = self.tables.blocks_for(start + count) * self.tables.num_groups
+        cdef int32_t reach = self.seqs.reach(slot, start + count, plan.width)
+        cdef int32_t changed = self.tables.blocks_for(reach) * self.tables.num_groups
         if count <= 0 or changed > self.updates_left or (self.whole_prompts and start + count < known):
             return False
-        if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count) < 0:
+        if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count, reach) < 0:
             self.tables.release(slot)
             return False
         self.updates_left -= changed
@@ -190,7 +192,7 @@ cdef class Planner:
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
         """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""
         if plan.row(self.seqs, slot, count) & ROW_SAMPLE:
-            self.seqs.pending[slot] += plan.width
+            self.seqs.promise(slot, plan.width)
         self.seqs.computed[slot] += count
         self.seqs.in_flight[slot] += 1
         if self.tables.dirty[slot] < self.tables.size[slot]:

@@ -120,14 +120,16 @@ cdef class TokenShares:
         self.tokens_left = self.tokens_left - count
         self.room -= count
 
-    cdef int32_t deal_leftovers(self, int32_t updates_left) noexcept nogil:
+    cdef int32_t deal_leftovers(self, int32_t updates_left, int32_t width) noexcept nogil:
         """Longer chunks for running prompts, after waiting requests have started: only blocks that lie idle are taken.
 
         `updates_left`: block-table changes that the plan still takes. Returns how many are left then.
+        `width`: tokens that a row may bring home.
         """
         cdef int32_t i
         cdef int32_t end
         cdef int32_t more
+        cdef int32_t reach
         cdef int32_t changed
         cdef slot_t slot
         for i in range(self.num_prompts):
@@ -142,8 +144,9 @@ cdef class TokenShares:
                 more = self.max_chunk - self.of[slot]
                 more = self._cut(slot, end, more, self.of[slot], more)
             end += more
-            changed = max(self.tables.blocks_for(end) - self.tables.size[slot], 0) * self.tables.num_groups
-            if more <= 0 or changed > updates_left or not self.tables.grow_idle(slot, end):
+            reach = self.seqs.reach(slot, end, width)
+            changed = max(self.tables.blocks_for(reach) - self.tables.size[slot], 0) * self.tables.num_groups
+            if more <= 0 or changed > updates_left or not self.tables.grow_idle(slot, end, reach):
                 continue
             updates_left -= changed
             self.of[slot] += more

@@ -30,10 +30,10 @@ cdef class BlockTables:
     cdef int32_t blocks_for(self, int32_t length) noexcept nogil
     cdef int32_t demand(self, int32_t hit, int32_t length) noexcept nogil
     cdef int32_t chunk_end(self, int32_t start, int32_t end) noexcept nogil
-    cdef bint covers(self, slot_t slot, int32_t end) noexcept nogil
-    cdef int32_t missing(self, slot_t slot, int32_t end) noexcept nogil
-    cdef int grow(self, slot_t slot, int32_t end) noexcept nogil
-    cdef bint grow_idle(self, slot_t slot, int32_t end) noexcept nogil
+    cdef bint covers(self, slot_t slot, int32_t reach) noexcept nogil
+    cdef int32_t missing(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil
+    cdef int grow(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil
+    cdef bint grow_idle(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil
     cdef int32_t match(self, slot_t slot) noexcept nogil
     cdef int attach(self, slot_t slot, int32_t count) noexcept nogil
     cdef void settle(self, slot_t slot) noexcept nogil

@@ -74,19 +74,20 @@ cdef class BlockTables:
             total += kinds.demand(&self.groups[g], hit, entries)
         return total
 
-    cdef bint covers(self, slot_t slot, int32_t end) noexcept nogil:
-        """Whether the slot's entries have room for positions up to `end`."""
-        return end <= self.size[slot] * self.block_size
+    cdef bint covers(self, slot_t slot, int32_t reach) noexcept nogil:
+        """Whether the slot's entries have room for positions up to `reach`."""
+        return reach <= self.size[slot] * self.block_size
 
-    cdef int32_t missing(self, slot_t slot, int32_t end) noexcept nogil:
-        """Blocks that positions up to `end` still need, over all groups."""
-        cdef int32_t target = self.blocks_for(end)
+    cdef int32_t missing(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
+        """Blocks, over all groups, that a step still needs which ends at `end` at least and at `reach` at most."""
+        cdef int32_t least = self.blocks_for(end)
+        cdef int32_t target = self.blocks_for(reach)
         cdef int32_t total = 0
         cdef int32_t g
         cdef int32_t j
         for j in range(self.size[slot], target):
             for g in range(self.num_groups):
-                total += kinds.takes(&self.groups[g], j, target)
+                total += kinds.takes(&self.groups[g], j, least, target)
         return total
 
     cdef int32_t chunk_end(self, int32_t start, int32_t end) noexcept nogil:
@@ -99,9 +100,10 @@ cdef class BlockTables:
                 end = kinds.chunk_end(&self.groups[g], start, end)
         return end
 
-    cdef int grow(self, slot_t slot, int32_t end) noexcept nogil:
+    cdef int grow(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
         """Take the missing blocks; the caller has seen that the pool has them. -1: no memory for the row."""
-        cdef int32_t target = self.blocks_for(end)
+        cdef int32_t least = self.blocks_for(end)
+        cdef int32_t target = self.blocks_for(reach)
         cdef int32_t j
         cdef int32_t g
         cdef block_t block
@@ -110,7 +112,7 @@ cdef class BlockTables:
         for j in range(self.size[slot], target):
             for g in range(self.num_groups):
                 block = 0
-                if kinds.takes(&self.groups[g], j, target):
+                if kinds.takes(&self.groups[g], j, least, target):
                     block = self.pool.take()
                     if self.pool.named[block]:
                         self.index.remove(block)
@@ -119,13 +121,13 @@ cdef class BlockTables:
         self.size[slot] = max(self.size[slot], target)
         return 0
 
-    cdef bint grow_idle(self, slot_t slot, int32_t end) noexcept nogil:
-        """Whether the slot has the blocks up to `end`, or takes them from the blocks that lie idle."""
-        if self.covers(slot, end):
+    cdef bint grow_idle(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
+        """Whether the slot misses no block, or takes what it misses from the blocks that lie idle."""
+        if self.covers(slot, reach):
             return True
-        if self.missing(slot, end) > self.pool.num_idle():
+        if self.missing(slot, end, reach) > self.pool.num_idle():
             return False
-        return self.grow(slot, end) == 0
+        return self.grow(slot, end, reach) == 0
 
     cdef int _reserve(self, slot_t slot, int32_t count) noexcept nogil:
         """Make room for `count` entries in the slot's rows; -1: no memory."""
