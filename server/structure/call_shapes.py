@@ -25,7 +25,7 @@ from server.output.tools import json_calls, python_calls, tag_calls
 from server.output.tools.base import ToolFormat
 from server.structure.call_notations import Braces, Elements, Tagged
 from server.structure.call_values import Tool, Values, before_token, in_order, joined, literal, plain, spelled, without
-from server.structure.schema_rules import wrong
+from server.structure.schema_faults import wrong
 
 NL = r"NL: /[ \n]{0,2}/"
 

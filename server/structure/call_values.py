@@ -20,7 +20,8 @@ import orjson
 from server.errors import shown
 from server.output.tools.base import kinds_of
 from server.structure.patterns import searched
-from server.structure.schema_rules import NUMBERS, TYPES, subschemas, too_complex, wrong
+from server.structure.schema_faults import too_complex, wrong
+from server.structure.schema_keywords import NUMBERS, TYPES, subschemas
 
 SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> what %json takes
 Leave = Callable[[str, str], None]  # (keyword, path) of what a notation cannot hold: raises, or tells

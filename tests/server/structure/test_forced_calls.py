@@ -22,7 +22,7 @@ from server.flags.config import LimitsConfig
 from server.output.parser_choice import choose_parsers, made
 from server.output.reasoning import ReasoningFormat
 from server.output.tools.formats import TOOLS as FORMATS
-from server.start import load
+from server.start import makers
 from server.structure.call_shapes import grammar_of
 from server.structure.call_values import Tool
 from server.structure.structure import relaxed
@@ -494,7 +494,7 @@ async def test_a_grammar_begins_behind_the_models_reasoning(serve):
     client = serve()
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     script = play(client, *(call for _ in range(6)))
-    client.state.grammars = load.make_grammars(client.state)
+    client.state.grammars = makers.make_grammars(client.state)
 
     async def spec(**fields: Any) -> GrammarSpec:
         reply = await client.post(PATHS[0], {**forced(PATHS[0], "required"), **fields})

@@ -11,7 +11,7 @@ from engine.base.grammar import GrammarSpec
 from engine.grammar.advance import GrammarRow
 from server.render.hf_tokenizer import HfTokenizer
 from server.render.load_tokenizer import load_tokenizer
-from server.start.load import make_grammars
+from server.start.makers import make_grammars
 from tests.server.conftest import quiet
 from tests.server.scripted import EMBEDDED
 from tests.server.structure.test_structure import SCHEMA as NULL
