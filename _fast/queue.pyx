@@ -1,8 +1,10 @@
-"""WaitQueue: which waiting slot comes next, by arrival or by (priority, arrival).
+"""WaitQueue: which waiting slot comes next: flows in turn, and within a flow by arrival or by (priority, arrival).
 
-Owner: the device thread. In: a slot with its priority, arrival time and running number; whether it comes again after
-a preemption. Out: the first slot; any slot can leave from anywhere in O(log n). A binary heap of slots, with each
-slot's place in it. By arrival, preempted slots go in front of all new ones; by priority they keep their own place.
+Owner: the device thread. In: a slot with its flow (whose request it is), its prompt's tokens, priority, arrival time,
+running number and deadline; whether it comes again after a preemption. Out: the next slot. Any slot can leave. Turns
+(_fast/turns) says which flow is served; with one flow the order is that of the flow. By arrival, preempted slots go in
+front of all flows; by priority they keep their own place in their flow. A slot whose deadline has passed is taken out
+before a step is planned, and `take_expired` reports it.
 
 While a step is filled, slots that do not fit into what is left of it may be set aside, so that others overtake them;
 then they are taken back. A slot that was overtaken in one step is never set aside again.
@@ -11,67 +13,140 @@ then they are taken back. A slot that was overtaken in one step is never set asi
 from array import array
 
 cimport cython
+from libc.math cimport INFINITY
+
+from _fast.launcher cimport now
 
 
 @cython.final
 cdef class WaitQueue:
-    """A heap of slots; ties of arrival fall to the running number, so the order is total."""
+    """A line of slots per flow; ties of arrival fall to the running number, so the order is total."""
 
     def __init__(self, int32_t num_slots, bint by_priority=False, bint looks_past=False):
         if num_slots < 1:
             raise ValueError(f"num_slots={num_slots}: need at least 1")
-        self.size = 0
+        self.size = self.num_expired = 0
+        self.num_slots = num_slots
         self.by_priority = by_priority
         self.looks_past = looks_past
-        self.heap = array("i", bytes(4 * num_slots))
-        self.place = array("i", [-1]) * num_slots
-        self.rank = array("i", bytes(4 * num_slots))
+        self.turns = Turns(num_slots + 1)  # one more than there are slots: of a request that no slot is free for
+        self.preempted = self.turns.num_flows
+        self.next_deadline = INFINITY
+        self.slots, self.flow, self.line, self.rank, self.expired = [array("i", bytes(4 * num_slots)) for _ in range(5)]
+        self.place, self.before, self.behind = [array("i", [-1]) * num_slots for _ in range(3)]
+        self.head, self.tail = [array("i", [-1]) * (self.preempted + 1) for _ in range(2)]
         self.arrival = array("d", bytes(8 * num_slots))
-        self.order = array("q", bytes(8 * num_slots))
+        self.order, self.cost = array("q", bytes(8 * num_slots)), array("q", bytes(8 * num_slots))
+        self.deadline = array("d", [INFINITY]) * num_slots
         self.overtaken = array("B", bytes(num_slots))
         self.aside = array("i", bytes(4 * LOOK_PAST))
         self.num_aside = self.num_overtaken = 0
 
+    cdef void enlist(self, slot_t slot, int32_t flow, int32_t weight, int64_t cost, double deadline,
+                     int32_t priority, double arrival, int64_t order) noexcept nogil:
+        """A new slot enters: whose it is, what it costs, until when its first step may begin, its place in the line."""
+        self.flow[slot] = flow
+        self.turns.weight[flow] = weight
+        self.cost[slot] = cost
+        self.deadline[slot] = deadline
+        self.push(slot, priority, arrival, order, False)
+
     cdef slot_t first(self) noexcept nogil:
-        """The slot that comes next, or -1."""
-        return self.heap[0] if self.size else -1
+        """The slot that comes next, or -1; the same until a slot enters or leaves."""
+        cdef slot_t again = self.head[self.preempted]
+        cdef int32_t flow
+        if again >= 0 or self.size == 0:
+            return again
+        flow = self.turns.flow()
+        return self.head[flow] if flow >= 0 else -1
 
     cdef void push(self, slot_t slot, int32_t priority, double arrival, int64_t order, bint again) noexcept nogil:
-        """A slot that is not in the queue enters it."""
-        if self.by_priority:
-            self.rank[slot] = priority
+        """A slot enters that is not in the queue. What comes again has paid, and no deadline ends it here."""
+        self.rank[slot] = priority if self.by_priority else 0
+        self.line[slot] = self.preempted if again and not self.by_priority else self.flow[slot]
+        if again:
+            self.cost[slot] = 0
+            self.deadline[slot] = INFINITY
         else:
-            self.rank[slot] = 0 if again else 1
-        if not again:
             self.overtaken[slot] = 0
         self.arrival[slot] = arrival
         self.order[slot] = order
         self._enter(slot)
 
     cdef void _enter(self, slot_t slot) noexcept nogil:
-        self.heap[self.size] = slot
+        cdef int32_t line = self.line[slot]
+        cdef slot_t left = self.tail[line]
+        cdef slot_t right = -1
+        self.slots[self.size] = slot
         self.place[slot] = self.size
         self.size += 1
-        self._rise(self.size - 1)
+        while left >= 0 and self.ahead(slot, left):  # from the end: what comes last is mostly the last
+            right = left
+            left = self.before[left]
+        self.before[slot] = left
+        self.behind[slot] = right
+        if left >= 0:
+            self.behind[left] = slot
+        else:
+            self.head[line] = slot
+        if right >= 0:
+            self.before[right] = slot
+        else:
+            self.tail[line] = slot
+        self.next_deadline = min(self.next_deadline, self.deadline[slot])
+        self._offer(line)
+
+    cdef void _offer(self, int32_t line) noexcept nogil:
+        """A slot has entered a line or left it."""
+        if line != self.preempted:
+            self.turns.offer(line, self.head[line] >= 0)
 
     cdef bint remove(self, slot_t slot) noexcept nogil:
-        """Take a slot out, wherever it stands; False when it is not here. It overtakes all that stand aside."""
+        """Take a slot out, wherever it stands; False when it does not wait."""
+        cdef int32_t k
+        if not self._leave(slot):
+            for k in range(self.num_expired):
+                if self.expired[k] == slot:
+                    self.num_expired -= 1
+                    self.expired[k] = self.expired[self.num_expired]
+                    break
+            return False
+        self.turns.rest()
+        return True
+
+    cdef void serve(self, slot_t slot) noexcept nogil:
+        """The slot's first step begins: its flow pays. The slot overtakes all that stand aside."""
         self.num_overtaken = self.num_aside
-        return self._leave(slot)
+        if self.line[slot] != self.preempted:
+            self.turns.serve(self.flow[slot], self.cost[slot])
+        self._leave(slot)
+        if self.num_aside == 0:
+            self.turns.rest()
+
+    cdef void charge(self, slot_t slot, int64_t tokens) noexcept nogil:
+        """A slot has ended that generated so many tokens: its flow pays for them."""
+        self.turns.pay(self.flow[slot], tokens)
 
     cdef bint _leave(self, slot_t slot) noexcept nogil:
+        cdef int32_t line = self.line[slot]
         cdef int32_t at = self.place[slot]
         cdef slot_t last
         if at < 0:
             return False
         self.size -= 1
-        last = self.heap[self.size]
+        last = self.slots[self.size]
+        self.slots[at] = last
+        self.place[last] = at
         self.place[slot] = -1
-        if last != slot:
-            self.heap[at] = last
-            self.place[last] = at
-            self._rise(at)
-            self._sink(self.place[last])
+        if self.before[slot] >= 0:
+            self.behind[self.before[slot]] = self.behind[slot]
+        else:
+            self.head[line] = self.behind[slot]
+        if self.behind[slot] >= 0:
+            self.before[self.behind[slot]] = self.before[slot]
+        else:
+            self.tail[line] = self.before[slot]
+        self._offer(line)
         return True
 
     cdef bint set_aside(self, slot_t slot) noexcept nogil:
@@ -86,64 +161,90 @@ cdef class WaitQueue:
     cdef void take_back(self) noexcept nogil:
         """Those that stand aside wait again, where they were."""
         cdef int32_t k
+        if self.num_aside == 0:
+            return
         for k in range(self.num_aside):
             if k < self.num_overtaken:
                 self.overtaken[self.aside[k]] = 1
             self._enter(self.aside[k])
         self.num_aside = self.num_overtaken = 0
+        self.turns.rest()
+
+    cdef void drop_expired(self) noexcept nogil:
+        """Slots whose deadline has passed leave; see `take_expired`."""
+        if self.next_deadline < INFINITY:
+            self._expire(now())
+
+    cdef void _expire(self, double at) noexcept nogil:
+        cdef int32_t k = 0
+        cdef slot_t slot
+        if at < self.next_deadline:
+            return
+        self.next_deadline = INFINITY
+        while k < self.size:
+            slot = self.slots[k]
+            if self.deadline[slot] <= at:
+                self._leave(slot)  # the last slot takes its place
+                self.expired[self.num_expired] = slot
+                self.num_expired += 1
+            else:
+                self.next_deadline = min(self.next_deadline, self.deadline[slot])
+                k += 1
+        self.turns.rest()
 
     cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil:
-        """Whether a comes before b."""
+        """Whether a comes before b, in one line."""
         if self.rank[a] != self.rank[b]:
             return self.rank[a] < self.rank[b]
         if self.arrival[a] != self.arrival[b]:
             return self.arrival[a] < self.arrival[b]
         return self.order[a] < self.order[b]
 
-    cdef void _rise(self, int32_t at) noexcept nogil:
-        cdef slot_t slot = self.heap[at]
-        cdef int32_t up
-        while at:
-            up = (at - 1) >> 1
-            if not self.ahead(slot, self.heap[up]):
-                break
-            self.heap[at] = self.heap[up]
-            self.place[self.heap[at]] = at
-            at = up
-        self.heap[at] = slot
-        self.place[slot] = at
+    # What the engine calls, and what tests see.
 
-    cdef void _sink(self, int32_t at) noexcept nogil:
-        cdef slot_t slot = self.heap[at]
-        cdef int32_t down = 2 * at + 1
-        while down < self.size:
-            if down + 1 < self.size and self.ahead(self.heap[down + 1], self.heap[down]):
-                down += 1
-            if not self.ahead(self.heap[down], slot):
-                break
-            self.heap[at] = self.heap[down]
-            self.place[self.heap[at]] = at
-            at = down
-            down = 2 * at + 1
-        self.heap[at] = slot
-        self.place[slot] = at
+    def take_expired(self):
+        """The slots that have left because their deadlines passed; each is given once, for the caller to end."""
+        cdef list found = [self.expired[k] for k in range(self.num_expired)]
+        self.num_expired = 0
+        return found
 
-    # What tests see.
-
-    def add(self, int32_t slot, int32_t priority=0, double arrival=0.0, int64_t order=0, bint again=False):
+    def add(self, int32_t slot, int32_t priority=0, double arrival=0.0, int64_t order=0, bint again=False, *,
+            int32_t flow=0, int32_t weight=1, int64_t cost=0, double deadline=INFINITY):
         """A slot enters."""
-        if not 0 <= slot < self.place.shape[0]:
-            raise ValueError(f"slot {slot}: this queue serves slots 0 to {self.place.shape[0] - 1}")
+        self._check(slot)
+        self.check_flow(flow, weight)
         if self.place[slot] >= 0:
             raise ValueError(f"slot {slot} is in the queue already")
-        self.push(slot, priority, arrival, order, again)
+        if not again:
+            self.enlist(slot, flow, weight, cost, deadline, priority, arrival, order)
+        else:
+            self.push(slot, priority, arrival, order, True)
 
     def discard(self, int32_t slot):
         """A slot leaves; says whether it was there."""
-        if not 0 <= slot < self.place.shape[0]:
-            raise ValueError(f"slot {slot}: this queue serves slots 0 to {self.place.shape[0] - 1}")
+        self._check(slot)
         return self.remove(slot)
+
+    def start(self, int32_t slot, int64_t generated=0):
+        """A slot that waits is served, and has ended with so many tokens."""
+        self._check(slot)
+        if self.place[slot] < 0:
+            raise ValueError(f"slot {slot} is not in the queue")
+        self.serve(slot)
+        self.charge(slot, generated)
+
+    def expire(self, double at):
+        """Slots whose deadline is `at` or before leave."""
+        self._expire(at)
 
     def peek(self):
         """The slot that comes next, or -1."""
         return self.first()
+
+    cdef check_flow(self, int32_t flow, int32_t weight):
+        if not 0 <= flow < self.preempted or weight < 1:
+            raise ValueError(f"flow {flow}, weight {weight}: flows are 0 to {self.preempted - 1}, weights at least 1")
+
+    cdef _check(self, int32_t slot):
+        if not 0 <= slot < self.num_slots:
+            raise ValueError(f"slot {slot}: this queue serves slots 0 to {self.num_slots - 1}")

@@ -71,6 +71,9 @@ class Scheduler:
         joints: Any = None,
         read_cache: bool = True,
         traced: bool = False,
+        flow: int = 0,
+        weight: int = 1,
+        deadline: float = ...,
     ) -> int: ...
     def abort(self, request_id: int, when_computed: bool = False) -> bool: ...
     def add_entry(self, num_rows: int, work: int = 0) -> int: ...

@@ -69,10 +69,12 @@ cdef class Scheduler:
     def add(self, int64_t request_id, const token_t[::1] tokens, *, int32_t max_tokens, int32_t min_tokens=0,
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
             bytes root=bytes(16), const int64_t[:, ::1] keys=None, const int32_t[:, ::1] media=None,
-            const int32_t[:, ::1] joints=None, bint read_cache=True, bint traced=False):
+            const int32_t[:, ::1] joints=None, bint read_cache=True, bint traced=False,
+            int32_t flow=0, int32_t weight=1, double deadline=float("inf")):
         """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
 
         `joints`: [m, 2], start and end of positions for one step. `traced`: `freed_lens` counts tokens, all computed.
+        `flow`: of equal numbers is what waits in one line, with a share of `weight`; `deadline`: of the first step.
         """
         cdef int64_t n = tokens.shape[0]
         # The last token of an answer is never computed, so one may follow a prompt that fills the context.
@@ -84,6 +86,7 @@ cdef class Scheduler:
                 f"prompt of {n} tokens, max_tokens={max_tokens}, min_tokens={min_tokens}: the prompt takes 1 to "
                 f"{self.max_model_len} tokens, and at least one is generated; a prompt that long leaves room for one"
             )
+        self.queue.check_flow(flow, weight)
         if request_id < 0 or len(root) != 16 or (keys is not None and (keys.shape[0] != 2 or keys.shape[1] != n)):
             raise ValueError(f"request {request_id}: ids are >= 0, root has 16 bytes, keys have the shape [2, {n}]")
         cdef int64_t media_end
@@ -121,7 +124,7 @@ cdef class Scheduler:
         self.seqs.read_cache[slot] = read_cache
         self.seqs.traced[slot] = traced
         self.encoder.hold(self.seqs, slot)
-        self.queue.push(slot, priority, arrival, self.next_order, False)
+        self.queue.enlist(slot, flow, weight, n, deadline, priority, arrival, self.next_order)
         self.next_order += 1
         return slot
 
@@ -280,6 +283,7 @@ cdef class Scheduler:
     cdef void _admit(self, StepPlan plan) noexcept nogil:
         """Start waiting requests in their order; the first that neither fits nor stands aside holds up the others."""
         cdef slot_t slot
+        self.queue.drop_expired()
         while self.running.size < self.max_rows and self.shares.tokens_left > 0:
             slot = self.queue.first()
             # A preempted row waits for its samples in flight: they are part of what it must compute.
@@ -305,7 +309,7 @@ cdef class Scheduler:
         if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count) < 0:
             self.tables.release(slot)
             return False
-        self.queue.remove(slot)
+        self.queue.serve(slot)
         self.updates_left -= changed
         self.shares.take(count)
         self.seqs.computed[slot] = start

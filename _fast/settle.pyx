@@ -194,6 +194,7 @@ cdef class Settler:
         elif self.seqs.state[slot] == WAITING:
             self.queue.remove(slot)
         if self.seqs.state[slot] != FINISHING:
+            self.queue.charge(slot, self.seqs.num_tokens[slot] - self.seqs.prompt_len[slot])
             self.encoder.drop(self.seqs, slot)
             self.seqs.state[slot] = FINISHING
         if self.seqs.closing[slot] != 2 or self.seqs.in_flight[slot] == 0:

@@ -43,7 +43,7 @@ cdef class TokenShares:
                 lacking += left
                 following = min(following, left) if following else left
         for i in range(self.queue.size):
-            lacking += self.seqs.num_tokens[self.queue.heap[i]]
+            lacking += self.seqs.num_tokens[self.queue.slots[i]]
         if not following and self.queue.size:
             following = self.seqs.num_tokens[self.queue.first()]
         return decoding, self.queue.size, lacking, following
@@ -153,7 +153,7 @@ cdef class TokenShares:
         cdef int32_t found = 0
         cdef slot_t other
         for i in range(self.queue.size):
-            other = self.queue.heap[i]
+            other = self.queue.slots[i]
             if self.running.by_priority and self.seqs.priority[other] > self.seqs.priority[slot]:
                 continue
             if self.seqs.num_tokens[other] < self.seqs.left(slot):

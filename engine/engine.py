@@ -81,7 +81,7 @@ class Engine:
         self._next_id = 1
         self._idle: asyncio.Event
         self._ring: OutputRing | None = None
-        self._outputs: deque[StepOutput] = deque()  # oldest first; the first is being delivered
+        self.outputs: deque[StepOutput] = deque()  # oldest first; the first is being delivered
 
     async def start(self) -> None:
         """Starts the device thread and waits until the model is loaded and warm. Raises ConfigError."""
@@ -93,7 +93,7 @@ class Engine:
         module = await loop.run_in_executor(None, _import_loop)
         self.startup["imports"] = time.perf_counter() - begun
         ready = loop.create_future()
-        calls = self._on_output, self._late.come, self._on_death
+        calls = self.on_output, self._late.come, self._on_death
         self._device = module.DeviceThread(self.config, loop, ready, *calls, self.startup)
         self._device.start()
         self.model, self.limits = await ready
@@ -165,23 +165,23 @@ class Engine:
 
     async def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while blocks are in use."""
-        return await self._on_device(_reset_prefix_cache)
+        return await self.on_device(_reset_prefix_cache)
 
     async def reset_encoder_cache(self) -> bool:
         """Forgets what towers made; False while requests are open."""
-        return await self._on_device(_reset_encoder_cache)
+        return await self.on_device(_reset_encoder_cache)
 
     async def look_at_experts(self) -> list[LayerLoad]:
         """How the tokens of a step chose experts, as the call before this one counted; waits for no step."""
-        return await self._on_device(_look_at_experts)
+        return await self.on_device(_look_at_experts)
 
     async def start_profile(self) -> bool:
         """Notes the accelerator's kernels and copies too, until stop_profile; False: there is no accelerator."""
-        return await self._on_device(_start_profile)
+        return await self.on_device(_start_profile)
 
     async def stop_profile(self) -> list[Span]:
         """Kernels and copies since start_profile."""
-        return await self._on_device(_stop_profile)
+        return await self.on_device(_stop_profile)
 
     async def sound_attention(
         self, features: Mapping[str, np.ndarray], token_ids: Sequence[int], heads: Sequence[tuple[int, int]]
@@ -190,9 +190,9 @@ class Engine:
 
         Steps wait for it: it costs about what the window's own tower and prompt do.
         """
-        return await self._on_device(partial(_sound_attention, features, token_ids, heads))
+        return await self.on_device(partial(_sound_attention, features, token_ids, heads))
 
-    async def _on_device(self, work: Callable[[Runtime], T]) -> T:
+    async def on_device(self, work: Callable[[Runtime], T]) -> T:
         """Work between two steps. Raises NotReadyError when the device thread does not get to it."""
         if self.state != "ready" or self._device is None:
             raise NotReadyError(self.state, f"the engine is {self.state}")
@@ -236,6 +236,10 @@ class Engine:
             raise NotReadyError(self.state, f"the engine is {self.state}: there is no device thread to look at")
         return self._device
 
+    def open_ids(self) -> list[int]:
+        """Numbers on the device thread of the choices that are open, oldest first."""
+        return list(self._routes)
+
     def ledger(self) -> dict[str, int]:
         """What is held right now; all zero but totals and caches when idle (RELIABILITY.md)."""
         held = {"streams": len({id(stream) for stream, _ in self._routes.values()}), "routes": len(self._routes)}
@@ -253,22 +257,22 @@ class Engine:
         assert self._ring is not None
         self._ring.acknowledge()
         while (entry := self._ring.pop()) is not None:
-            self._on_output(from_ring(entry, self.num_blocks))
+            self.on_output(from_ring(entry, self.num_blocks))
 
-    def _on_output(self, output: StepOutput) -> None:
+    def on_output(self, output: StepOutput) -> None:
         """One step's news; behind those of earlier steps that are not delivered yet, so that tokens stay in order."""
         self.stats.add(output.stats)
         if self.on_step is not None:
             self.on_step(output.stats)
         if self.trace is not None:
             self.trace.step(output)
-        self._outputs.append(output)
-        if len(self._outputs) == 1:
-            self._deliver()
+        self.outputs.append(output)
+        if len(self.outputs) == 1:
+            self.deliver_slice()
 
-    def _deliver(self) -> None:
+    def deliver_slice(self) -> None:
         """Routes rows of the oldest output, SLICE of them per turn of the loop."""
-        output, trace = self._outputs[0], self.trace
+        output, trace = self.outputs[0], self.trace
         begun, first = (time.perf_counter(), output.start) if trace is not None else (0.0, 0)
         ids, tokens, finishes = output.ids, output.tokens, output.finishes
         room = SLICE
@@ -285,9 +289,9 @@ class Engine:
                 room -= COST_FINISH if finishes[row] else COST_CALLBACK
         finally:
             if output.start == len(output.ids):
-                self._outputs.popleft()
-            if self._outputs:
-                self._loop.call_soon(self._deliver)
+                self.outputs.popleft()
+            if self.outputs:
+                self._loop.call_soon(self.deliver_slice)
             self._note_idle()
             if trace is not None:
                 rows = output.start - first

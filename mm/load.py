@@ -32,7 +32,7 @@ from mm.recording import Recording, record
 from mm.report import MediaReport
 from mm.transform.quiet import Cutting
 
-_PLURALS: dict[Modality, str] = {"image": "pictures", "audio": "sound", "video": "films"}
+_PLURALS: dict[Modality, str] = {"image": "images", "audio": "audio", "video": "video"}
 
 
 class MediaLoader:
@@ -59,10 +59,10 @@ class MediaLoader:
         self._fetcher = fetcher or Fetcher(limits, pool)
         self._key = os.urandom(16)  # digests cannot be prepared offline
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
-        self._permits = DecodePermits(limits, self.num_slots)
+        self.permits = DecodePermits(limits, self.num_slots)
         self.helpers = Helpers(limits, pool)
         self._requests = 0
-        self._trim_at = TRIM_AFTER  # of the bytes that the budget got back
+        self.trim_at = TRIM_AFTER  # of the bytes that the budget got back
         self._row_widths, self._most_rows = row_widths or {}, most_rows
         if limits.media_isolation != "all":
             pool.submit(import_codecs)  # while nobody waits for them
@@ -71,9 +71,9 @@ class MediaLoader:
         """Counts that are zero when no request is open; the bytes of the cache are bounded instead."""
         return {
             "media_requests": self._requests,
-            "media_reserved_bytes": self._permits.budget.used,
+            "media_reserved_bytes": self.permits.budget.used,
             "media_fetches": self._fetcher.open,
-            "media_stuck": len(self._permits.stuck),
+            "media_stuck": len(self.permits.stuck),
             "media_helpers": len(self.helpers.leased),
             "media_cache_bytes": self.cache.used,
         }
@@ -81,7 +81,7 @@ class MediaLoader:
     def stuck_for(self, seconds: float) -> int:
         """Threads of the pool that work on for nobody, and have for longer than that."""
         now = time.monotonic()
-        return sum(now - since > seconds for since in self._permits.stuck.values())
+        return sum(now - since > seconds for since in self.permits.stuck.values())
 
     async def close(self) -> None:
         self.helpers.close()
@@ -142,10 +142,10 @@ class MediaLoader:
     def _end(self, request: MediaRequest) -> None:
         """Gives back what a request holds; behind the last open one freed memory is returned, if much."""
         self._requests -= 1
-        budget = self._permits.budget
+        budget = self.permits.budget
         budget.release(request.kept)
-        if not self._requests and budget.released >= self._trim_at:
-            self._trim_at = budget.released + TRIM_AFTER
+        if not self._requests and budget.released >= self.trim_at:
+            self.trim_at = budget.released + TRIM_AFTER
             with contextlib.suppress(RuntimeError):  # the pool is closed: the process ends
                 self._pool.submit(trim_heap)
 
@@ -157,7 +157,7 @@ class MediaLoader:
             self._pool,
             self._fetcher,
             self.cache,
-            self._permits,
+            self.permits,
             self._key,
             self.helpers,
             self._row_widths,

@@ -13,7 +13,14 @@ import re
 import msgspec
 import orjson
 
-from engine.base.errors import DeviceOutOfMemoryError, EngineError, NotReadyError, QueueFullError, RequestError
+from engine.base.errors import (
+    DeviceOutOfMemoryError,
+    EngineError,
+    NotReadyError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestError,
+)
 from mm.errors import MediaError
 from server.render.errors import RenderError, escaped
 
@@ -134,6 +141,8 @@ def from_engine(error: EngineError, retry_after: int = 1, param: str | None = No
     """What the engine raised or attached to a Delta, as an answer; `param`: the field of a refusal that names none."""
     if isinstance(error, QueueFullError):
         return queue_full(retry_after)
+    if isinstance(error, QueueTimeoutError):
+        return deadline("no token within --queue-timeout")
     if isinstance(error, NotReadyError):
         return unavailable(error.reason, str(error), 1)
     if isinstance(error, RequestError):

@@ -181,7 +181,7 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("GET", "/openapi.json"): Operation("get_openapi", "Server", "This description", dict[str, Any]),
     ("GET", "/docs/"): text("list_docs", "The pages for users", HTML),
     ("GET", "/docs/{name}"): text("get_doc", "One page for users", HTML),
-    ("GET", "/docs"): Operation("get_docs", "Server", "Redirects to /docs/api", statuses=(307, *READ[1:])),
+    ("GET", "/docs"): Operation("get_docs", "Server", "Redirects to /docs/", statuses=(307, *READ[1:])),
     ("GET", "/docs/api"): text("get_api_page", "This description, to read and to try", HTML),
     ("GET", "/docs/api/{digest}/{name}"): text("get_api_page_file", "The files of that page", "text/javascript"),
     ("POST", "/v1/embeddings"): work(

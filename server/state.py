@@ -9,6 +9,7 @@ Owner: loop. Made before the socket listens, complete when the engine is ready. 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from concurrent.futures import Future
@@ -18,8 +19,9 @@ from engine.engine import Engine
 from server.errors import ApiError
 from server.flags.config import Config
 from server.ops.expert_watch import ExpertWatch
-from server.ops.limits import ApiKeys, BodyBudget, Places, Sessions, WrongKeys
+from server.ops.limits import USUAL_PART, ApiKeys, BodyBudget, Sessions, WrongKeys
 from server.ops.metrics import Metrics
+from server.ops.places import Places
 from server.ops.pool import Pool
 from server.ops.proxies import TrustedProxies
 from server.output.parser import Parsers
@@ -91,9 +93,13 @@ class AppState:
         self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
         self.proxies = TrustedProxies(config.server.trusted_proxies)
-        self.body_budget = BodyBudget(config.limits.body_budget_bytes)
-        self.sessions = Sessions(config.limits.max_realtime_sessions, config.limits.max_inflight_per_key)
-        self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)
+        limits, trusted = config.limits, config.limits.trust_clients
+        part = math.inf if trusted else USUAL_PART
+        self.body_budget = BodyBudget(limits.body_budget_bytes, part)
+        self.sessions = Sessions(limits.max_realtime_sessions, limits.max_inflight_per_key, part)
+        self.places = Places(
+            0, limits.max_inflight_per_key, limits.max_queued_tokens, config.max_queue_wait, not trusted
+        )
         self.metrics = Metrics()
         self.experts: ExpertWatch | None = None  # of a model that has experts
         self.pool = Pool(config.pool_threads, "pool")
@@ -101,7 +107,6 @@ class AppState:
         self.spans: Spans | None = None  # OpenTelemetry, where --otlp-traces-endpoint is given
         self.open_exchanges: set[OpenExchange] = set()
         self.live: dict[tuple[str, str], set[OpenAnswer]] = {}  # (key name, request id): for /abort_requests
-        limits = config.limits
         self.responses = ResponseStore(
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )

@@ -48,11 +48,11 @@ async def quiet(engine: Engine, timeout: float = 5.0) -> dict[str, int]:
 
 async def frozen(engine: Engine, timeout: float = 20.0) -> None:
     """Waits until an engine that was told to pause has ended the steps in flight, and told of them."""
-    await engine._on_device(lambda runtime: None)  # the device thread has heard of the pause
+    await engine.on_device(lambda runtime: None)  # the device thread has heard of the pause
     async with asyncio.timeout(timeout):
         while engine.ledger()["in_flight"]:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.001)
-    await engine._on_device(lambda runtime: None)  # its news came before
+    await engine.on_device(lambda runtime: None)  # its news came before
 
 
 def text_request(ids: list[int] | np.ndarray, max_tokens: int = 16, n: int = 1, **rules: Any) -> Request:

@@ -351,3 +351,35 @@ def test_no_machine_path_or_unfinished_word_is_in_the_sources():
         text = path.read_text()
         assert not unfinished.search(text.replace('"NotImplementedError"', "")), name_of(path)
         assert "/work/" not in text, name_of(path)
+
+
+PRIVATE_LOOKS = 54  # may only fall
+
+
+def private_names() -> set[str]:
+    """What the sources' functions and attributes with a leading underscore are called."""
+    found = set()
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return {name for name in found if re.match(r"_(?!_)", name)}
+
+
+def test_few_tests_look_at_private_names():
+    """A test sees what callers see: where it must look inside, the class has a public attribute. Lines are counted."""
+    names, own = private_names(), {"self", "cls", "tiny"}
+    lines = set()
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        text = path.read_text()
+        if names.isdisjoint(re.findall(r"\.\s*(_[A-Za-z]\w*)", text)):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Attribute) or node.attr not in names:
+                continue
+            if not (isinstance(node.value, ast.Name) and node.value.id in own):
+                lines.add(f"{name_of(path)}:{node.lineno}: {node.attr}")
+    count = len({line.rpartition(": ")[0] for line in lines})
+    assert count <= PRIVATE_LOOKS, "\n".join([f"{count} lines, at most {PRIVATE_LOOKS}", *sorted(lines)])

@@ -59,6 +59,12 @@ class QueueFullError(EngineError):
     reason = "queue_full"
 
 
+class QueueTimeoutError(EngineError):
+    """A request's deadline passed before its first step (504)."""
+
+    reason = "deadline"
+
+
 class NotReadyError(EngineError):
     """Starting, draining or dead (503); `reason` says which."""
 

@@ -46,6 +46,7 @@ class Limits:
     has_experts: bool = False  # of some layer
     axes: int = 1  # rows of positions that a token has
     adds_media: bool = False  # spans may go on behind the prompt, and the answer ends where they end
+    max_rows: int = 1  # of a step
     picture_bytes: int = 0  # of a decoded picture that the device still scales and cuts itself; 0: it wants patches
 
 

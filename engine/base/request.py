@@ -8,6 +8,7 @@ Everything here is meaning-free for `_fast`: by the time rows are scheduled only
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -156,6 +157,9 @@ class Request:
     arrival: float = 0.0  # time.monotonic() seconds
     grammar: Grammar | None = None  # what the answers must look like; each choice gets a matcher of its own
     pooling: PoolingParams | None = None
+    flow: str = ""  # who asks: requests of equal ones wait in one line, and lines are served in turn
+    weight: int = 1  # the share of that line
+    deadline: float = math.inf  # of the first step, on the clock of `arrival`
 
     @property
     def is_masked(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
-from engine.device.host import available_memory
+from engine.device.host_memory import available_memory
 from engine.device.memory import DeviceMemory, device_memory, gib
 
 log = logging.getLogger("omniloop.engine")

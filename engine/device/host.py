@@ -1,4 +1,4 @@
-"""The CPU as the engine sees it: a stream that runs launched work in order, events, and what the host has to give.
+"""The CPU as the engine sees it: a stream that runs launched work in order, events, and the cores that it may use.
 
 Owner: the device thread launches and waits; the stream's own thread runs. `HostStream` stands where an accelerator's
 stream would, so that the step loop is the same for both: launch step N+1, then wait for the event of step N.
@@ -84,20 +84,3 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def available_memory() -> int:
-    """Bytes of host memory that can be taken without swapping: MemAvailable, within the cgroup's limit."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    free = int(line.split()[1]) * 1024
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            text = limit.read().strip()
-            if text != "max":
-                free = min(free, int(text) - int(used.read()))
-    except OSError:
-        pass
-    return max(free, 0)

@@ -94,8 +94,8 @@ class GrammarCompiler:
         self._timeout, self._cache_bytes, self._max_bytes = timeout, cache_bytes, max_bytes
         self._known: OrderedDict[bytes, Grammar] = OrderedDict()  # the least recently used first
         self._failed: OrderedDict[bytes, tuple[float, Exception]] = OrderedDict()  # the oldest first
-        self._running: dict[bytes, Compiling] = {}
-        self._adding: dict[bytes, asyncio.Future[None]] = {}
+        self.running: dict[bytes, Compiling] = {}
+        self.adding: dict[bytes, asyncio.Future[None]] = {}
         self._line = CompileLine(AT_ONE_TIME)
         self._threads = ThreadPoolExecutor(
             AT_ONE_TIME, "grammar", initializer=step_back
@@ -108,27 +108,27 @@ class GrammarCompiler:
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
-            if is_crowded(found) and key not in self._adding:
-                adding = self._adding[key] = asyncio.ensure_future(self._add_lane(key, found))
+            if is_crowded(found) and key not in self.adding:
+                adding = self.adding[key] = asyncio.ensure_future(self._add_lane(key, found))
                 adding.add_done_callback(_look)
             return found
         named = key + field.encode()  # a failure belongs to one field: routes call theirs by other names
         failed = self._failed.get(named)
         if failed is not None and time.monotonic() - failed[0] < FAILURE_S:
             raise failed[1].with_traceback(None)
-        compiling = self._running.get(named)
+        compiling = self.running.get(named)
         if compiling is None:
             begun: asyncio.Future[float] = asyncio.get_running_loop().create_future()
             task = asyncio.ensure_future(self._compile(key, make, named, client, begun))
             task.add_done_callback(_look)
-            compiling = self._running[named] = Compiling(task, begun)
+            compiling = self.running[named] = Compiling(task, begun)
         compiling.waiters += 1
         try:
             return await self._awaited(compiling)
         finally:
             compiling.waiters -= 1
             if not compiling.waiters and not compiling.begun.done():
-                self._running.pop(named, None)  # the next caller begins anew
+                self.running.pop(named, None)  # the next caller begins anew
                 compiling.task.cancel()
 
     async def _awaited(self, compiling: Compiling) -> Grammar:
@@ -167,7 +167,7 @@ class GrammarCompiler:
                 self._failed.popitem(last=False)
             raise
         finally:
-            self._running.pop(named, None)
+            self.running.pop(named, None)
 
     async def _add_lane(self, key: bytes, grammar: Grammar) -> None:
         """Nobody waits for it; a compile that fails leaves the lanes there are."""
@@ -183,7 +183,7 @@ class GrammarCompiler:
                 self.held_bytes += lane_bytes(grammar)
                 self._evict()
         finally:
-            del self._adding[key]
+            del self.adding[key]
 
     def _in_thread(self, spec: GrammarSpec) -> asyncio.Future[Grammar]:
         """`compile_now` in a thread of the compiler's."""

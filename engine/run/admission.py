@@ -11,16 +11,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections import OrderedDict
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
 from _fast.scheduler import Scheduler
 from engine.base.ahead import joints_of
-from engine.base.errors import AdmissionError, EngineError, scope_of
+from engine.base.errors import AdmissionError, EngineError, QueueTimeoutError, scope_of
 from engine.base.request import Request
+from engine.run.flows import Flows, Outside
 from engine.step.live import LiveRow, Place
 from engine.step.parts.part import forget
 from engine.step.plain import Executor
@@ -60,7 +59,8 @@ class Admission:
         self.refused: dict[int, EngineError] = {}  # by the engine's number: until the loop has it
         self.late: dict[str, dict[int, object]] = {}  # by name, by the engine's number: extras, until the loop has them
         self._slot_of: dict[int, int] = {}  # by the engine's number
-        self._outside: OrderedDict[int, Waiting] = OrderedDict()  # at a gate, in order; inputs to pool one by one
+        self._flows = Flows(scheduler.queue.turns)
+        self._outside: Outside[Waiting] = Outside()  # at a gate; inputs to pool one by one
         self.siblings: dict[int, Waiting] = {}  # the number of a first choice -> the ones that wait for it
 
     def submit(self, request: Request, first_id: int) -> None:
@@ -68,14 +68,15 @@ class Admission:
         if request.pooling is None and self._executor.may_enter(request):
             self._submit(Waiting(request, first_id, list(range(request.n))))
             return
-        self._outside.update((first_id + k, Waiting(request, first_id, [k])) for k in range(request.n))
+        for k in range(request.n):
+            self._outside.add(first_id + k, request.flow, Waiting(request, first_id, [k]))
         if request.pooling is not None:
             self.enter()
 
     def enter(self) -> None:
-        """Requests that wait at a gate enter where it is open now, in the order in which they came."""
+        """Requests that wait at a gate enter where it is open now: callers by turns, each one's in order."""
         closed = 0
-        for device_id, waiting in list(islice(self._outside.items(), LOOKS + self._scheduler.max_slots)):
+        for device_id, waiting in self._outside.first(LOOKS + self._scheduler.max_slots):
             request, first_id = waiting.request, waiting.first_id
             if device_id not in self._outside:  # it entered with its first choice
                 continue
@@ -84,10 +85,10 @@ class Admission:
                 if closed == LOOKS:
                     return
             elif request.pooling is not None:
-                del self._outside[device_id]
+                self._outside.enter(device_id)
                 self._admit(request.input(waiting.choices[0]), device_id, 0)
             else:
-                choices = [k for k in range(request.n) if self._outside.pop(first_id + k, None) is not None]
+                choices = [k for k in range(request.n) if self._outside.enter(first_id + k)]
                 self._submit(Waiting(request, first_id, choices))
 
     def _submit(self, waiting: Waiting) -> None:
@@ -116,6 +117,14 @@ class Admission:
             self._leave(device_id)
         self.release_siblings(device_id)
 
+    def drop_expired(self) -> None:
+        """Ends choices whose deadline passed before their first step."""
+        for slot in self._scheduler.queue.take_expired():
+            device_id = self.rows[slot].device_id
+            self._leave(device_id)
+            self.refused[device_id] = QueueTimeoutError("the request waited longer for its first step than it may")
+            self.release_siblings(device_id)
+
     def conclude(self, device_id: int) -> None:
         """Ends one choice when its tokens so far are computed; then come the extras that it owes."""
         if device_id in self._slot_of:
@@ -133,6 +142,7 @@ class Admission:
                 for name, value in self._executor.leave(slot, row, length).items():
                     self.late.setdefault(name, {})[row.device_id] = value
             del self._slot_of[row.device_id]
+            self._flows.give(row.request.flow)
             self.fresh.discard(slot)
             forget(self._executor.reset, slot, self._poison)
         self._executor.free(self._scheduler)
@@ -161,12 +171,13 @@ class Admission:
         return {
             "live_rows": len(self.rows),
             "backlog": len(self._outside),
+            "flows": len(self._flows),
             "siblings": sum(len(waiting.choices) for waiting in self.siblings.values()),
         } | self._executor.ledger()
 
     def _forget_waiting(self, device_id: int) -> None:
         """A choice that waits at a gate, or for a sibling, leaves."""
-        self._outside.pop(device_id, None)
+        self._outside.discard(device_id)
         for waiting in self.siblings.values():
             if device_id - waiting.first_id in waiting.choices:
                 waiting.choices.remove(device_id - waiting.first_id)
@@ -217,7 +228,7 @@ class Admission:
     def _place(self, request: Request, device_id: int, place: Place) -> int:
         """The slot that the scheduler gives, or the number of its refusal; then parts take back what they gave."""
         params = request.sampling
-        slot = -1
+        slot, flow = -1, self._flows.take(request.flow)
         try:
             self._executor.place(request, place, self._scheduler)
             slot = self._scheduler.add(
@@ -236,9 +247,13 @@ class Admission:
                 joints=joints_of(request, self._ahead) if self._ahead else None,
                 traced=place.traced,
                 read_cache=place.reads_cache,
+                flow=flow,
+                weight=request.weight,
+                deadline=request.deadline,
             )
         finally:
             if slot < 0:
+                self._flows.give(request.flow)
                 self._executor.displace(place, self._scheduler)
         return slot
 

@@ -61,7 +61,7 @@ class DeviceThread:
         self._config = config
         self._loop = loop
         self._ready = ready
-        self._on_output = on_output
+        self.on_output = on_output
         self._on_late = on_late
         self._on_death = on_death
         self._startup = startup
@@ -161,7 +161,7 @@ class DeviceThread:
                 if held is not None:
                     self._deliver(runtime, held, stats)
                     held = None
-                previous, plan = self._run_steadily(runtime, previous, stats)
+                previous, plan = self.run_steadily(runtime, previous, stats)
             if plan is None:
                 self._gather(runtime, previous)
                 if self._stopping and previous is None:
@@ -176,7 +176,7 @@ class DeviceThread:
                 if self.settler.restarts:
                     self.settler.restage(step)
             if step is not None:
-                self._launch_sample(runtime, step, stats)  # step N+1: what it may say is known now
+                self.launch_sample(runtime, step, stats)  # step N+1: what it may say is known now
             if output is not None:
                 # Until a step is settled times add up: a turn that settles none counts with the next that is.
                 stats = StepStats()
@@ -196,7 +196,7 @@ class DeviceThread:
             return False
         return self.steady.may_follow(previous)
 
-    def _run_steadily(
+    def run_steadily(
         self, runtime: Runtime, previous: Step | None, stats: StepStats
     ) -> tuple[Step | None, StepPlan | None]:
         """Steps without the GIL; returns the step in flight and, if Python is to launch it, the plan behind it."""
@@ -299,6 +299,8 @@ class DeviceThread:
         begun = time.perf_counter()
         self._set_budgets(runtime)
         plan = runtime.executor.plan(runtime.scheduler)
+        if runtime.scheduler.queue.num_expired:
+            runtime.admission.drop_expired()
         stats.schedule_s += time.perf_counter() - begun
         return plan
 
@@ -314,7 +316,7 @@ class DeviceThread:
         stats.launch_s += time.perf_counter() - begun
         return step
 
-    def _launch_sample(self, runtime: Runtime, step: Step, stats: StepStats) -> None:
+    def launch_sample(self, runtime: Runtime, step: Step, stats: StepStats) -> None:
         begun = time.perf_counter()
         runtime.executor.launch_sample(step, self.inbox.put)
         stats.launch_s += time.perf_counter() - begun
@@ -328,7 +330,7 @@ class DeviceThread:
         if self.steady is not None:
             self.steady.ring.put(output)
         else:
-            self._call(self._on_output, output)
+            self._call(self.on_output, output)
         stats.commit_s += time.perf_counter() - begun
 
     def _deliver_late(self, runtime: Runtime) -> None:

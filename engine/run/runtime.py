@@ -121,6 +121,7 @@ def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int) -> 
         max_model_len=sizes.max_model_len,
         num_blocks=blocks - 1,
         max_open=sizes.max_slots + (sizes.max_slots * BACKLOG if found.pooling else 0),
+        max_rows=sizes.max_rows,
         vocab_size=text.vocab_size,
         num_embeddings=text.vocab_size,
         max_logprobs=config.max_logprobs,

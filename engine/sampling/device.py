@@ -61,7 +61,7 @@ class DeviceSampler:
         self._as_logits = logprobs_mode in ("raw_logits", "processed_logits")
         self._room = choose_room(max_rows, vocab, self._device)
         self._tops = torch.zeros_like(self._room.chosen)
-        self._lines = RuleLines(max_rows, vocab, self._device)
+        self.lines = RuleLines(max_rows, vocab, self._device)
         self.told = told
         self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + how many of the most likely are told; 0: none
         self._special = np.zeros(max_slots, np.bool_)
@@ -116,7 +116,7 @@ class DeviceSampler:
         self._words.pop(slot, None)
         self._unlined.discard(slot)
         self._logprobs.pop(slot, None)
-        self._lines.release(slot, poison)
+        self.lines.release(slot, poison)
 
     def is_plain(self, slot_ids: np.ndarray) -> bool:
         """True when no row of these slots needs `launch_special`."""
@@ -135,17 +135,17 @@ class DeviceSampler:
             return [], []
         named = set(slots.tolist())
         wanted = {slot: self._rules[slot] for slot in sorted(named & self._unlined)}
-        parked = self._lines.take(wanted, named)
+        parked = self.lines.take(wanted, named)
         self._unlined.difference_update(wanted)
         self._unlined.update(parked)
         for slot in wanted:
-            self._words[slot][SlotWord.RULE_LINE] = 1 + self._lines[slot]
+            self._words[slot][SlotWord.RULE_LINE] = 1 + self.lines[slot]
         return [self._words[slot] for slot in wanted], parked
 
     @property
     def allowed_table(self) -> Tensor:
         """Which tokens slots may choose, int32 [lines, ceil(vocab / 32)]; `line` says whose is which."""
-        return self._lines.tables.allowed
+        return self.lines.tables.allowed
 
     def may_sleep(self, slot: int) -> bool:
         """Whether steps of a slot whose grammar sleeps are plain ones, and a token chosen too early leaves no trace."""
@@ -159,7 +159,7 @@ class DeviceSampler:
 
     def line(self, slot: int) -> int:
         """A slot's line of the table; it has one from the launch of its step on."""
-        return self._lines[slot]
+        return self.lines[slot]
 
     def allowed_of(self, slot: int) -> np.ndarray | None:
         """bool [vocab]: the tokens that a slot's own rules leave, without its grammar; None for all."""
@@ -180,7 +180,7 @@ class DeviceSampler:
         """
         rows = inputs.sample_row, inputs.sample_slot
         choose(
-            tokens_out, self._slots, self._lines.tables, self._room, logits if drawn is None else drawn, *rows,
+            tokens_out, self._slots, self.lines.tables, self._room, logits if drawn is None else drawn, *rows,
             inputs.sample_place, thresholds,
         )  # fmt: skip
         if self._raw:
@@ -219,8 +219,8 @@ class DeviceSampler:
     def send_moved(self, slots: np.ndarray) -> None:
         """Writes the lines of the slots whose bits move with their answers, and are not a grammar's, into the table."""
         ruled = [(slot, self._rules[slot]) for slot in slots[self._special[slots]].tolist() if slot in self._rules]
-        moving = [(self._lines[slot], rules) for slot, rules in ruled if rules.moves and not rules.has_grammar]
-        self._lines.set_bits(self._lines.tables.allowed, allowed_bits(moving))
+        moving = [(self.lines[slot], rules) for slot, rules in ruled if rules.moves and not rules.has_grammar]
+        self.lines.set_bits(self.lines.tables.allowed, allowed_bits(moving))
 
     def launch_special(
         self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, slots: np.ndarray
@@ -242,8 +242,8 @@ class DeviceSampler:
         rules = {row: found for row in special if (found := self._rules.get(int(slots[row]))) and found.times}
         if not rules:
             return None
-        places = send(np.array([(row, self._lines[int(slots[row])]) for row in rules], np.int64), self._device)
-        flags = unpacked(self._lines.tables.allowed.index_select(0, places[:, 1]), self._vocab)
+        places = send(np.array([(row, self.lines[int(slots[row])]) for row in rules], np.int64), self._device)
+        flags = unpacked(self.lines.tables.allowed.index_select(0, places[:, 1]), self._vocab)
         times = next(iter(rules.values())).times
         assert times is not None
         return weighed(logits, places[:, 0].contiguous(), flags, times.rules.first)

@@ -114,7 +114,7 @@ class SoundFile:
         known = as_audio(file_format)
         if known not in limits.audio_formats:
             raise unsupported(
-                f"this server reads sound as {', '.join(limits.audio_formats)}; the data is something else"
+                f"this server reads audio as {', '.join(limits.audio_formats)}; the data is something else"
             )
         check_whole(data, file_format)
         self._data = data
@@ -144,12 +144,12 @@ class SoundFile:
         """Decode to float32 [samples] at 16 kHz; raises when there is no sound at all."""
         samples = decode_track(self._data, self._demuxer, self._limits, self._max_seconds, alarm)
         if samples is None:
-            raise invalid("the file has no sound track")
+            raise invalid("the file has no audio track")
         if self._demuxer == "flac" and len(samples) < (flac_seconds(self._data) - 0.01) * SAMPLE_RATE:
             raise cut_short()
         if len(samples) < self._limits.audio_min_seconds * SAMPLE_RATE:
             got, least = len(samples) / SAMPLE_RATE, self._limits.audio_min_seconds
-            raise invalid(f"the sound is shorter than {least:g} seconds: it has {got:.4g}; send a longer one")
+            raise invalid(f"the audio is shorter than {least:g} seconds: it has {got:.4g}; send a longer one")
         return samples
 
 
@@ -173,7 +173,7 @@ def _gathered(pieces: Iterator[np.ndarray], max_seconds: float) -> np.ndarray:
     for piece in pieces:
         budget -= len(piece)
         if budget < 0:
-            raise too_large(f"the sound is longer than {max_seconds:g} seconds; send it in parts")
+            raise too_large(f"the audio is longer than {max_seconds:g} seconds; send it in parts")
         kept.append(piece)
     return np.concatenate(kept) if kept else np.zeros(0, np.float32)
 
@@ -182,7 +182,7 @@ def _check_stream(stream: av.audio.stream.AudioStream, limits: MediaLimits) -> N
     context = stream.codec_context
     if context is None or not _known(context.codec.canonical_name):
         got = "unknown" if context is None else context.codec.canonical_name
-        raise unsupported(f"the sound's codec is {got}; send PCM, MP3, FLAC, Vorbis, Opus, AAC or ALAC")
+        raise unsupported(f"the audio's codec is {got}; send PCM, MP3, FLAC, Vorbis, Opus, AAC or ALAC")
     check_shape(context.sample_rate, context.channels, limits)
 
 
@@ -193,10 +193,10 @@ def _known(codec: str) -> bool:
 def check_shape(rate: int, channels: int, limits: MediaLimits) -> None:
     low, high = limits.audio_sample_rates
     if not low <= rate <= high:
-        raise unsupported(f"the sample rate is {rate} Hz; {low} to {high} Hz are read, so resample the sound")
+        raise unsupported(f"the sample rate is {rate} Hz; {low} to {high} Hz are read, so resample the audio")
     if not 1 <= channels <= limits.audio_max_channels:
         raise unsupported(
-            f"the sound has {channels} channels; 1 to {limits.audio_max_channels} are read, so mix them down"
+            f"the audio has {channels} channels; 1 to {limits.audio_max_channels} are read, so mix them down"
         )
 
 
@@ -268,13 +268,13 @@ def _packed(
                         format="flt", layout=frame.layout, rate=frame.sample_rate, frame_size=_TOGETHER
                     )
                 elif shape != (frame.sample_rate, frame.layout.nb_channels):
-                    raise unsupported("the sound changes its sample rate or channels on the way")
+                    raise unsupported("the audio changes its sample rate or channels on the way")
                 yield from packer.resample(frame)
         if packer is not None:
             yield from packer.resample(None)
     except Exception as error:
         raise_unless_damage(error)
-        raise invalid("the sound is damaged or cut short") from None
+        raise invalid("the audio is damaged or cut short") from None
 
 
 def _resampled(frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray]:
@@ -288,7 +288,7 @@ def _resampled(frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray]:
         with np.errstate(invalid="ignore", over="ignore"):  # refused in the next line
             mono = frame.to_ndarray().reshape(-1, len(weights)) @ weights  # [n]
         if not max(mono.max(initial=0), -mono.min(initial=0)) <= _LOUDEST:  # NaN, too
-            raise invalid(f"the sound holds samples that are not numbers of {-_LOUDEST:.0f} to {_LOUDEST:.0f}")
+            raise invalid(f"the audio holds samples that are not numbers of {-_LOUDEST:.0f} to {_LOUDEST:.0f}")
         yield mono if resampler is None else resampler.resample_chunk(mono)
     if resampler is not None:
         yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)

@@ -91,7 +91,7 @@ class ImageFile:
     def __init__(self, data: bytes, file_format: str, limits: MediaLimits) -> None:
         if file_format not in limits.image_formats:
             raise unsupported(
-                f"this server reads pictures as {', '.join(limits.image_formats)}; the data is something else"
+                f"this server reads images as {', '.join(limits.image_formats)}; the data is something else"
             )
         if file_format == "jpeg" and _num_scans(data) > _MAX_SCANS:
             raise too_complex()
@@ -101,13 +101,13 @@ class ImageFile:
         except (image_module.DecompressionBombError, image_module.DecompressionBombWarning):
             raise _too_many_pixels(limits) from None
         except Exception:
-            raise invalid("the picture is damaged: its header cannot be read") from None
+            raise invalid("the image is damaged: its header cannot be read") from None
         self.width, self.height = self._image.size
         check_size(self.width, self.height, limits)
         if file_format == "tiff":
             _check_tiles(self._image, limits)
         if self._image.mode not in _MODES:
-            raise unsupported("the picture's pixel format is not supported; send 8 or 16 bits of grey, RGB or CMYK")
+            raise unsupported("the image's pixel format is not supported; send 8 or 16 bits of grey, RGB or CMYK")
 
     @property
     def cost(self) -> int:
@@ -132,7 +132,7 @@ class ImageFile:
             raise
         except Exception:
             # Pillow signals damage by many types (OSError, SyntaxError, struct.error, ...); all mean the same here.
-            raise invalid("the picture is damaged or cut short") from None
+            raise invalid("the image is damaged or cut short") from None
         finally:
             self._image.close()
 
@@ -147,16 +147,16 @@ def check_size(width: int, height: int, limits: MediaLimits) -> None:
     """Raises for sides that the server does not read."""
     short, long = sorted((width, height))
     if short < limits.image_min_side:
-        raise invalid(f"the picture is {width}x{height}; both sides must be at least {limits.image_min_side} pixels")
+        raise invalid(f"the image is {width}x{height}; both sides must be at least {limits.image_min_side} pixels")
     if long > limits.image_max_side:
-        raise too_large(f"the picture is {width}x{height}; a side may be at most {limits.image_max_side} pixels")
+        raise too_large(f"the image is {width}x{height}; a side may be at most {limits.image_max_side} pixels")
     if width * height > limits.image_max_pixels:
         raise too_large(
-            f"the picture is {width}x{height}; at most {limits.image_max_pixels} pixels are read, so scale it down"
+            f"the image is {width}x{height}; at most {limits.image_max_pixels} pixels are read, so scale it down"
         )
     if long / short >= limits.image_max_aspect:
         raise too_large(
-            f"the picture is {width}x{height}; its sides may differ by less than {limits.image_max_aspect:g}:1"
+            f"the image is {width}x{height}; its sides may differ by less than {limits.image_max_aspect:g}:1"
         )
 
 
@@ -166,11 +166,11 @@ def _check_tiles(image: Image.Image, limits: MediaLimits) -> None:
     width, height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0)
     sized = isinstance(width, int) and isinstance(height, int)
     if not sized or width * height > max(image.width * image.height, 1 << 20):
-        raise too_large(f"the picture's tiles are larger than the picture, which has {image.width}x{image.height}")
+        raise too_large(f"the image's tiles are larger than the image, which has {image.width}x{image.height}")
 
 
 def _too_many_pixels(limits: MediaLimits) -> MediaError:
-    return too_large(f"the picture is too large; at most {limits.image_max_pixels} pixels are read")
+    return too_large(f"the image is too large; at most {limits.image_max_pixels} pixels are read")
 
 
 def _orientation(image: Image.Image) -> int:

@@ -72,4 +72,4 @@ class Split:
 
 def differs() -> MediaError:
     """For `Split` alone: a frame that came is not the wanted one."""
-    return invalid("the film's parts cannot be decoded by themselves")
+    return invalid("the video's parts cannot be decoded by themselves")

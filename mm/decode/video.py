@@ -68,7 +68,7 @@ class FilmFile:
     ) -> None:
         if file_format not in limits.video_formats:
             raise unsupported(
-                f"this server reads films as {', '.join(limits.video_formats)}; the data is something else"
+                f"this server reads videos as {', '.join(limits.video_formats)}; the data is something else"
             )
         check_whole(data, file_format)
         self._data = data
@@ -92,13 +92,13 @@ class FilmFile:
             if options.key_frames:
                 self._packets = [entry for entry in self._packets if entry[1].is_keyframe]
                 if not self._packets:
-                    raise invalid("the film has no key frames")
+                    raise invalid("the video has no key frames")
             self._times = sorted(time for time, _ in self._packets)
             self._frame_pixels = context.height * context.width
             self.plan = planner(len(self._times), self._fps(), context.height, context.width)
             if self.plan.pixels > limits.video_max_total_pixels:
                 raise too_large(
-                    f"the film keeps {self.plan.pixels} pixels; at most {limits.video_max_total_pixels} are kept"
+                    f"the video keeps {self.plan.pixels} pixels; at most {limits.video_max_total_pixels} are kept"
                 )
             self._wanted = [self._times[index] for index in self.plan.indices]
             self._keys = find_keys(self._packets, context.codec.canonical_name, context.extradata, alarm.check)
@@ -147,7 +147,7 @@ class FilmFile:
             return self._decode_whole(alarm) if kept is None else kept
         except Exception as error:
             raise_unless_damage(error)
-            raise invalid("the film is damaged or cut short") from None
+            raise invalid("the video is damaged or cut short") from None
         finally:
             self.close()
 
@@ -169,7 +169,7 @@ class FilmFile:
             kept[done] = pixels
             shown.append(frame.pts)
         if not shown:
-            raise invalid("the film holds no frame that can be decoded")
+            raise invalid("the video holds no frame that can be decoded")
         kept[len(shown) :] = kept[len(shown) - 1]  # the last packets of a damaged film may yield nothing
         if self._recovers:
             self._note_replaced(wanted, shown)
@@ -234,7 +234,7 @@ class FilmFile:
         length = (self._times[-1] - self._times[0]) * base
         if length > self._limits.video_max_seconds:
             most = self._limits.video_max_seconds
-            raise too_large(f"the film is longer than {most:g} seconds: it has {length:.1f}; send it in parts")
+            raise too_large(f"the video is longer than {most:g} seconds: it has {length:.1f}; send it in parts")
         named = float(self._stream.average_rate or 0)
         gaps = len(self._times) - 1
         if gaps == 0 or length <= 0:
@@ -302,23 +302,25 @@ def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -
     from av.stream import Disposition
 
     if len(container.streams) > limits.video_max_streams:
-        raise unsupported(f"the film has {len(container.streams)} streams; at most {limits.video_max_streams} are read")
+        raise unsupported(
+            f"the video has {len(container.streams)} streams; at most {limits.video_max_streams} are read"
+        )
     # Cover art is a picture track too, by name only.
     tracks = [track for track in container.streams.video if not track.disposition & Disposition.attached_pic]
     if not tracks:
-        raise invalid("the file has no picture track")
+        raise invalid("the file has no video track")
     stream = tracks[0]
     context = stream.codec_context
     if context is None or context.codec.canonical_name not in limits.video_codecs:
         got = "unknown" if context is None else context.codec.canonical_name
-        raise unsupported(f"the film's codec is {got}; send one of {', '.join(limits.video_codecs)}")
+        raise unsupported(f"the video's codec is {got}; send one of {', '.join(limits.video_codecs)}")
     if not (context.width > 0 and context.height > 0):
-        raise invalid("the film does not say how large its frames are")
+        raise invalid("the video does not say how large its frames are")
     if context.width * context.height > limits.video_max_frame_pixels:
         raise _frame_too_large(context.width, context.height, limits)
     short, long = sorted((context.width, context.height))
     if short < limits.image_min_side or long / short >= limits.image_max_aspect:
-        raise invalid(f"the film's frames are {context.width}x{context.height}; their sides differ too much")
+        raise invalid(f"the video's frames are {context.width}x{context.height}; their sides differ too much")
     return stream
 
 
@@ -332,7 +334,9 @@ def _codec_options(file_format: str, options: MediaOptions) -> dict[str, str]:
 
 def _frame_too_large(width: int, height: int, limits: MediaLimits) -> MediaError:
     most = limits.video_max_frame_pixels
-    return too_large(f"the film's frames are {width}x{height}; at most {most} pixels each are read, so scale them down")
+    return too_large(
+        f"the video's frames are {width}x{height}; at most {most} pixels each are read, so scale them down"
+    )
 
 
 def _scan(
@@ -347,12 +351,12 @@ def _scan(
                 continue
             packets.append((packet.pts, packet))
             if len(packets) > limits.video_max_decoded_frames:
-                raise too_large(f"the film has more than {limits.video_max_decoded_frames} frames")
+                raise too_large(f"the video has more than {limits.video_max_decoded_frames} frames")
     except Exception as error:
         raise_unless_damage(error)
-        raise invalid("the film is damaged or cut short") from None
+        raise invalid("the video is damaged or cut short") from None
     if not packets:
-        raise invalid("the film has no frames")
+        raise invalid("the video has no frames")
     if stream.frames > len(packets) * 1.5 + 8:
         raise cut_short()
     return packets

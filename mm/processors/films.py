@@ -58,7 +58,7 @@ class Films(Pictures):
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
         if self.film_id is None:
-            raise unsupported("this model does not read films")
+            raise unsupported("this model does not read videos")
         scale = self.frame_scale(height, width, options)
         total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * BYTES_PER_PIXEL))
         most = min(limits.video_max_frames, num_frames, max(1, total // scale.pixels))

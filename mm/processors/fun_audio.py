@@ -33,7 +33,7 @@ class FunAudio(Whisper):
         self.seconds = self.longest_sound = longest / old.sample_rate
         self.group = int(tower.get("group_size", 5))
         if config.get("audio_token_index") is None:
-            raise ValueError("config.json: audio_token_index is missing, the token that stands for sound")
+            raise ValueError("config.json: audio_token_index is missing, the token that stands for audio")
         self._id = int(config["audio_token_index"])
         self.media_token_ids = frozenset((self._id,))
 

@@ -37,7 +37,7 @@ class PaliGemma(Llava):
     ) -> None:
         super().__init__(folder, config, picture_bytes, encode)
         if not self.whole:
-            raise ValueError("pictures whose shorter side is scaled are not supported: size needs height and width")
+            raise ValueError("images whose shorter side is scaled are not supported: size needs height and width")
 
 
 class Gemma3(PaliGemma):

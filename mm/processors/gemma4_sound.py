@@ -40,7 +40,7 @@ class Front:
     def of(cls, raw: dict[str, Any]) -> Front:
         """From the extractor's part of preprocessor_config.json; ValueError where it asks for what is not computed."""
         if raw.get("dither"):
-            raise ValueError(f"dither={raw['dither']}: noise is not added to sounds; set it to 0")
+            raise ValueError(f"dither={raw['dither']}: noise is not added to audio items; set it to 0")
         rate = int(raw.get("sampling_rate") or 16000)
         frame, hop = (
             round(rate * float(raw.get(key) or usual) / 1000)

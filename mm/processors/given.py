@@ -25,7 +25,7 @@ def given(processor: Processor, modality: Modality, rows: ClientRows, grid: np.n
     if isinstance(processor, QwenVL | QwenOmni):
         merge = processor.vision.image.merge_size
         if grid is None:
-            raise _refused("image_grid_thw: is missing; send the grid of the picture's patches with its rows")
+            raise _refused("image_grid_thw: is missing; send the grid of the image's patches with its rows")
         time, height, width = grid[0].tolist()
         if time != 1 or height % merge or width % merge or height * width != len(numbers) * merge**2:
             patches = len(numbers) * merge**2
@@ -35,9 +35,9 @@ def given(processor: Processor, modality: Modality, rows: ClientRows, grid: np.n
             )
         features["grid_thw"] = grid
     elif not isinstance(processor, Llava):
-        raise unsupported("this model takes no image_embeds; send the picture")
+        raise unsupported("this model takes no image_embeds; send the image")
     elif grid is not None:
-        raise _refused("image_grid_thw: this model's pictures have no grid; leave it out")
+        raise _refused("image_grid_thw: this model's images have no grid; leave it out")
     digest = rows.digest if grid is None else digest_of(numbers, grid)
     return Processed(modality, (Part(modality, digest, len(numbers), features),))
 

@@ -122,7 +122,7 @@ class InternVLChat(InternVL):
             self.image_id = self.one(CONTEXT)
         except MediaError:
             raise ValueError(
-                f"InternVLChatModel names its pictures' token in the tokenizer alone, and {CONTEXT} is not found "
+                f"InternVLChatModel names its images' token in the tokenizer alone, and {CONTEXT} is not found "
                 "there; --language-model-only serves the decoder"
             ) from None
         self.film_id, self.modalities = self.image_id, frozenset(("image", "video"))

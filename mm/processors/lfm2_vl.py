@@ -115,7 +115,7 @@ class Lfm2Pictures(Pictures):
         return Part("image", digest, count // self.unit**2, {**features, **more})
 
     def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
-        raise TypeError("a picture has two parts: process makes them")
+        raise TypeError("an image has two parts: process makes them")
 
     def fill(self, processed: Processed) -> Filling:
         ids: list[int] = []

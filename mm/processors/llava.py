@@ -28,14 +28,14 @@ class Llava(Pictures):
         super().__init__(folder, config, picture_bytes, encode)
         raw, self.side = self.raw, tower_side(config, self.usual_side)
         if raw.get("do_pad") or not raw.get("do_resize", True):
-            raise ValueError("pictures that are padded to squares, or not scaled, are not supported")
+            raise ValueError("images that are padded to squares, or not scaled, are not supported")
         size = raw.get("size", {"shortest_edge": self.side})
         self.whole = isinstance(size, dict) and "height" in size  # all of the picture, whatever its shape
         self.size = sides(size, self.side)
         crops = raw.get("do_center_crop", not self.whole)
         seen = sides(raw.get("crop_size"), self.side) if crops else self.size
         if seen != (self.side, self.side) or min(self.size) < self.side or not (crops or self.whole):
-            raise ValueError(f"pictures become {seen[0]} x {seen[1]} pixels; the tower reads {self.side} x {self.side}")
+            raise ValueError(f"images become {seen[0]} x {seen[1]} pixels; the tower reads {self.side} x {self.side}")
 
     def choices(self) -> tuple[Any, ...]:
         return self.whole, self.size, self.side

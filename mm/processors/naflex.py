@@ -34,7 +34,7 @@ class NaflexPictures(Pictures):
         vision = {"patch_size": 16, **config["vision_config"]}
         super().__init__(folder, {**config, "vision_config": vision, "image_token_id": PLACEHOLDER}, 0, encode)
         if not self.raw.get("do_resize", True):
-            raise ValueError("pictures that are not scaled are not supported")
+            raise ValueError("images that are not scaled are not supported")
         self.patching = picture_settings({**AS_RELEASED, **self.raw}, self.patching)
         self.most = int(self.raw.get("max_num_patches", 256))
 

@@ -96,8 +96,8 @@ def planned(height: int, width: int, side: int, most: int) -> Plan:
         plan = Plan(rows, columns, rows * side, int(width * by_height))
     if min(plan.height, plan.width) < LEAST:
         raise unsupported(
-            f"the picture is {width}x{height}; scaled for this model it would be {plan.width}x{plan.height}, and sides "
-            f"of {LEAST} pixels are needed: cut it, or send a picture that is less narrow"
+            f"the image is {width}x{height}; scaled for this model it would be {plan.width}x{plan.height}, and "
+            f"sides of {LEAST} pixels are needed: cut it, or send an image that is less narrow"
         )
     return plan
 

@@ -70,7 +70,7 @@ class Pictures(ABC):
     def plan_film(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
-        raise unsupported("this model does not read films")
+        raise unsupported("this model does not read videos")
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         features, count = self.features(item, options)

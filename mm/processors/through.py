@@ -33,7 +33,7 @@ BLANK: dict[Modality, Shapes] = {  # items that show at start what the processor
     "image": ((384, 512, 3), (512, 320, 3)),
     "audio": ((RATE * 3,), (RATE,)),
 }
-NAMES: dict[Modality, str] = {"image": "picture", "video": "film", "audio": "sound"}
+NAMES: dict[Modality, str] = {"image": "image", "video": "video", "audio": "audio item"}
 
 
 class Through:
@@ -69,7 +69,7 @@ class Through:
         written = self.processor.tokenizer.encode(mark, add_special_tokens=False) if mark else []
         if len(written) != 1:
             raise ValueError(
-                f"its processor names no single token for the place of a {NAMES[kind]} ({kind}_token={mark!r})"
+                f"its processor has no single token for the place of the {NAMES[kind]} ({kind}_token={mark!r})"
             )
         self.marks[kind], self.mark_ids[kind], self.row_ids[kind] = mark, int(written[0]), token
         extractor = getattr(self.processor, "feature_extractor", None) if kind == "audio" else None
@@ -95,7 +95,7 @@ class Through:
     def plan_film(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
-        raise unsupported("this model does not read films")
+        raise unsupported("this model does not read videos")
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         kind = item.modality
@@ -107,7 +107,7 @@ class Through:
             ) from None
         count = int(np.count_nonzero(features[TOKENS] == self.row_ids[kind]))
         if not count:
-            text = f"this model's processor makes no token of so small a {NAMES[kind]}; send a larger one"
+            text = f"this model's processor makes no token of the {NAMES[kind]} of this size; send a larger one"
             raise MediaError(400, "media_unsupported", text)
         return Processed(kind, (Part(kind, digest, count, features),))
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -127,7 +128,8 @@ class Answer:
             for at, job in enumerate(() if self.asked.beam else self.jobs):
                 if at % SLICE == SLICE - 1:  # other tasks of the loop run in between
                     await asyncio.sleep(0)
-                self.follow(self.state.engine.submit(job.request), partial(self.take, at))
+                request = replace(job.request, deadline=self.exchange.submitted + limits.queue_timeout)
+                self.follow(self.state.engine.submit(request), partial(self.take, at))
         except EngineError as error:
             self.close()
             raise from_engine(error, self.state.places.retry_after(), job.param) from None
@@ -204,6 +206,7 @@ class Answer:
             self.fail(from_engine(delta.error, param=self.form_param))
             return
         if delta.queued is not None:
+            self.exchange.begin()
             self.metrics.queued(delta.queued)
         if delta.cached_tokens is not None:
             self.cached_tokens[at] = delta.cached_tokens

@@ -83,6 +83,8 @@ class AnswerMetrics:
         details = exchange.details
         details["prompt"] = sum(job.num_tokens for job in jobs)
         details["generated"] = sum(choice.num_tokens for choice in choices)
+        if exchange.queued_s >= 0.0:
+            details["queued_ms"] = round(exchange.queued_s * 1000, 1)
         if exchange.first_token:
             details["first_ms"] = round((exchange.first_token - exchange.arrival) * 1000, 1)
         if exchange.state.follows_requests and jobs:

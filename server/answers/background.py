@@ -40,6 +40,7 @@ def detached(request: Request) -> Exchange:
     copy = Exchange(request.scope, nowhere, exchange.state)
     copy.request_id, copy.key_name, copy.arrival = exchange.request_id, exchange.key_name, exchange.arrival
     copy.route, copy.task = exchange.route, None
+    copy.place = exchange.place
     return copy
 
 

@@ -52,7 +52,7 @@ async def answer_with(
     """
     exchange = exchange_of(request)
     async with client_present(request):
-        with exchange.state.places.hold(asked.n * num_prompts, exchange.key_name):
+        with exchange.hold(asked.n * num_prompts):
             prepared = await jobs()
             if asked.structure is not None or asked.thinking_budget is not None:
                 prepared = await with_grammar(exchange, asked, prepared, parsing)

@@ -19,6 +19,7 @@ from server.flags.rows_flags import RowsFlags
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 MIB = 1 << 20
+MAX_QUEUE_WAIT_S = 10.0
 FILE_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 SAMPLING_DEFAULTS = (*FILE_DEFAULTS, "presence_penalty", "frequency_penalty")  # --override-generation-config
 MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
@@ -42,7 +43,7 @@ class ServerConfig:
     root_path: str = flag("", "path prefix that a proxy adds and removes")
     api_key: tuple[str, ...] = flag((), "key that clients must send; repeatable (or SERVER_API_KEY)", hidden_value=True)
     api_key_file: str = flag(
-        "", "file with a key per line, or NAME:KEY (a digest names other keys); SIGHUP reads it again"
+        "", "file of keys, a line each: KEY or NAME:KEY, weight=N behind it; SIGHUP reads it again"
     )
     auth_max_failures: int = flag(60, "wrong keys per minute and address before the answer is 429", low=1)
     trusted_proxies: tuple[str, ...] = flag((), "addresses, CIDRs or `unix` whose X-Forwarded-For is trusted")
@@ -138,6 +139,12 @@ class LimitsConfig:
     max_realtime_sessions: int = flag(256, "open realtime sessions; above this the answer is 429", low=1)
     realtime_idle_timeout: float = flag(
         120.0, "seconds that a realtime session stays open without an event or a turn", low=0.1
+    )
+    max_queue_wait: float = flag(
+        MAX_QUEUE_WAIT_S, "seconds that a request may have to wait, by the measured rate; above this 429; 0: any", low=0
+    )
+    trust_clients: bool = flag(
+        False, "for a private server: no shares per client, and --max-queue-wait only if it is given"
     )
     max_n: int = flag(128, "choices of a prompt", low=1)
     max_prompts: int = flag(1024, "prompts of a completion request", low=1)
@@ -320,6 +327,12 @@ class Config:
     def model_names(self) -> tuple[str, ...]:
         """What clients may call the model; the first is reported."""
         return self.server.served_model_name or ((self.model.model.rstrip("/") or "omniloop"),)
+
+    @property
+    def max_queue_wait(self) -> float:
+        """Seconds; 0: any. Clients that are trusted wait as long as they like, unless the operator names a number."""
+        wait = self.limits.max_queue_wait
+        return 0.0 if self.limits.trust_clients and wait == MAX_QUEUE_WAIT_S else wait
 
     @property
     def pool_threads(self) -> int:

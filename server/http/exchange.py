@@ -30,6 +30,7 @@ from server.state import AppState, OpenAnswer
 
 if TYPE_CHECKING:
     from server.http.line import Line
+    from server.ops.places import Kind, Place
 
 log = logging.getLogger("omniloop.access")
 fault = logging.getLogger("omniloop.fault")
@@ -78,6 +79,7 @@ class Exchange:
         "of_anthropic",
         "on_drain",
         "path",
+        "place",
         "queued_s",
         "raw_send",
         "reason",
@@ -111,7 +113,9 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
         self.route = "other"  # the route's template once it is known
         self.key_name = ""
+        self.place: Place | None = None  # of the request among those that wait and run
         self.address = state.proxies.client_of(scope)
+        self.place: Place | None = None  # of the request among those that wait and run
         self.status = 0
         self.reason = ""
         self.started = False
@@ -130,8 +134,20 @@ class Exchange:
 
     @property
     def client(self) -> str:
-        """Whose share of a bounded quantity counts: its key's name, or its address where it sent no key."""
-        return self.key_name or home(self.address)
+        """Whose line and shares count: its key's name, or its address where it sent no key; clients that are trusted
+        and send none are as one."""
+        return self.key_name or ("" if self.state.config.limits.trust_clients else home(self.address))
+
+    def hold(self, count: int, kind: Kind = "answers") -> Place:
+        """Places for so many choices, held with `with`. Raises the 429."""
+        weight = self.state.keys.weight(self.key_name)
+        self.place = self.state.places.hold(count, self.client, kind, weight)
+        return self.place
+
+    def begin(self) -> None:
+        """A choice has had its first step."""
+        if self.place is not None:
+            self.place.begin()
 
     def drain(self) -> None:
         """The server takes no more work: what runs goes on, and nobody waits for a client to ask for more."""

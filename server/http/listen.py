@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import socket
 import stat
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp
 
 from server.flags.config import Config
 from server.http.protocol import with_limits
-from server.http.seats import Seats
+from server.http.seats import WEIGHT, Seats
 from server.http.turnstile import Turnstile
 from server.http.websocket import MAX_MESSAGE, sockets
 from server.ops.proxies import TrustedProxies
@@ -109,10 +110,12 @@ def address(config: Config, listener: socket.socket) -> tuple[str, int]:
 def make_listener(config: Config, app: ASGIApp) -> Listener:
     server, limits = config.server, config.limits
     turnstile = Turnstile()
+    part = math.inf if limits.trust_clients else WEIGHT
+    seats = Seats(limits.max_connections, TrustedProxies(server.trusted_proxies), part)
     settings = uvicorn.Config(
         app,
         loop="none",
-        http=with_limits(limits, turnstile, Seats(limits.max_connections, TrustedProxies(server.trusted_proxies))),
+        http=with_limits(limits, turnstile, seats),
         ws=sockets(limits, turnstile),  # type: ignore[arg-type]
         ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,

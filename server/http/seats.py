@@ -32,8 +32,8 @@ class Seat:
 class Seats:
     """Owner: loop."""
 
-    def __init__(self, limit: int, proxies: TrustedProxies) -> None:
-        self.shares = Shares(limit, WEIGHT)
+    def __init__(self, limit: int, proxies: TrustedProxies, weight: float = WEIGHT) -> None:
+        self.shares = Shares(limit, weight)
         self._proxies = proxies
 
     def take(self, client: tuple[str, int] | None) -> Seat:

@@ -143,7 +143,7 @@ class FormReader:
     def _data(self, data: bytes, start: int, end: int) -> None:
         self._size += end - start
         if self._is_file and self._size > self._max_file:
-            text = f"{self._file_field}: is larger than {self._max_file} bytes; send a shorter or a compressed sound"
+            text = f"{self._file_field}: is larger than {self._max_file} bytes; send shorter or compressed audio"
             raise ApiError(413, "request_too_large", text, self._file_field)
         if not self._is_file:
             self._texts_size += end - start

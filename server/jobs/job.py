@@ -114,6 +114,8 @@ def job_of(
         priority=priority,
         cache_salt=scope_of(exchange, salt),
         arrival=exchange.arrival,
+        flow=exchange.client,
+        weight=state.keys.weight(exchange.key_name),
     )
     return Job(prompt, request, spliced.counts, param)
 

@@ -30,20 +30,20 @@ class ExpertWatch:
         self.layers: list[LayerLoad] = []  # of the newest step that was counted
         self._engine = engine
         self._looked_at = 0  # steps of the engine at the newest look
-        self._looking: asyncio.Task[None] | None = None
+        self.looking: asyncio.Task[None] | None = None
 
     def ask(self) -> None:
         """Has the engine look, unless it did so less than EVERY steps ago."""
         steps = self._engine.stats.steps
-        if steps - self._looked_at < EVERY or (self._looking is not None and not self._looking.done()):
+        if steps - self._looked_at < EVERY or (self.looking is not None and not self.looking.done()):
             return
         self._looked_at = steps
-        self._looking = asyncio.get_running_loop().create_task(self._look())
+        self.looking = asyncio.get_running_loop().create_task(self._look())
 
     def close(self) -> None:
         """A look that nobody answers is given up."""
-        if self._looking is not None:
-            self._looking.cancel()
+        if self.looking is not None:
+            self.looking.cancel()
 
     async def _look(self) -> None:
         with contextlib.suppress(NotReadyError):  # it stops

@@ -1,9 +1,7 @@
-"""Who may ask, and how much at a time: API keys, wrong-key throttle, body budget, places in the queue.
+"""Who may ask, and how much at a time: API keys, wrong-key throttle, body budget.
 
 Owner: loop. Each limit is one object that every route passes (SECURITY ground rule 2). Keys are kept as SHA-256 and
-compared in constant time with every stored one; a server that was given keys never answers without one. A place is
-taken before anything dear happens and given back on every way out; when none is left the answer is 429 with a
-Retry-After from the drain rate.
+compared in constant time with every stored one; a server that was given keys never answers without one.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -26,6 +24,8 @@ log = logging.getLogger("omniloop")
 
 ADMIN = "admin"  # the name of the admin key
 MAX_ADDRESSES = 4096
+MOST_WEIGHT = 1000
+USUAL_PART = 3.0  # a client may take more of what all use while it has less than so many times what is free
 
 
 class ApiKeys:
@@ -39,6 +39,7 @@ class ApiKeys:
         self._flags = keys
         self._path = path
         self._digests: list[tuple[str, bytes]] = []
+        self._weights: dict[str, int] = {}
         self.reload()
 
     def __bool__(self) -> bool:
@@ -50,7 +51,13 @@ class ApiKeys:
         found = [KeyLine("", key, "--api-key") for key in self._flags]
         if self._path:
             found += keys_of(self._path)
-        self._digests = named(found)
+        digests = named(found)
+        weights = {hashlib.sha256(line.key.encode()).digest(): line.weight for line in found}
+        self._digests, self._weights = digests, {name: weights[digest] for name, digest in digests}
+
+    def weight(self, name: str) -> int:
+        """The share of a key in what waits, by its name."""
+        return self._weights.get(name, 1)
 
     def match(self, presented: bytes) -> str | None:
         """The name of the key, or None; meets every stored key whatever the first ones said."""
@@ -68,13 +75,14 @@ class KeyLine(NamedTuple):
     name: str
     key: str
     where: str
+    weight: int = 1  # its share where keys wait for their turns
 
 
 def named(lines: list[KeyLine]) -> list[tuple[str, bytes]]:
     """(name, digest) of each key. Raises ConfigError where two keys have one name, or one key has two."""
     names: dict[bytes, str] = {}
     places: dict[str, str] = {}
-    for name, key, where in sorted(lines, key=lambda line: not line.name):  # names that were given come first
+    for name, key, where, _ in sorted(lines, key=lambda line: not line.name):  # names that were given come first
         digest = hashlib.sha256(key.encode()).digest()
         if digest in names and (not name or name == names[digest]):
             continue
@@ -109,14 +117,26 @@ def keys_of(path: str) -> list[KeyLine]:
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
+        at = f"{where}: line {number}"
+        line, weight = weighed(line, at)
         name, colon, key = map(str.strip, line.partition(":"))
         if colon and not key:
-            raise ConfigError(f"{where}: line {number} has a name and no key; write NAME:KEY")
-        at = f"{where}: line {number}"
-        found.append(KeyLine(name, key, at) if colon else KeyLine("", line, at))
+            raise ConfigError(f"{at} has a name and no key; write NAME:KEY")
+        found.append(KeyLine(name, key, at, weight) if colon else KeyLine("", line, at, weight))
     if not found:
         raise ConfigError(f"{where}: holds no key; write one key per line, or NAME:KEY, or leave the flag out")
     return found
+
+
+def weighed(line: str, where: str) -> tuple[str, int]:
+    """A line of the key file without ` weight=N`, and the number."""
+    key, space, word = line.rpartition(" ")
+    if not space or not word.startswith("weight="):
+        return line, 1
+    text = word.removeprefix("weight=")
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_WEIGHT:
+        raise ConfigError(f"{where}: weight={shown(text)}; a weight is a whole number from 1 to {MOST_WEIGHT}")
+    return key.rstrip(), int(text)
 
 
 def presented_key(scope: Scope) -> bytes | None:
@@ -152,10 +172,11 @@ class Shares:
     """A bounded quantity that clients share: each may take more while it holds less than `weight` times what is free.
 
     A client alone gets weight / (weight + 1) of all. Many that take what they can leave room for each newcomer: the
-    free part is 1 / (1 + weight x clients) of all, and nothing has to be known of clients beforehand. Owner: loop.
+    free part is 1 / (1 + weight x clients) of all, and nothing has to be known of clients beforehand. With an infinite
+    weight there are no shares. Owner: loop.
     """
 
-    def __init__(self, limit: int, weight: int) -> None:
+    def __init__(self, limit: int, weight: float) -> None:
         self.limit = limit
         self.used = 0
         self._weight = weight
@@ -195,8 +216,8 @@ class Shares:
 class BodyBudget(Shares):
     """Bytes of bodies held at one time: in all, and by each client. Owner: loop."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit, weight=3)
+    def __init__(self, limit: int, weight: float = USUAL_PART) -> None:
+        super().__init__(limit, weight)
 
     def require(self, client: str, size: int) -> None:
         """Takes so many bytes. Raises the 429 where there is no room."""
@@ -216,8 +237,8 @@ class BodyBudget(Shares):
 class Sessions:
     """Realtime sessions that are open: in all, and of each client. Owner: loop."""
 
-    def __init__(self, limit: int, per_key: int = 0) -> None:
-        self.shares = Shares(limit, weight=3)
+    def __init__(self, limit: int, per_key: int = 0, weight: float = USUAL_PART) -> None:
+        self.shares = Shares(limit, weight)
         self._per_key = per_key  # 0: no limit
 
     @contextmanager
@@ -234,75 +255,6 @@ class Sessions:
             yield
         finally:
             shares.give(client, 1)
-
-
-class Places:
-    """Choices that are being prepared, wait or run; above `limit` a request gets 429 at once. Owner: loop."""
-
-    def __init__(self, limit: int, per_key: int = 0, tokens: int = 0) -> None:
-        self.limit = limit  # set again when the engine has said how many rows it runs
-        self.per_key = per_key  # 0: no limit
-        self.max_tokens = tokens  # prompt tokens of all open choices
-        self.taken = 0
-        self.requests = 0
-        self.tokens = 0
-        self._of_key: Counter[str] = Counter()
-        self._ended = 0  # since `_since`
-        self._since = time.monotonic()
-        self._rate = 0.0  # choices that end per second, smoothed
-
-    @contextmanager
-    def hold(self, count: int, key: str) -> Iterator[None]:
-        """Places for all choices of a request while it lives, counted for the key of this name."""
-        if self.per_key and self._of_key[key] + count > self.per_key:
-            raise key_busy(self.per_key)
-        if self.taken + count > self.limit:
-            raise queue_full(
-                self.retry_after(),
-                f"{self.taken} choices run or wait and {count} more were asked for; this server holds {self.limit}",
-            )
-        self.taken += count
-        self.requests += 1
-        self._of_key[key] += count
-        try:
-            yield
-        finally:
-            self.taken -= count
-            self.requests -= 1
-            self._of_key[key] -= count
-            self._count(count)
-
-    def spare(self, key: str) -> int:
-        """How many more choices the key of this name may hold now."""
-        left = self.limit - self.taken
-        return max(0, min(left, self.per_key - self._of_key[key]) if self.per_key else left)
-
-    def take_tokens(self, count: int) -> None:
-        """Prompt tokens, once they are known; given back with `give_tokens`."""
-        if self.max_tokens and self.tokens + count > self.max_tokens:
-            raise queue_full(self.retry_after(), "too many prompt tokens run or wait; try again later")
-        self.tokens += count
-
-    def give_tokens(self, count: int) -> None:
-        self.tokens -= count
-
-    def _count(self, ended: int) -> None:
-        self._ended += ended
-        span = time.monotonic() - self._since
-        if span >= 1.0:
-            self._rate = 0.5 * self._rate + 0.5 * self._ended / span
-            self._ended, self._since = 0, time.monotonic()
-
-    def retry_after(self) -> int:
-        """Seconds until a place is likely, from how fast requests end: 1 to 60."""
-        if self._rate <= 0.0:
-            return 5
-        return max(1, min(60, round(0.1 * self.taken / self._rate)))
-
-
-def key_busy(limit: int) -> ApiError:
-    text = f"this key may have {limit} choices open at one time; wait for some to end"
-    return ApiError(429, "key_busy", text, headers={"retry-after": "1"})
 
 
 def wrong_key() -> ApiError:

@@ -68,16 +68,16 @@ class StatusLine:
     def __init__(self, state: Counted) -> None:
         self._state = state
         self._before = Totals.of(state)
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._tick)
+        self.timer = asyncio.get_running_loop().call_later(INTERVAL_S, self.tick)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         self.write()
         if self._state.experts is not None and expert_watch.log.isEnabledFor(logging.DEBUG):
             self._state.experts.ask()

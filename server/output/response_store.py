@@ -94,27 +94,27 @@ class ResponseStore:
         self.most = most
         self.ttl = ttl
         self.most_bytes = most_bytes
-        self._counts: Counter[str] = Counter()  # responses by key
-        self._bytes: Counter[str] = Counter()  # by key; the turns of a conversation are one key's
-        self._entries: OrderedDict[tuple[str, str], Stored] = OrderedDict()
+        self.counts: Counter[str] = Counter()  # responses by key
+        self.bytes: Counter[str] = Counter()  # by key; the turns of a conversation are one key's
+        self.entries: OrderedDict[tuple[str, str], Stored] = OrderedDict()
         self._items: dict[tuple[str, str], Stored] = {}  # (key, id of an output item)
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     @property
     def used(self) -> int:
         """Bytes of all that is stored."""
-        return self._bytes.total()
+        return self.bytes.total()
 
     @property
     def running(self) -> int:
-        return sum(entry.running is not None for entry in self._entries.values())
+        return sum(entry.running is not None for entry in self.entries.values())
 
     def get(self, key: str, name: str) -> Stored | None:
         self._purge()
-        return self._entries.get((key, name))
+        return self.entries.get((key, name))
 
     def items(self, key: str, ids: Iterable[str]) -> dict[str, Item]:
         """Output items of stored responses, by id; unknown ids are left out."""
@@ -127,46 +127,46 @@ class ResponseStore:
 
     def add(self, entry: Stored) -> None:
         """A response that has ended, or begins to run; another one of the same key and name is forgotten."""
-        known = self._entries.get((entry.key, entry.name))
+        known = self.entries.get((entry.key, entry.name))
         if known is not None:
             self.remove(known)
-        self._entries[entry.key, entry.name] = entry
-        self._counts[entry.key] += 1
+        self.entries[entry.key, entry.name] = entry
+        self.counts[entry.key] += 1
         self._retain(entry.key, entry.turn)
         self._settle(entry)
 
     def finish(self, entry: Stored, body: bytes, outputs: list[Item], cuts: bytes) -> None:
         """The end of a running one; nothing happens if it was removed meanwhile."""
         entry.running = None
-        if self._entries.get((entry.key, entry.name)) is not entry:
+        if self.entries.get((entry.key, entry.name)) is not entry:
             return
         before = entry.turn.size
         entry.turn.outputs = orjson.dumps(outputs)
-        self._bytes[entry.key] += entry.turn.size - before
+        self.bytes[entry.key] += entry.turn.size - before
         entry.body, entry.cuts = body, cuts
         entry.item_ids = tuple(item["id"] for item in outputs)
-        self._entries.move_to_end((entry.key, entry.name))
+        self.entries.move_to_end((entry.key, entry.name))
         self._settle(entry)
 
     def remove(self, entry: Stored) -> None:
-        if self._entries.pop((entry.key, entry.name), None) is None:
+        if self.entries.pop((entry.key, entry.name), None) is None:
             return
-        self._counts[entry.key] -= 1
-        self._bytes[entry.key] -= entry.size
+        self.counts[entry.key] -= 1
+        self.bytes[entry.key] -= entry.size
         for name in entry.item_ids:
             self._items.pop((entry.key, name), None)
         self._release(entry.key, entry.turn)
-        if not self._counts[entry.key]:
-            del self._counts[entry.key], self._bytes[entry.key]
+        if not self.counts[entry.key]:
+            del self.counts[entry.key], self.bytes[entry.key]
 
     def _settle(self, entry: Stored) -> None:
         """After an entry has got its body: clock and bounds."""
-        self._bytes[entry.key] += entry.size
+        self.bytes[entry.key] += entry.size
         for name in entry.item_ids:
             self._items[entry.key, name] = entry
         entry.expires = asyncio.get_running_loop().time() + self.ttl
-        while len(self._entries) > self.most or self.used > self.most_bytes:
-            oldest = self._oldest(self._counts if len(self._entries) > self.most else self._bytes)
+        while len(self.entries) > self.most or self.used > self.most_bytes:
+            oldest = self._oldest(self.counts if len(self.entries) > self.most else self.bytes)
             if oldest is None:
                 break
             self.remove(oldest)
@@ -175,14 +175,14 @@ class ResponseStore:
     def _oldest(self, held: Counter[str]) -> Stored | None:
         """The oldest response that has ended, of the key that holds the most; None where all still run."""
         ended: dict[str, Stored] = {}
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             if entry.running is None:
                 ended.setdefault(entry.key, entry)
         return ended[max(ended, key=held.__getitem__)] if ended else None
 
     def _purge(self) -> None:
         now = asyncio.get_running_loop().time()
-        for entry in list(self._entries.values()):
+        for entry in list(self.entries.values()):
             if entry.running is None:
                 if entry.expires > now:
                     return
@@ -190,7 +190,7 @@ class ResponseStore:
 
     def _wind(self) -> None:
         """One timer, for the oldest."""
-        if self._timer is None and self._entries:
+        if self._timer is None and self.entries:
             self._timer = asyncio.get_running_loop().call_later(max(1.0, self.ttl / 8), self._ring)
 
     def _ring(self) -> None:
@@ -203,7 +203,7 @@ class ResponseStore:
             turn.users += 1
             if turn.users > 1:
                 return
-            self._bytes[key] += turn.size
+            self.bytes[key] += turn.size
             turn = turn.parent
 
     def _release(self, key: str, turn: Turn | None) -> None:
@@ -211,5 +211,5 @@ class ResponseStore:
             turn.users -= 1
             if turn.users:
                 return
-            self._bytes[key] -= turn.size
+            self.bytes[key] -= turn.size
             turn = turn.parent

@@ -106,7 +106,7 @@ export class Chat {
       resume: (node) => this.resume(node),
       canResume: (node) =>
         this.conversation.head === node.id && canContinue(node, this.page.settings(), this.page.about()),
-      edit: (node, text) => this.ask(text, node.files, node.parent),
+      edit: (node, text) => this.ask(text, node.files, node.parent, node.start),
       remove: (node) => this.remove(node),
       siblings: (node) => siblingsOf(this.conversation, node),
       isLast: (node) => this.conversation.head === node.id,
@@ -121,11 +121,11 @@ export class Chat {
   }
 
   /** A question behind the head, or another version behind `parent`. A refused question at the head returns to the form. */
-  async ask(text, files, parent = this.conversation.head) {
+  async ask(text, files, parent = this.conversation.head, start = undefined) {
     this.stop();
     const { conversation } = this;
     const isLast = parent === conversation.head;
-    const asked = addNode(conversation, parent, { role: "user", text, files });
+    const asked = addNode(conversation, parent, { role: "user", text, files, start });
     const answered = await this.answer(asked.id);
     if (answered?.refusal) this.refused(conversation, isLast ? asked : null, answered);
   }
@@ -158,27 +158,29 @@ export class Chat {
   /** A new answer behind this node: {node, refusal}. */
   async answer(parent) {
     this.stop();
-    this.conversation.head = parent;
+    const { conversation } = this; // another one may be open after each await
+    conversation.head = parent;
     await this.page.renew();
-    const request = this.requestOf();
+    const request = this.requestOf(conversation);
     if (!request) return this.show();
-    const node = addNode(this.conversation, parent, { role: "assistant" });
-    return { node, refusal: await this.write(node, request) };
+    const node = addNode(conversation, parent, { role: "assistant" });
+    return { node, refusal: await this.write(conversation, node, request) };
   }
 
   /** A cut answer goes on where it ended. */
   async resume(node) {
+    const { conversation } = this;
     await this.page.renew();
-    const request = this.requestOf();
+    const request = this.requestOf(conversation);
     if (!request) return;
     delete node.finish;
     delete node.error;
-    await this.write(node, request);
+    await this.write(conversation, node, request);
   }
 
-  /** The request for the open conversation as it is, or null where there can be none. */
-  requestOf() {
-    const { conversation, page } = this;
+  /** The request for a conversation as it is, or null where there can be none. */
+  requestOf(conversation) {
+    const { page } = this;
     const sent = sentOf(pathOf(conversation));
     try {
       return { ...requestOf(sent, conversation.system, page.settings(), page.about()), from: sent[0].id };
@@ -189,16 +191,17 @@ export class Chat {
   }
 
   /** Writes an answer into its node; the refusal, if it comes to one. */
-  async write(node, request) {
-    const { conversation } = this;
+  async write(conversation, node, request) {
     const ending = new AbortController();
     const running = { conversation, node, ending };
     this.answers.set(conversation.id, running);
-    this.following = true;
-    showRefusal(null);
-    this.show();
-    say("Answering");
-    this.keep();
+    if (conversation === this.conversation) {
+      this.following = true;
+      showRefusal(null);
+      this.show();
+      say("Answering");
+    }
+    this.keep(conversation);
     const view = () => (conversation === this.conversation ? this.views.get(node.id) : null);
     const refusal = await answerInto(node, request, request.from, ending.signal, () => view()?.update());
     if (this.answers.get(conversation.id) === running) this.answers.delete(conversation.id);

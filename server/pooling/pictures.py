@@ -37,7 +37,7 @@ async def text_or_picture(
     state, param = exchange.state, "messages[0].content"
     config = pooling_of(state)
     if len(messages) != 1:
-        text = f"messages: got {len(messages)}; this model reads one message, with one text or one picture"
+        text = f"messages: got {len(messages)}; this model reads one message, with one text or one image"
         raise invalid("messages", text)
     reader = reader_of(state)
     (message,) = reader.read(messages)
@@ -48,8 +48,8 @@ async def text_or_picture(
     if len(pictures) + len(texts) != 1:
         raise invalid(
             param,
-            f"{param}: got {len(texts)} texts and {len(pictures)} pictures; this model reads one text or "
-            "one picture, so send each as a request of its own",
+            f"{param}: got {len(texts)} texts and {len(pictures)} images; this model reads one text or one "
+            "image, so send each as a request of its own",
         )
     if texts:
         role = prompt_name or config.default_prompt or ""
@@ -64,8 +64,8 @@ def check_queries(config: PoolingConfig, parts: Mapping[int, Parts], count: int)
     if config.page and shown < count:
         param = parts[shown][1]
         raise invalid(
-            param, f"{param}: is a picture; this model finds pages by a text, so send the query as a text and pictures "
-            "as documents",
+            param, f"{param}: is an image; this model finds pages by a text, so send the query as a text and "
+                   "images as documents",
         )  # fmt: skip
 
 
@@ -75,11 +75,11 @@ async def shown(
     """The inputs with these pictures in the place of their texts."""
     most = exchange.state.config.media.media_max_items
     if len(parts) > most:
-        raise invalid("documents", f"documents: the pairs hold {len(parts)} pictures; at most {most} are allowed")
+        raise invalid("documents", f"documents: the pairs hold {len(parts)} images; at most {most} are allowed")
     refs = {}
     for at, (given, param) in parts.items():
         if len(given) != 1:
-            text = f"{param}: got {len(given)} parts; this model compares one text or one picture each"
+            text = f"{param}: got {len(given)} parts; this model compares one text or one image each"
             raise invalid(param, text)
         reader = reader_of(exchange.state)
         reader.parts(given, param)

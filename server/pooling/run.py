@@ -53,6 +53,7 @@ class PooledAnswer:
         lengths = np.fromiter(map(len, inputs.ids), np.int64, count)
         starts = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
         self._tokens = int(starts[-1])
+        await state.running.wait()  # an operator may have paused the server
         request = Request(
             prompt_token_ids=np.concatenate(inputs.ids),
             sampling=ONE,
@@ -63,8 +64,10 @@ class PooledAnswer:
             cache_salt=scope_of(exchange, salt),
             arrival=exchange.arrival,
             pooling=PoolingParams(starts, inputs.seconds, inputs.pool_starts, per_token, inputs.adapters),
+            flow=exchange.client,
+            weight=state.keys.weight(exchange.key_name),
+            deadline=time.monotonic() + state.config.limits.queue_timeout,
         )
-        await state.running.wait()  # an operator may have paused the server
         tokens, self._tokens = self._tokens, 0
         state.places.take_tokens(tokens)
         self._tokens = tokens
@@ -98,6 +101,7 @@ class PooledAnswer:
         if self._finished.done():
             return
         if delta.queued is not None:
+            self.exchange.begin()
             self.state.metrics.observe("request_queue_time_seconds", delta.queued)
         if delta.encode_s:
             self.state.metrics.observe("mm_encode_seconds", delta.encode_s)

@@ -70,7 +70,7 @@ async def listen(request: Request, kind: type[Kind]) -> Response | None:
             raise invalid("file", "file: is missing or empty; send a recording as the form's file")
         form.file = None
         async with client_present(request):
-            with state.places.hold(1, exchange.key_name):
+            with exchange.hold(1, "speech"):
                 assert state.media is not None
                 scope = scope_of(exchange, task.salt)
                 async with state.media.recording(data, hearer.cutting(), scope) as recording:

@@ -43,8 +43,8 @@ async def reading(request: Request) -> Response:
 
 
 async def leading(request: Request) -> Response:
-    """Where FastAPI's users look."""
-    return Response(status_code=307, headers={"location": "docs/api"})
+    """To the list of pages."""
+    return Response(status_code=307, headers={"location": "docs/"})
 
 
 async def in_pool(state: AppState, make: Callable[..., T], *given: Any) -> T:

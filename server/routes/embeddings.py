@@ -161,7 +161,7 @@ async def answered(
     salt, priority = salt_of(body), priority_of(body, state.config, gateway_priority(request))
     count = 1 if body.messages is not None or not isinstance(body.input, list) else len(body.input)
     async with client_present(request):
-        with state.places.hold(max(1, min(count, state.config.pooling.max_inputs)), exchange.key_name):
+        with exchange.hold(max(1, min(count, state.config.pooling.max_inputs)), "inputs"):
             async with preparing(exchange, "inputs"):
                 made = adapted(pooling_of(state), body.prompt_name, await prepared(exchange, body, salt))
                 inputs = made.ids

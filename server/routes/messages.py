@@ -91,7 +91,7 @@ async def count(request: Request) -> Response:
     tools = check_tools(state, body, calls_back=False)
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
-        with state.places.hold(1, exchange.key_name):
+        with exchange.hold(1, "texts"):
             job = await prompt_of(exchange, body, tools, asked, state.renderer.counting())
     return json_response({"input_tokens": job.num_tokens})
 

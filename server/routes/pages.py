@@ -82,7 +82,7 @@ def document(name: str) -> str:
     else:
         lines = "".join(f'<li><a href="{each}">{docs.title(each)}</a></li>\n' for each in docs.NAMES)
         body = f"<h1>omniloop {__version__}</h1>\n<ul>\n{lines}</ul>\n"
-        body += '<p><a href="../docs">The API</a>, also as <a href="../openapi.json">OpenAPI</a></p>\n'
+        body += '<p><a href="api">The API</a>, also as <a href="../openapi.json">OpenAPI</a></p>\n'
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title} - omniloop</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n'

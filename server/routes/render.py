@@ -40,7 +40,7 @@ async def chat(request: Request) -> Response:
     asked, tools = chat_route.check(state, body)
     name = response_id("chatcmpl-", body.request_id, exchange)
     async with client_present(request):
-        with state.places.hold(1, exchange.key_name):
+        with exchange.hold(1, "texts"):
             job = await chat_route.prepare_chat(exchange, body, asked, tools)
     return json_response(rendered(name, model, job, body, asked))
 
@@ -54,7 +54,7 @@ async def completion(request: Request) -> Response:
     asked = completion_route.check(state, body, len(prompts))
     name = response_id("cmpl-", body.request_id, exchange)
     async with client_present(request):
-        with state.places.hold(1, exchange.key_name):
+        with exchange.hold(1, "texts"):
             async with preparing(exchange):
                 jobs = await completion_route.render(exchange, body, prompts, asked)
     return json_response([rendered(name, model, job, body, asked) for job in jobs])

@@ -120,7 +120,7 @@ async def scored(
     check_queries(config, pairs.parts, len(pairs.queries))
     count = len(pairs.of) if reads_both else len(pairs.queries) + len(pairs.documents)
     async with client_present(request):
-        with state.places.hold(count, exchange.key_name):
+        with exchange.hold(count, "inputs"):
             async with preparing(exchange, "pairs"):
                 made = await inputs_of(exchange, pairs, cut, per_document, instruction, salt)
             with PooledAnswer(exchange, name) as running:

@@ -110,7 +110,7 @@ async def count(request: Request) -> Response:
     parent = earlier(state, exchange.key_name, body.previous_response_id)
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
-        with state.places.hold(1, exchange.key_name):
+        with exchange.hold(1, "texts"):
             _, job = await prompt_of(exchange, body, parent, tools, asked, state.renderer.counting())
     return json_response({"object": "response.input_tokens", "input_tokens": job.num_tokens})
 
@@ -156,7 +156,7 @@ async def in_background(
     exchange = exchange_of(request)
     async with client_present(request):
         with ExitStack() as held:
-            held.enter_context(exchange.state.places.hold(asked.n, exchange.key_name))
+            held.enter_context(exchange.hold(asked.n))
             turn, job = await prompt()
             (job,) = await with_grammar(exchange, asked, [job], parsing)
             shape = make_shape()

@@ -35,7 +35,7 @@ async def tokenize(request: Request) -> Response:
     body = await read_json(request, TokenizeBody, state.config.limits.max_request_bytes)
     check_model(state, body.model)
     async with client_present(request):
-        with state.places.hold(1, exchange.key_name):
+        with exchange.hold(1, "texts"):
             async with preparing(exchange, "tokens"):
                 ids = await ids_of(state, body)
                 data = await in_pool_if_long(state, len(ids), lambda: tokens_of(state, body, ids))
@@ -97,7 +97,7 @@ async def detokenize(request: Request) -> Response:
     check_model(state, body.model)
     state.tokenizer.require_texts("tokens")
     async with client_present(request):
-        with state.places.hold(1, exchange.key_name):
+        with exchange.hold(1, "texts"):
             async with preparing(exchange, "tokens"):
                 data = await in_pool_if_long(state, len(body.tokens), lambda: text_of(state, body.tokens))
     return Response(data, media_type="application/json")

@@ -127,10 +127,10 @@ class Listening:
 
     def _hold(self, held: ExitStack, count: int) -> int:
         """Workers: the request has a place already; more places are taken as far as they are free."""
-        places, key = self._state.places, self.exchange.key_name
+        places, caller = self._state.places, self.exchange.client
         most = min(count, self._state.config.speech.transcription_windows_at_once)
-        more = max(0, min(most - 1, places.spare(key)))
-        held.enter_context(places.hold(more, key))
+        more = max(0, min(most - 1, places.spare(caller)))
+        held.enter_context(places.hold_more(more, caller, "speech"))
         return min(count, 1 + more)
 
     async def _settled(self) -> None:
@@ -221,6 +221,7 @@ class Listening:
         if delta.error is not None:
             raise from_engine(delta.error)
         if delta.queued is not None:
+            self.exchange.begin()
             self._metrics.queued(delta.queued)
             if delta.encode_s:
                 self._metrics.encoded(delta.encode_s)

@@ -150,7 +150,7 @@ class RealtimeSession:
                 if self._worker.is_busy:
                     continue
             text = (
-                f"no event came for {seconds:g} s; open another session when there is sound (--realtime-idle-timeout)"
+                f"no event came for {seconds:g} s; open another session when there is audio (--realtime-idle-timeout)"
             )
             self.tell("error", error={**described(ApiError(408, "session_idle", text)), "event_id": None})
             await self._events.join()
@@ -173,7 +173,7 @@ class RealtimeSession:
     def _begin_plain(self, model: str) -> None:
         """vLLM's form from here on. Turns are found by their energy, so a text grows before its sound has ended."""
         if not self._plain and (self._origin or self._pcm):
-            raise invalid("model", "model: a session of this form begins with session.update, before the first sound")
+            raise invalid("model", "model: a session of this form begins with session.update, before the first audio")
         self._plain = True
         form = form_with(self._settings.form, model=model)
         self._task_of(form)  # raises where a turn would
@@ -190,7 +190,7 @@ class RealtimeSession:
         if given.format is not msgspec.UNSET and given.format.rate != settings.rate:
             rate = given.format.rate
             if not RATES[0] <= rate <= RATES[1] or self._origin or self._pcm:
-                text = f"rate: got {rate}; {RATES[0]} to {RATES[1]} are read, and it is set before the first sound"
+                text = f"rate: got {rate}; {RATES[0]} to {RATES[1]} are read, and it is set before the first audio"
                 raise invalid("session.audio.input.format.rate", text)
             settings = replace(settings, rate=rate)
         if given.transcription is not msgspec.UNSET and given.transcription is not None:
@@ -308,7 +308,7 @@ class RealtimeSession:
         held = len(self._pcm) // SAMPLE_BYTES / self._settings.rate
         held += self._live.seconds if self._live is not None else 0.0
         if held < MIN_TURN_S:
-            text = f"the buffer holds {held * 1000:.0f} ms of sound; a turn has at least {MIN_TURN_S * 1000:.0f} ms"
+            text = f"the buffer holds {held * 1000:.0f} ms of audio; a turn has at least {MIN_TURN_S * 1000:.0f} ms"
             raise ApiError(400, "input_audio_buffer_commit_empty", text)
         if self._turn_start is None:
             self._turn_start = self._origin

@@ -165,7 +165,7 @@ class TurnWorker:
             order, first = self._whole.order, self._whole.order.front
         told = self._teller(turn, order, first, task.with_logprobs)
         listening: Listening
-        with state.places.hold(1, exchange.key_name):
+        with exchange.hold(1, "speech"):
             if isinstance(turn.sound, GrowingSound):
                 assert isinstance(hearer, VoxtralRealtimeHearer), "others hear what is committed"
                 listening = live = LiveListening(exchange, task, hearer)

@@ -53,7 +53,8 @@ def libraries() -> Iterator[str]:
 def of_processor() -> Iterator[str]:
     """The processor, what of it this process may use, and which of our kernels it gets."""
     from _fast import cpu
-    from engine.device.host import available_memory, usable_cores
+    from engine.device.host import usable_cores
+    from engine.device.host_memory import available_memory
 
     name, found = processor(text_of(Path("/proc/cpuinfo")))
     yield f"processor: {name or platform.machine()}, {usable_cores()} of {os.cpu_count()} cores may be used"

@@ -83,7 +83,7 @@ def complete(state: AppState) -> None:
         state.grammars = None
     if not engine.limits.pools:
         check_defaults(state.defaults, config, state.vocabulary)
-    state.places.limit = engine.limits.max_open
+    state.places.size(engine.limits.max_open, engine.limits.max_rows, config.pool_threads)
     metrics = state.metrics
     metrics.model_name = state.names[0]
     metrics.resize(engine.max_model_len)

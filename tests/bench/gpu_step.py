@@ -75,7 +75,7 @@ async def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
             runtime.model.towers["image"].encode(features)
         )
 
-    arrays, count = await engine._on_device(example)
+    arrays, count = await engine.on_device(example)
     requests = []
     for _ in range(PICTURES):
         pixels = draw.integers(0, 255, arrays["pixels"].shape, dtype=np.uint8)

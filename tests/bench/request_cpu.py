@@ -70,15 +70,11 @@ Beats = tuple[list[float], float]  # ms that each was late, and the most CPU bet
 
 
 class NoDevice:
-    """In the device thread's place: takes what is submitted, and nothing happens."""
+    """Stands in front of the device thread: takes what is submitted, and nothing happens."""
 
     def __init__(self) -> None:
         self.inbox = Inbox()
         self.inbox.watch()
-
-    @property
-    def last_beat(self) -> float:
-        return time.monotonic()  # never silent
 
     def submit(self, request: Request, first_id: int) -> None:
         self.inbox.put(Submit(request, first_id))
@@ -98,7 +94,7 @@ class Rounds:
     def __init__(self, server: InsideServer, device: NoDevice, streams: int) -> None:
         self.server, self.device, self.streams = server, device, streams
         self.engine = server.state.engine
-        ident = server._thread.ident
+        ident = server.thread.ident
         assert ident is not None
         self.clock = time.pthread_getcpuclockid(ident)
         command = [sys.executable, "-m", "tests.bench.request_cpu", "--clients", str(server.port), str(streams)]
@@ -133,7 +129,7 @@ class Rounds:
 
     async def _steps(self, first: int, end: int, tokens: int) -> None:
         """Steps `first` to `end` of answers that have so many tokens."""
-        ids, count = list(self.engine._routes), self.streams
+        ids, count = self.engine.open_ids(), self.streams
         for at in range(first, end):
             reason = FinishReason.LENGTH if at == tokens - 1 else FinishReason.NONE
             output = StepOutput(StepStats(num_rows=count, num_tokens=count, num_sampled=count))
@@ -141,7 +137,7 @@ class Rounds:
                 output.add(number, 300 + (7 * at + row) % 3000, reason)
             if at == 0:
                 output.firsts = dict.fromkeys(range(count), (0, 0.001, None))
-            self.engine._on_output(output)
+            self.engine.on_output(output)
             for _ in range(
                 count * COST_CALLBACK // SLICE + 2
             ):  # slices, and what a transport writes at the end of a turn
@@ -194,7 +190,8 @@ def rounds(streams: int) -> Iterator[Rounds]:
     """A server whose device does nothing, with its clients."""
     with inside(*flags_of(**ROOM), "--disable-access-log") as server:
         engine, device = server.state.engine, NoDevice()
-        real, engine._device = engine._device, device  # type: ignore[assignment]
+        real = engine.inspect()
+        real.submit, real.abort = device.submit, device.abort  # type: ignore[method-assign]
         found = Rounds(server, device, streams)
         try:
             yield found
@@ -202,7 +199,7 @@ def rounds(streams: int) -> Iterator[Rounds]:
             found.clients.kill()
             found.clients.wait()
             time.sleep(0.1)
-            engine._device = real
+            del real.submit, real.abort  # what its class has is in force again
             device.inbox.close()
 
 

@@ -51,7 +51,7 @@ async def delivered(server: InsideServer, ids: list[int], tokens: list[int]) -> 
     for at, number in enumerate(ids):
         output.add(number, tokens[at], 0)
     begun = time.thread_time()
-    server.state.engine._on_output(output)
+    server.state.engine.on_output(output)
     for _ in range(len(ids) * COST_CALLBACK // SLICE + 2):  # slices, and what a transport writes at the end of a turn
         await asyncio.sleep(0)
     return time.thread_time() - begun
@@ -61,10 +61,10 @@ async def cost(server: InsideServer, streams: int, steps: int) -> list[float]:
     """Microseconds per token of each step."""
     engine = server.state.engine
     for _ in range(2000):
-        if len(engine._routes) == streams:
+        if len(engine.open_ids()) == streams:
             break
         await asyncio.sleep(0.01)
-    ids = list(engine._routes)
+    ids = engine.open_ids()
     assert len(ids) == streams, f"{len(ids)} of {streams} requests have arrived"
     words = server.state.tokenizer.encode(TEXT * 4)
     await delivered(server, ids, [words[0]] * streams)  # heads and role chunks

@@ -279,23 +279,23 @@ class Told:
     def __init__(self) -> None:
         backend = SimpleNamespace(launcher=SimpleNamespace())
         runtime = SimpleNamespace(executor=SimpleNamespace(backend=backend))
-        self._device = SimpleNamespace(settler=SimpleNamespace(settle=None), _on_output=None, runtime=runtime)
-        self._outputs: deque[StepOutput] = deque()
+        self._device = SimpleNamespace(settler=SimpleNamespace(settle=None), on_output=None, runtime=runtime)
+        self.outputs: deque[StepOutput] = deque()
 
     def inspect(self) -> SimpleNamespace:
         return self._device
 
-    def _on_output(self, output: StepOutput) -> None:
-        self._outputs.append(output)
-        self._deliver()
+    def on_output(self, output: StepOutput) -> None:
+        self.outputs.append(output)
+        self.deliver_slice()
 
-    def _deliver(self) -> None:
-        output = self._outputs[0]
+    def deliver_slice(self) -> None:
+        output = self.outputs[0]
         output.start += 2
         if output.start < len(output.ids):
-            asyncio.get_running_loop().call_soon(self._deliver)
+            asyncio.get_running_loop().call_soon(self.deliver_slice)
         else:
-            self._outputs.popleft()
+            self.outputs.popleft()
 
 
 async def test_tokens_are_followed_from_the_newest_step_and_from_those_before_it():
@@ -307,10 +307,10 @@ async def test_tokens_are_followed_from_the_newest_step_and_from_those_before_it
         output = StepOutput(StepStats(step_id=step, device_s=0.2))
         for token in (1, -1, 2):
             output.add(1, token, 0)
-        engine._on_output(output)
+        engine.on_output(output)
         for _ in range(3):
             await asyncio.sleep(0)
-        assert not engine._outputs
+        assert not engine.outputs
     times = watch.times()
     assert (times[:, 0] - times[:, 1]).tolist() == pytest.approx([100.0, 100.0, 100.3, 100.3, 100.5, 100.5])
     assert times[:, 2].tolist() == [1, 1] * 3

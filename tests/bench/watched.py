@@ -79,11 +79,11 @@ class Deliveries:
         self._settled: dict[int, float] = {}  # by step: home
         self._steps = array("d")  # step, home, seconds it took
         self._slices = array("d")  # step, time, tokens
-        self._plain_settle, self._plain_on_output = device.settler.settle, engine._on_output
-        self._plain_deliver = engine._deliver
+        self._plain_settle, self._plain_on_output = device.settler.settle, engine.on_output
+        self._plain_deliver = engine.deliver_slice
         device.settler.settle = self._settle  # type: ignore[method-assign]
-        device._on_output = engine._on_output = self._on_output  # type: ignore[method-assign]
-        engine._deliver = self._deliver  # type: ignore[method-assign]
+        device.on_output = engine.on_output = self._on_output  # type: ignore[method-assign]
+        engine.deliver_slice = self._deliver  # type: ignore[method-assign]
 
     def _settle(self, step: Step, stats: StepStats) -> StepOutput:
         output = self._plain_settle(step, stats)
@@ -100,7 +100,7 @@ class Deliveries:
         self._plain_on_output(output)
 
     def _deliver(self) -> None:
-        output = self._engine._outputs[0]
+        output = self._engine.outputs[0]
         start, told = output.start, [output.stats.step_id, 0]
         self._loop.call_soon(self._written, told)  # in front of the next slice
         self._plain_deliver()

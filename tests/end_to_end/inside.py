@@ -39,20 +39,20 @@ class InsideServer:
         self.port = address(self.config, self.socket)[1]
         self._ready = threading.Event()
         self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._main, name="inside-server")
+        self.thread = threading.Thread(target=self._main, name="inside-server")
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
         self._ready.wait(60)
         if self._failed is not None:
             raise self._failed
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
-        assert not self._thread.is_alive(), "the server's thread did not end"
+        self.thread.join(30)
+        assert not self.thread.is_alive(), "the server's thread did not end"
         if self._failed is not None:
             raise self._failed
 

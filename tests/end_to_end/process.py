@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 START_S, STOP_S = 60.0, 45.0  # a machine with many neighbours; what is promised is measured in test_start.py
 SMALL = (
     *("--num-threads", "1", "--max-num-seqs", "64", "--max-num-batched-tokens", "512"),
-    *("--num-gpu-blocks-override", "1024", "--disable-access-log"),
+    *("--num-gpu-blocks-override", "1024", "--disable-access-log", "--max-queue-wait", "0"),
 )
 
 

@@ -108,8 +108,8 @@ async def test_blocks_are_free_one_step_after_the_client_has_left(server: Inside
     Not in those that the loop hears of: when it hears late, it hears of many that were made before its word.
     """
     engine = server.state.engine
-    device, metrics = engine._device, engine.on_step
-    abort, scheduler = device.abort, device._runtime.scheduler
+    device, metrics = engine.inspect(), engine.on_step
+    abort, scheduler = device.abort, device.runtime.scheduler
     steps: list[tuple[int, int]] = []  # (number, blocks used after it)
     words: list[int] = []  # the step that was next when the device thread was told that a choice has left
 

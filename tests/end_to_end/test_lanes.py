@@ -263,7 +263,7 @@ def step(server: InsideServer, rows: Callable[[], list[tuple[int, int, int]]]) -
         output = StepOutput(StepStats())
         for row in rows():
             output.add(*row)
-        server.state.engine._on_output(output)
+        server.state.engine.on_output(output)
         await asyncio.sleep(0)
 
     server.call(tell)
@@ -271,9 +271,9 @@ def step(server: InsideServer, rows: Callable[[], list[tuple[int, int, int]]]) -
 
 def routes(server: InsideServer, count: int) -> list[int]:
     end = time.monotonic() + 10
-    while len(server.state.engine._routes) < count and time.monotonic() < end:
+    while len(server.state.engine.open_ids()) < count and time.monotonic() < end:
         time.sleep(0.01)
-    found = list(server.state.engine._routes)
+    found = server.state.engine.open_ids()
     assert len(found) == count
     return found
 
@@ -364,9 +364,8 @@ def resumed(server: InsideServer, numbers: tuple[int, ...]) -> Callable[[], Any]
     """The device thread has not heard that these have ended."""
 
     async def resume() -> None:
-        assert server.state.engine._device is not None
         for number in numbers:
-            server.state.engine._device.abort(number)
+            server.state.engine.inspect().abort(number)
         server.state.engine.resume()
 
     return resume

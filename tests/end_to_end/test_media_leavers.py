@@ -124,9 +124,9 @@ def check_caches(server: InsideServer, folder: Path) -> None:
     assert set(media) <= {"media_cache_bytes"}
     assert media.get("media_cache_bytes", 0) <= server.state.media.limits.mm_processor_cache_gb * 2**30
     encoder, entries = runtime.media.encoder, runtime.scheduler.ledger()["encoder_entries"]
-    assert len(encoder._inputs) == len(encoder._entries) == len(encoder._digests) == entries
-    assert set(encoder._rows) | set(encoder._begun) | set(encoder.clock.took) <= set(encoder._inputs)
-    assert sum(len(rows) for rows in encoder._rows.values()) <= runtime.sizes.encoder_rows
+    assert len(encoder.inputs) == len(encoder.entries) == len(encoder.digests) == entries
+    assert set(encoder.encoded) | set(encoder.begun) | set(encoder.clock.took) <= set(encoder.inputs)
+    assert sum(len(rows) for rows in encoder.encoded.values()) <= runtime.sizes.encoder_rows
     assert list(folder.iterdir()) == [], "a temporary file is left"
 
 
@@ -135,8 +135,8 @@ def beside_caches(server: InsideServer) -> int:
     its rows bound."""
     trim_heap()
     encoder = server.state.engine.inspect().runtime.media.encoder
-    features = sum(array.nbytes for item in list(encoder._inputs.values()) for array in item.features.values())
-    return psutil.Process().memory_info().rss - features - sum(rows.nbytes for rows in encoder._rows.values())
+    features = sum(array.nbytes for item in list(encoder.inputs.values()) for array in item.features.values())
+    return psutil.Process().memory_info().rss - features - sum(rows.nbytes for rows in encoder.encoded.values())
 
 
 async def check_leavers(server: InsideServer, known, folder: Path, counts: list[int]) -> list[int]:

@@ -112,7 +112,7 @@ async def test_each_choice_that_cannot_be_admitted_ends(cache, caplog):
 async def test_a_sibling_that_cannot_be_admitted_ends_alone(caplog):
     async with running(QWEN3) as engine:
         stream = engine.submit(text_request(PROMPT, 5, n=2, ignore_eos=True))
-        await engine._on_device(lambda _: plant(engine, "_executor", "admit", ValueError("planted")) or True)
+        await engine.on_device(lambda _: plant(engine, "_executor", "admit", ValueError("planted")) or True)
         last = {}
         async with stream:
             async for delta in stream:
@@ -129,7 +129,7 @@ async def test_a_row_that_cannot_start_over_ends(caplog):
     async with running(QWEN3) as engine:
         plant_in_step(engine, {1: OOM})
         stream = engine.submit(text_request(PROMPT, 5, ignore_eos=True))
-        await engine._on_device(lambda _: plant(engine, "_executor", "admit", ValueError("planted")) or True)
+        await engine.on_device(lambda _: plant(engine, "_executor", "admit", ValueError("planted")) or True)
         async with stream:
             deltas = [delta async for delta in stream]
         assert isinstance(deltas[-1].error, AdmissionError)

@@ -206,7 +206,7 @@ async def test_rules_and_log_probabilities_are_those_of_the_host(on_the_device_p
         got = await asyncio.gather(*[told(engine, *each) for each in sent])
         assert (engine.inspect().runtime.scheduler.num_preemptions > 0) is bool(settings)
         assert counts(engine)["step"] > 0
-        assert len(engine.inspect().runtime.executor.backend.sampler._lines) == 0
+        assert len(engine.inspect().runtime.executor.backend.sampler.lines) == 0
     monkeypatch.undo()
     async with running(folder) as engine:
         assert got == [await told(engine, *each) for each in sent]

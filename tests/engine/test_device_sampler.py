@@ -162,7 +162,7 @@ def test_lines_that_were_given_up_are_written_again():
             continue
         got, _, want, _ = both.step(logits, slots, [step, step])
         assert got.tolist() == want.tolist(), step
-    assert len(both.device._lines) == 2
+    assert len(both.device.lines) == 2
 
 
 @pytest.mark.parametrize(
@@ -254,9 +254,9 @@ def test_reset_covers_everything_of_a_slot():
     for poison in (False, True):
         both.admit(1, rules)
         both.step(logits_of(1), [1], [0])
-        assert len(both.device._lines) == 1
+        assert len(both.device.lines) == 1
         both.device.reset(1, poison)
-        assert len(both.device._lines) == 0
+        assert len(both.device.lines) == 0
         for name, value in vars(fresh.device).items():
             mine = vars(both.device)[name]
             if isinstance(value, np.ndarray):
@@ -340,7 +340,7 @@ def test_warm_up_leaves_nothing_behind():
     both.device.warm_up(empty_inputs(ROWS, 32, 1, 1, "cpu"), logits_of(1), tokens)
     assert (tokens == -7).all()
     assert both.device.is_plain(np.arange(SLOTS))
-    assert len(both.device._lines) == 0
+    assert len(both.device.lines) == 0
     both.admit(0, {"temperature": 0.0, "presence_penalty": 1.0, "allowed_token_ids": (3, 9, 11)})
     for step in range(4):
         got, _, want, _ = both.step(logits_of(1, 5), [0], [step])
@@ -415,4 +415,4 @@ def test_a_chosen_token_is_counted_where_nobody_on_the_host_hears_of_it():
     for step in range(30):
         got, _, want, _ = both.step(logits, [3], [step], record=False)
         assert got.tolist() == want.tolist()
-    assert int(both.device._lines.tables.counts.sum()) == 30
+    assert int(both.device.lines.tables.counts.sum()) == 30

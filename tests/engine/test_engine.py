@@ -287,16 +287,16 @@ async def test_stop_lets_open_requests_finish_and_refuses_new_ones():
 async def test_a_stop_that_comes_with_the_last_abort_while_a_step_runs_ends_the_thread():
     engine = Engine(EngineConfig(model=str(QWEN3), num_threads=1, num_gpu_blocks_override=64))
     await engine.start()
-    device = engine._device
-    launch = device._launch_sample
+    device = engine.inspect()
+    launch = device.launch_sample
 
     def launch_then_leave(*args):
         launch(*args)
-        device._launch_sample = launch
+        device.launch_sample = launch
         device.abort(stream.first_id)
         device.inbox.put(Stop())
 
-    device._launch_sample = launch_then_leave
+    device.launch_sample = launch_then_leave
     stream = engine.submit(text_request(PROMPT, 50, ignore_eos=True))
     await asyncio.get_running_loop().run_in_executor(None, device.thread.join, 5)
     assert not device.thread.is_alive()
@@ -359,15 +359,16 @@ async def test_media_of_a_refused_request_leaves_nothing():
                 await anext(stream)
         # The loop's own count would refuse it; the device thread must cope all the same.
         request = Request(np.array([1, pad, pad, pad, pad, 2], np.int32), SamplingParams(), media=(item,))
-        done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[list[int]] = loop.create_future()
         submit = runtime.admission.submit
 
         def refused(given: Request, first_id: int) -> None:
             submit(given, first_id)
-            engine._loop.call_soon_threadsafe(done.set_result, list(runtime.admission.refused))
+            loop.call_soon_threadsafe(done.set_result, list(runtime.admission.refused))
 
         runtime.admission.submit = refused
-        engine._device.submit(request, 999)
+        engine.inspect().submit(request, 999)
         assert await asyncio.wait_for(done, 5) == [999]
         assert engine.ledger()["encoder_entries"] == 0
         assert runtime.media.encoder.find(item.hash) is None
@@ -386,7 +387,7 @@ async def test_a_crowd_is_admitted_while_its_first_step_runs():
             return launch(plan)
 
         runtime.executor.launch_forward = noted
-        held = asyncio.ensure_future(engine._on_device(lambda _: entered.set() or go.wait(10)))
+        held = asyncio.ensure_future(engine.on_device(lambda _: entered.set() or go.wait(10)))
         await asyncio.to_thread(entered.wait, 10)
         sent = [engine.submit(text_request([*PROMPT, k], 2)) for k in range(30)]
         go.set()

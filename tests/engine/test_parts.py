@@ -64,7 +64,7 @@ async def test_a_request_waits_at_a_closed_gate_and_enters_when_the_part_wakes_t
         leaving = engine.submit(text_request([6, 7], 4))
         while part.asked < 2:  # noqa: ASYNC110 (both have arrived)
             await asyncio.sleep(0)
-        held = await engine._on_device(lambda runtime: runtime.admission.ledger())
+        held = await engine.on_device(lambda runtime: runtime.admission.ledger())
         assert (held["backlog"], held["live_rows"]) == (3, 0)
         leaving.abort()
         part.is_open = True

@@ -93,7 +93,7 @@ def test_a_step_that_met_a_full_ring_is_told_whole():
     thread.settler = None
     steady = thread.steady = Steady(Handover(None, plan, numbers, False, None, None, True))
     runtime = SimpleNamespace(limits=SimpleNamespace(num_blocks=8), scheduler=scheduler, admission=NOBODY)
-    thread._run_steadily(runtime, None, StepStats())
+    thread.run_steadily(runtime, None, StepStats())
     (output,) = steady.told
     assert (output.ids, output.tokens, output.finishes) == ([7], [5], [0])
     wanted = from_ring((numbers, [7], [5], [0], {}), 8)
@@ -140,7 +140,7 @@ def test_the_steady_loop_plans_prompts_with_budgets_of_this_moment():
     thread.pace = SimpleNamespace(prompt_budget=lambda *load: next(budgets))
     thread.steady = Watched(Handover(None, None, StepNumbers(*(0,) * 10, *TIMES), False, None, None, True))
     runtime = SimpleNamespace(scheduler=scheduler, admission=NOBODY)
-    thread._run_steadily(runtime, None, StepStats())
+    thread.run_steadily(runtime, None, StepStats())
     assert seen == [(5, 4), (6, 4)]
 
 
@@ -152,7 +152,7 @@ def test_a_plan_that_the_steady_loop_made_counts_where_it_is_launched():
     steady = thread.steady = Steady(Handover(None, None, StepNumbers(*(0,) * 10, *TIMES), False, None, plan, False))
     steady.left = steady.left[1:]
     stats = StepStats(schedule_s=1.0)
-    assert thread._run_steadily(SimpleNamespace(scheduler=scheduler, admission=NOBODY), None, stats) == (None, plan)
+    assert thread.run_steadily(SimpleNamespace(scheduler=scheduler, admission=NOBODY), None, stats) == (None, plan)
     assert stats.schedule_s == pytest.approx(1.1)
 
 

@@ -68,7 +68,7 @@ def test_pieces_do_so_much_work_each_and_end_with_the_rows() -> None:
     assert not pieces_of(cache, 4, 1), "nothing is left"
     ((_, _, rows),) = cache.take(step_of(cache, 1))
     assert torch.equal(rows, torch.full((10, WIDTH), 105.0))
-    assert cache._begun == {}
+    assert cache.begun == {}
     assert cache.seconds_of([1]) == pytest.approx(cache.clock.seconds)
 
 
@@ -91,7 +91,7 @@ def test_a_tower_that_fails_in_a_piece_ends_the_requests_that_show_it() -> None:
     stage(cache, (10, 13, "image"), (2, 1, "image"))
     assert pieces_of(cache, 4, 1)
     assert not pieces_of(cache, 4, 1)
-    assert cache._begun == {}
+    assert cache.begun == {}
     step = step_of(cache, 1, 2)
     assert [float(rows[0, 0]) for _, _, rows in cache.take(step)] == [1]
     assert list(step.home.invalid) == [0]
@@ -109,11 +109,11 @@ def test_a_run_that_is_dropped_begins_anew(how: str) -> None:
         cache.drop_rows()
     else:
         pieces_of(cache, 4, 2)
-    assert 1 not in cache._begun
-    assert len(cache._begun) <= 1, "what runs hold is memory of one item"
+    assert 1 not in cache.begun
+    assert len(cache.begun) <= 1, "what runs hold is memory of one item"
     for _ in range(4):
         pieces_of(cache, 4, 1)
-    assert float(cache._rows[1][0, 0]) == 105.0
+    assert float(cache.encoded[1][0, 0]) == 105.0
 
 
 def test_only_what_can_pause_is_more_work_than_a_step_takes() -> None:

@@ -72,7 +72,7 @@ def stage(cache: EncoderCache, *items: tuple[int, float, str]) -> None:
 
 def step_of(cache: EncoderCache, *entries: int) -> Step:
     """A row for each entry, which reads all of it."""
-    lengths = np.array([cache._inputs[entry].num_tokens for entry in entries], np.int32)
+    lengths = np.array([cache.inputs[entry].num_tokens for entry in entries], np.int32)
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int32)
     zeros = np.zeros(len(entries), np.int32)
     plan: Any = SimpleNamespace(

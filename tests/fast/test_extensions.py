@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
     "blocks", "detok", "encoder", "histogram", "lane", "launcher", "params", "plan", "prefix",
-    "queue", "ring", "running", "scheduler", "seqs", "settle", "shares", "steady", "tables",
+    "queue", "ring", "running", "scheduler", "seqs", "settle", "shares", "steady", "tables", "turns",
 )  # fmt: skip
 WALKS = (
     "test_lane", "test_parts_walk", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_seqs",

@@ -108,18 +108,78 @@ def test_the_index_finds_exactly_what_its_oracle_finds(seed, hash_bits):
 
 @pytest.mark.parametrize("seed", range(125))  # 100,000 moves
 def test_the_queue_gives_the_order_of_its_oracle(seed):
+    """One flow, or several of different weights; slots come again, end with tokens, and expire."""
     rng = random.Random(seed)
-    by_priority = seed % 2 == 1
+    by_priority, flows = seed % 2 == 1, rng.choice([1, 2, 3, 12])
+    weights = [rng.choice([1, 1, 3]) for _ in range(flows)]
     waiting, oracle = WaitQueue(40, by_priority), queue.Queue(by_priority)
     for order in range(800):
         slot = rng.randrange(40)
         if slot in oracle.waiting or rng.random() < 0.3:
-            slot = waiting.peek() if rng.random() < 0.5 else slot
-            if slot >= 0:
+            first, generated = waiting.peek(), rng.choice([0, 5, 900])
+            if rng.random() < 0.2:
                 assert waiting.discard(slot) == oracle.discard(slot)
+            elif first >= 0:
+                waiting.start(first, generated)
+                oracle.start(first, generated)
         else:
             rank = (rng.randint(-3, 3), rng.choice([0.0, 1.5, rng.random()]), order, rng.random() < 0.2)
-            waiting.add(slot, *rank)
-            oracle.add(slot, *rank)
+            flow = rng.randrange(flows)
+            more = {"flow": flow, "weight": weights[flow], "cost": rng.choice([1, 40, 300, 5000])}
+            more["deadline"] = rng.choice([float("inf"), order + 100.0])
+            waiting.add(slot, *rank, **more)
+            oracle.add(slot, *rank, **more)
+        if rng.random() < 0.05:
+            waiting.expire(float(order))
+            assert sorted(waiting.take_expired()) == sorted(oracle.expire(float(order))), f"seed {seed}"
         assert waiting.peek() == oracle.peek(), f"seed {seed}"
         assert waiting.size == len(oracle.waiting)
+
+
+def served(waiting, count):
+    """The slots that are served one after the other, in order."""
+    found = []
+    for _ in range(count):
+        found.append(waiting.peek())
+        waiting.start(found[-1])
+    return found
+
+
+def test_flows_are_served_in_turn_however_long_one_of_them_is():
+    waiting = WaitQueue(100)
+    for slot in range(90):
+        waiting.add(slot, arrival=float(slot), order=slot, flow=0, cost=200)
+    served(waiting, 10)
+    waiting.add(95, arrival=95.0, order=95, flow=1, cost=200)
+    assert 95 in served(waiting, 3)
+
+
+def test_a_weight_is_a_share_of_the_tokens():
+    waiting = WaitQueue(200)
+    for slot in range(200):
+        waiting.add(slot, arrival=float(slot), order=slot, flow=slot % 2, weight=3 if slot % 2 else 1, cost=128)
+    odd = sum(slot % 2 for slot in served(waiting, 80))
+    assert 58 <= odd <= 62  # three quarters of 80
+
+
+def test_what_a_flow_has_generated_counts_against_it():
+    waiting = WaitQueue(64)
+    for slot in range(60):
+        waiting.add(slot, arrival=float(slot), order=slot, flow=slot % 2, cost=10)
+    taken = []
+    for _ in range(28):
+        first = waiting.peek()
+        waiting.start(first, generated=500 if first % 2 else 10)
+        taken.append(first % 2)
+    assert sum(taken) <= 3  # one of flow 1 costs as much as twenty-five of flow 0
+
+
+def test_an_expired_slot_that_is_aborted_is_not_reported_for_its_next_owner():
+    waiting = WaitQueue(4)
+    waiting.add(1, deadline=5.0)
+    waiting.add(2, deadline=5.0)
+    waiting.expire(6.0)
+    assert not waiting.discard(1)  # its request leaves before the caller has asked
+    waiting.add(1)
+    assert waiting.take_expired() == [2]
+    assert waiting.peek() == 1

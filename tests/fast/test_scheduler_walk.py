@@ -36,6 +36,7 @@ class Truth:
         self.broken = False
         self.started = False
         self.rank = None
+        self.flow = 0
 
     def key(self, position):
         return self.keys[position] if position < self.prompt_len else (self.tokens[position], 0)
@@ -78,6 +79,7 @@ class Walk:
             "hash_bits": rng.choice([8, 128]),
             **fixed,
         }
+        self.flows = 1 + seed % 2 * min(2, self.settings["max_slots"] - 1)
         self.groups, self.block_size = groups, self.settings["block_size"]
         self.scheduler = Scheduler(**self.settings)
         self.updates = len(groups) * self.settings["max_model_len"]
@@ -110,7 +112,7 @@ class Walk:
         self.clock += rng.choice([0.0, 1.0])
         slot = scheduler.add(
             self.number, np.array(prompt, np.int32), **rules, eos_ids=[EOS], priority=priority, arrival=self.clock,
-            root=root, read_cache=rng.random() < 0.9,
+            root=root, read_cache=rng.random() < 0.9, flow=(flow := self.number % self.flows), weight=1 + flow,
             media=np.array([m[:4] for m in media], np.int32).reshape(-1, 4) if media else None,
             keys=np.array(keys, np.int64).T.copy() if media else None,
         )  # fmt: skip
@@ -124,6 +126,7 @@ class Walk:
         assert slot not in self.by_slot
         request = Truth(self.number, prompt, root, media, keys, **rules)
         by_priority = priority if self.settings["policy"] else 0
+        request.flow = flow
         request.rank = (by_priority, self.clock, self.number)
         self.by_slot[slot] = self.live[self.number] = request
         self.number += 1
@@ -220,10 +223,17 @@ class Walk:
                     request.started = True
                 started.append(slot)
         self.check_shares(plan, before, after)
-        waiting = [self.by_slot[s].rank for s, facts in after.items() if facts["state"] == 1]
-        newly = [self.by_slot[s].rank for s in started if not before[s]["epoch"] or settings["policy"]]
-        if started and newly and waiting:
-            assert max(newly) < min(waiting)
+        for flow in range(self.flows):  # in each of them the order is kept
+            of_flow = [slot for slot, request in self.by_slot.items() if request.flow == flow]
+            waiting = [self.by_slot[s].rank for s in of_flow if after[s]["state"] == 1]
+            newly = [self.by_slot[s].rank for s in of_flow if s in started]
+            newly = [rank for rank in newly if settings["policy"] or rank not in self.restarted(before)]
+            if newly and waiting:
+                assert max(newly) < min(waiting)
+
+    def restarted(self, before):
+        """Ranks of those that have been preempted."""
+        return {self.by_slot[slot].rank for slot, facts in before.items() if facts["epoch"]}
 
     def check_shares(self, plan, before, after):
         """Running rows without media get what the rule says: those that decode a token, then the shortest prompts."""

@@ -191,7 +191,7 @@ async def test_small_encoder_cache_is_shared_in_turns(device):
 async def beside_a_text(engine, requests) -> list:
     """Answers of requests that the device thread finds together with a text, which decodes until all have theirs."""
     let_go = threading.Event()
-    held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+    held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))
     text = asyncio.ensure_future(answer(engine, text_request(range(2, 9), 200)))
     jobs = [asyncio.ensure_future(answer(engine, request)) for request in requests]
     await asyncio.sleep(0)  # all are submitted
@@ -263,7 +263,7 @@ async def test_pictures_of_several_requests_share_a_run_of_the_tower(device):
         await quiet(engine)
         assert await engine.reset_encoder_cache()
         before, let_go = engine.stats.encoder.calls, threading.Event()
-        held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+        held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))
         jobs = [asyncio.ensure_future(answer(engine, request)) for request in requests]
         await asyncio.sleep(0)  # all are submitted; the device thread finds them together
         let_go.set()

@@ -90,7 +90,7 @@ async def test_pictures_of_several_requests_share_a_run_of_the_tower(name, devic
     mixes = ("picture", "large picture", "two pictures")
     async with device.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
         before, let_go = engine.stats.encoder.calls, threading.Event()
-        held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+        held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))
         jobs = [asyncio.ensure_future(answer(engine, request(name, mix, **device.rules))) for mix in mixes]
         await asyncio.sleep(0)  # all are submitted; the device thread finds them together
         let_go.set()

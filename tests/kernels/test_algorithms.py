@@ -125,12 +125,12 @@ def test_what_is_timed_is_taken_and_kept(library, chosen):
     assert not chosen.run_chosen(x.t()[:96].t(), weight[:, :96], False, None, out)
 
     library.asked.clear()
-    chosen._chosen.clear()
+    chosen.chosen.clear()
     chosen.autotune({WIDE: [weight]}, lambda kind: [96, 128, 256])
     assert library.asked == [256], "the others were kept"
-    assert chosen._chosen[WIDE] == {96: B, 128: B, 256: B}
+    assert chosen.chosen[WIDE] == {96: B, 128: B, 256: B}
     chosen.autotune({WIDE: [weight]}, lambda kind: [128])
-    assert chosen._chosen[WIDE] == {128: B}, "no more than this start loads kernels for"
+    assert chosen.chosen[WIDE] == {128: B}, "no more than this start loads kernels for"
 
 
 def test_operands_that_the_library_could_not_read_are_torchs(library, chosen):
@@ -144,9 +144,9 @@ def test_operands_that_the_library_could_not_read_are_torchs(library, chosen):
 
 
 def test_a_long_step_takes_what_is_fastest_near_it(library, chosen):
-    chosen._library = library
-    chosen._chosen[WIDE] = {2048: TORCHS, 4096: A, 8192: TORCHS}
-    taken = {rows: chosen._product(WIDE, rows) is not None for rows in (2048, 2049, 5000, 6000, 8000, 20000)}
+    chosen.library = library
+    chosen.chosen[WIDE] = {2048: TORCHS, 4096: A, 8192: TORCHS}
+    taken = {rows: chosen.product(WIDE, rows) is not None for rows in (2048, 2049, 5000, 6000, 8000, 20000)}
     assert taken == {2048: False, 2049: True, 5000: True, 6000: False, 8000: False, 20000: False}
 
 
@@ -159,8 +159,8 @@ def test_a_length_that_the_library_refuses_is_left_to_torch(library, chosen, cap
 
     kind = Kind(64, 32, False, False, torch.bfloat16)
     x, weight, out = operands(5000, kind)
-    chosen._library = library
-    chosen._chosen[kind] = {4096: A}
+    chosen.library = library
+    chosen.chosen[kind] = {4096: A}
     library.product, real = refuse, library.product
     assert not chosen.run_chosen(x, weight, False, None, out)
     assert "5000 rows of 64 32 bfloat16 (cublasLtMatmul returned 15)" in caplog.text
@@ -184,13 +184,13 @@ def test_a_file_that_cannot_be_read_is_timed_again(library, chosen, text, caplog
     _, weight, _ = operands(65)
     chosen.autotune({WIDE: [weight]}, lambda kind: [128])
     kept = Kept(library.version, "a card")
-    kept._place.put(text, algorithms.FILE, binary=False)
-    chosen._chosen.clear()
+    kept.place.put(text, algorithms.FILE, binary=False)
+    chosen.chosen.clear()
     library.asked.clear()
     chosen.autotune({WIDE: [weight]}, lambda kind: [128])
     assert library.asked == [128]
     assert "timed again" in caplog.text
-    path = Kept(library.version, "a card")._place.get_file(algorithms.FILE)
+    path = Kept(library.version, "a card").place.get_file(algorithms.FILE)
     with open(path) as file:
         assert json.load(file) == {"1024 2048 bfloat16": {"128": B.hex()}}
 
@@ -235,7 +235,7 @@ def test_what_the_library_refuses_to_launch_is_not_chosen(library, chosen, monke
     real = library.product
     monkeypatch.setattr(library, "product", product)
     chosen.autotune({WIDE: [operands(65)[1]]}, lambda kind: [128])
-    assert chosen._chosen[WIDE] == {128: A}
+    assert chosen.chosen[WIDE] == {128: A}
 
 
 def test_no_room_to_time_leaves_torchs_choice(library, chosen, monkeypatch, caplog):

@@ -54,7 +54,7 @@ def test_a_choice_from_start_to_launch(monkeypatch, tmp_path):
     x, weight, residual = operands(4096, 4096, 1024, torch.bfloat16)
     kind = Kind(4096, 1024, True, False, torch.bfloat16)
     chosen.autotune({kind: [weight]}, lambda kind: [256, 4096])
-    found = dict(chosen._chosen[kind])
+    found = dict(chosen.chosen[kind])
     assert set(found) == {256, 4096}
     for rows in (256, 3000, 4096):
         out = residual[:rows].clone()
@@ -66,7 +66,7 @@ def test_a_choice_from_start_to_launch(monkeypatch, tmp_path):
     monkeypatch.setattr(algorithms, "_fastest", None)  # a second start finds all of it
     again = Algorithms()
     again.autotune({kind: [weight]}, lambda kind: [256, 4096])
-    assert again._chosen[kind] == found
+    assert again.chosen[kind] == found
 
 
 def test_a_product_can_be_captured():

@@ -252,7 +252,7 @@ def test_truncated_pictures_are_refused_or_whole(kind: str) -> None:
         cut = data[: len(data) * tenth // 10]
         error = refusal(cut)
         assert (error.status, error.reason) == (400, "media_invalid"), tenth
-        assert error.message.startswith("the picture is damaged")
+        assert error.message.startswith("the image is damaged")
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (320, 320), (32, 64)])

@@ -51,7 +51,7 @@ async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
                 break
             await asyncio.sleep(0.01)
         assert clean(instance), instance.ledger()
-        assert instance._permits.slots._value == instance.num_slots
+        assert instance.permits.slots._value == instance.num_slots
         await instance.close()
         pool.shutdown()
     assert len(asyncio.all_tasks()) == tasks
@@ -169,7 +169,7 @@ async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypat
     async with loader(**({"decoded_budget_bytes": jobs.AT_ONCE - 1} if why == "memory" else {})) as media:
         held = []
         if why == "slots":
-            held = [await media._permits.slots.acquire() for _ in range(media.num_slots)]
+            held = [await media.permits.slots.acquire() for _ in range(media.num_slots)]
         elif why == "size":
             monkeypatch.setattr(jobs, "AT_ONCE", 1000)
         elif why == "kind":
@@ -179,7 +179,7 @@ async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypat
             await asyncio.sleep(0.05)
             assert turns.decoded == 0
             for _ in held:
-                media._permits.slots.release()
+                media.permits.slots.release()
         assert len(await job) == 1
         assert (turns.count, turns.decoded) == (2, 1)
 
@@ -206,12 +206,12 @@ async def test_a_text_never_waits_for_a_decoder_that_has_no_slot_or_is_not_neede
         decoding, held = asyncio.get_running_loop().create_future(), 0
         if why == "known":
             await media.load(refs)
-        while why == "no slot" and not media._permits.slots.locked():
-            held += await media._permits.slots.acquire()
+        while why == "no slot" and not media.permits.slots.locked():
+            held += await media.permits.slots.acquire()
         job = asyncio.create_task(media.load(refs, decoding=decoding))
         await decoding
         for _ in range(held):
-            media._permits.slots.release()
+            media.permits.slots.release()
         assert len(await job) == len(refs)
 
 
@@ -288,7 +288,7 @@ async def test_kinds_the_model_lacks_are_refused_by_name() -> None:
         media = MediaLoader(MediaLimits(), None, pool)
         error = await refusal(media, MediaRef("image", IMAGE, param="messages[1].content[0]"))
         assert (error.status, error.reason, error.param) == (400, "media_unsupported", "messages[1].content[0]")
-        assert error.message == "this model does not read pictures"
+        assert error.message == "this model does not read images"
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ async def test_freed_memory_is_returned_when_nobody_loads_media(monkeypatch: pyt
     async with loader() as media:
         await media.load([MediaRef("image", IMAGE)])
         assert trims == []  # there is little to return
-        media._trim_at = media._permits.budget.released + 60 * 80 * 3
+        media.trim_at = media.permits.budget.released + 60 * 80 * 3
         await asyncio.gather(*(media.load([MediaRef("image", IMAGE)], scope=bytes([number])) for number in range(8)))
         media._pool.shutdown()
         assert len(trims) == 1

@@ -335,7 +335,7 @@ def test_tiles_equal_the_reference() -> None:
 
 
 def test_pictures_that_do_not_fit_the_tower_are_refused_at_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="pictures become 28 x 28 pixels; the tower reads 56 x 56"):
+    with pytest.raises(ValueError, match="images become 28 x 28 pixels; the tower reads 56 x 56"):
         processor(tmp_path, Llava, {"size": {"height": 28, "width": 28}}, "siglip_vision_model")
     with pytest.raises(ValueError, match="the tower reads tiles of 56 x 56"):
         processor(tmp_path, InternVL, {"size": {"height": 28, "width": 28}}, "internvl_vision")

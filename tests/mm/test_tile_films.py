@@ -215,7 +215,7 @@ def test_gemma4_hears_where_it_has_a_tower_for_sounds(tmp_path) -> None:
         ours.process(MediaItem("audio", longer), bytes(16), PLAIN)
     assert ours.process(MediaItem("audio", longer[1:]), bytes(16), PLAIN).parts[0].num_tokens == 750
     assert ours.process(MediaItem("audio", longer[:5]), bytes(16), PLAIN).parts[0].num_tokens == 1
-    with pytest.raises(ValueError, match="noise is not added to sounds; set it to 0"):
+    with pytest.raises(ValueError, match="noise is not added to audio items; set it to 0"):
         Front.of({"dither": 0.1})
 
 
@@ -225,5 +225,5 @@ def test_without_a_token_for_films_none_are_read(tmp_path) -> None:
     config = {"vision_config": VISION, "image_token_id": IMAGE}
     for ours in (InternVL(tmp_path, config), InternVL(tmp_path, config, encode=lambda text: [1, 2])):
         assert ours.modalities == {"image"}
-        with pytest.raises(MediaError, match="does not read films"):
+        with pytest.raises(MediaError, match="does not read videos"):
             ours.plan_film(8, 2.0, 64, 64, PLAIN, LIMITS)

@@ -122,8 +122,8 @@ def test_contexts_beyond_the_original_have_the_long_frequencies(tmp_path):
     assert (harness.prefill(harness.add(tokens), 7) - want).abs().max() <= TOLERANCE
     config = harness.model.config
     short = build_model(replace(config, max_model_len=16), torch.float32)
-    assert torch.equal(short._ropes[0].inv_freq, frequencies(config.text.layers[0].rope, 16))
-    assert not torch.equal(short._ropes[0].inv_freq, harness.model._ropes[0].inv_freq)
+    assert torch.equal(short.ropes[0].inv_freq, frequencies(config.text.layers[0].rope, 16))
+    assert not torch.equal(short.ropes[0].inv_freq, harness.model.ropes[0].inv_freq)
 
 
 def test_internlm3_is_llama_with_other_words(tmp_path):

@@ -267,7 +267,7 @@ async def test_pictures_of_several_requests_share_a_run_of_the_tower(name):
     shown = [prompt for prompt in PROMPTS if PROMPTS[prompt]]
     async with Device("cpu").running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
         before, let_go = engine.stats.encoder.calls, threading.Event()
-        held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+        held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))
         jobs = [asyncio.ensure_future(answer(engine, request(name, prompt))) for prompt in shown]
         await asyncio.sleep(0)  # all are submitted; the device thread finds them together
         let_go.set()
@@ -345,7 +345,7 @@ def test_check_says_how_it_is_served(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"image_token": "no token"}, "names no single token for the place of a picture (image_token='no token')"),
+        ({"image_token": "no token"}, "has no single token for the place of the image (image_token='no token')"),
         ({"img_patch_token": "<|VIDEO|>"}, "writes no token 274 where a picture stands"),
     ],
 )

@@ -225,7 +225,7 @@ def test_a_class_that_takes_no_films_refuses_them():
     reads = processor_for(config.processor, config.folder, config.raw)
     assert config.modalities == ("text", "image")
     assert reads.modalities == {"image"}
-    with pytest.raises(MediaError, match="this model does not read films"):
+    with pytest.raises(MediaError, match="this model does not read videos"):
         reads.plan_film(8, 1.0, 60, 80, PLAIN, LIMITS)
 
 

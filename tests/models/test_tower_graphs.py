@@ -26,7 +26,7 @@ def graphed(tower, monkeypatch):
         body()
         return lambda: (used.append(body.args[0].patches), body())
 
-    graphs = TowerGraphs(tower.config, tower.patch_embed.in_features, tower._compute, tower.dtype, "cpu", SMALL)
+    graphs = TowerGraphs(tower.config, tower.patch_embed.in_features, tower.compute, tower.dtype, "cpu", SMALL)
     monkeypatch.setattr(tower, "graphs", graphs)
     tower.record(record)
     yield tower, used
@@ -42,7 +42,7 @@ def rows(tower, patches, grid):
 def alone(tower, patches, grid):
     """The rows of the tower without graphs, and without other items."""
     parts = [grid_parts(grid, tower.config)]
-    return tower._compute(patches, grid_tables(parts, exact_room(parts, tower.config), "cpu"))
+    return tower.compute(patches, grid_tables(parts, exact_room(parts, tower.config), "cpu"))
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_what_a_graph_reads_is_one_picture_and_nothing_behind_it(graphed):
         count = grid[1] * grid[2]
         patches = torch.randn(count, tower.patch_embed.in_features, generator=draw)
         rows(tower, patches, grid)
-        tables = tower._tables.get((grid,))
-        assert torch.equal(tower.graphs._patches[:count], patches)
-        assert not tower.graphs._patches[count:].any()
-        assert torch.equal(tower.graphs._flat[: tables.room.numbers], tables.flat)
+        tables = tower.tables.get((grid,))
+        assert torch.equal(tower.graphs.patches[:count], patches)
+        assert not tower.graphs.patches[count:].any()
+        assert torch.equal(tower.graphs.flat[: tables.room.numbers], tables.flat)
 
 
 def test_a_picture_keeps_its_rows_when_the_next_one_comes(graphed):
@@ -124,7 +124,7 @@ def test_a_picture_keeps_its_rows_when_the_next_one_comes(graphed):
 
 
 def test_long_segments_stay_long_in_every_budget(tower):
-    graphs = TowerGraphs(tower.config, 4, tower._compute, tower.dtype, "cpu")
+    graphs = TowerGraphs(tower.config, 4, tower.compute, tower.dtype, "cpu")
     for budget in BUDGETS:
         room = graphs._room(budget)
         assert room.frames >= 2

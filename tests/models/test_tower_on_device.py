@@ -39,15 +39,15 @@ def test_graphs_give_the_rows_of_the_eager_tower():
         parts = [[grid_parts(grid, tower.config)] for grid in GRIDS]
         rooms = [exact_room(one, tower.config) for one in parts]
         tables = [grid_tables(one, room, "cuda:0") for one, room in zip(parts, rooms)]
-        wanted = [tower._compute(x, table) for x, table in zip(items, tables)]
+        wanted = [tower.compute(x, table) for x, table in zip(items, tables)]
         tower.record(accelerator.recorded)
         assert set(tower.graphs._replays) == set(BUDGETS)
         grids = [torch.tensor([grid]) for grid in GRIDS]
         for _ in range(2):
             alone = [tower([x], [grid])[0] for x, grid in zip(items, grids)]
-            assert all(tower._tables.get((grid,)).room.graphed for grid in GRIDS)
+            assert all(tower.tables.get((grid,)).room.graphed for grid in GRIDS)
             together = tower(items[:5], grids[:5])
-            assert tower._tables.get(tuple(GRIDS[:5])).room.graphed
+            assert tower.tables.get(tuple(GRIDS[:5])).room.graphed
             for rows, want in zip(alone + together, wanted + wanted[:5]):
                 assert rows.shape == want.shape
                 # Another number of rows may take another kernel for a product: some roundings differ.

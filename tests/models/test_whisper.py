@@ -211,7 +211,7 @@ async def test_windows_of_several_requests_share_a_run_of_the_encoder():
     """Three prompts that begin in one step: one run, and transformers' tokens."""
     async with running(whisper(), max_num_batched_tokens=512) as engine:
         let_go = threading.Event()
-        held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+        held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))
         jobs = [asyncio.ensure_future(answer(engine, request(number, PROMPTS[0]))) for number in range(3)]
         await asyncio.sleep(0)  # all are submitted; the device thread finds them together
         let_go.set()

@@ -36,8 +36,8 @@ class Call:
         self.wrote = asyncio.Event()
         self._over = asyncio.Event()
         self._leaving: set[Callable[[], None]] = set()
-        self._pieces = [self.body] if isinstance(self.body, bytes) else list(self.body)
-        self._task: asyncio.Task[None] | None = None
+        self.pieces = [self.body] if isinstance(self.body, bytes) else list(self.body)
+        self.task: asyncio.Task[None] | None = None
 
     def scope(self) -> dict[str, Any]:
         path, _, query = self.path.partition("?")
@@ -68,9 +68,9 @@ class Call:
             asyncio.get_running_loop().call_soon(call)
 
     async def receive(self) -> dict[str, Any]:
-        if self._pieces:
-            piece = self._pieces.pop(0)
-            return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
+        if self.pieces:
+            piece = self.pieces.pop(0)
+            return {"type": "http.request", "body": piece, "more_body": bool(self.pieces)}
         waiting = [asyncio.ensure_future(self.gone.wait()), asyncio.ensure_future(self._over.wait())]
         try:
             await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
@@ -95,15 +95,15 @@ class Call:
             self._over.set()
 
     def start(self) -> Call:
-        self._task = asyncio.get_running_loop().create_task(self.app(self.scope(), self.receive, self.send))
+        self.task = asyncio.get_running_loop().create_task(self.app(self.scope(), self.receive, self.send))
         return self
 
     async def finish(self, timeout: float = 20.0) -> Call:
-        if self._task is None:
+        if self.task is None:
             self.start()
-        assert self._task is not None
+        assert self.task is not None
         async with asyncio.timeout(timeout):
-            await self._task
+            await self.task
         if self.complete:
             check(self.method, self.path, self.status, self.reply_headers.get("content-type", ""), self.content)
         return self

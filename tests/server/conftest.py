@@ -30,6 +30,7 @@ SMALL = {
     "model": {"num_threads": 1},
     "cache": {"num_gpu_blocks_override": 1024},
     "chat": {"pool_threads": 2},
+    "limits": {"max_queue_wait": 0.0},  # what a slow machine sends away would differ from run to run
 }
 
 
@@ -128,7 +129,7 @@ def maker(state: AppState) -> Callable[..., Client]:
         )
         for name in loaded:
             setattr(other, name, getattr(state, name))
-        other.places.limit = state.engine.limits.max_open
+        other.places.size(state.engine.limits.max_open, state.engine.limits.max_rows, other.config.pool_threads)
         other.phase = phase  # type: ignore[assignment]
         client = Client(make_app(other))
         client.state = other  # type: ignore[attr-defined]

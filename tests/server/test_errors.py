@@ -433,11 +433,11 @@ async def test_s42_waiting_tokens_are_bounded(serve):
 async def test_s11_slow_bodies_are_408(serve):
     client = serve(limits={"body_idle_timeout": 0.1})
     call = client.call("POST", "/v1/completions", body=b'{"prompt":"a"}')
-    call._pieces = [b'{"prom', b""]
+    call.pieces = [b'{"prom', b""]
     original = call.receive
 
     async def receive():
-        if len(call._pieces) == 1:
+        if len(call.pieces) == 1:
             await asyncio.sleep(1)
         return await original()
 
@@ -452,17 +452,17 @@ async def test_s11_slow_bodies_are_408(serve):
 async def test_leaving_while_the_body_arrives_is_no_fault(serve, caplog):
     client = serve()
     call = client.call("POST", "/v1/completions", body=[b'{"prom', b"pt"])
-    call._pieces = [b'{"prom', b"pt", b"x"]
+    call.pieces = [b'{"prom', b"pt", b"x"]
     call.start()
     original = call.receive
 
     async def receive():
-        return {"type": "http.disconnect"} if len(call._pieces) < 3 else await original()
+        return {"type": "http.disconnect"} if len(call.pieces) < 3 else await original()
 
     call.receive = receive
-    call._task.cancel()
-    await asyncio.gather(call._task, return_exceptions=True)
-    call._task = None
+    call.task.cancel()
+    await asyncio.gather(call.task, return_exceptions=True)
+    call.task = None
     await call.finish()
     assert not call.complete
     assert client.state.body_budget.used == 0
@@ -502,7 +502,7 @@ async def test_the_end_of_the_device_thread_answers_everybody(state):
     running = client.call("POST", "/v1/completions", long).start()
     streamed = client.call("POST", "/v1/completions", {**long, "stream": True}).start()
     await streamed.wrote.wait()
-    other.engine._device.call(end_the_thread, asyncio.get_running_loop().create_future())
+    other.engine.inspect().call(end_the_thread, asyncio.get_running_loop().create_future())
     await running.finish()
     await streamed.finish()
     assert running.status == 503

@@ -40,12 +40,12 @@ class TowerGraphs:
         self._compute = compute
         self._rooms = [self._room(budget) for budget in sorted(budgets)]
         largest = self._rooms[-1]
-        self._patches = torch.zeros(largest.patches, numbers, dtype=dtype, device=device)
+        self.patches = torch.zeros(largest.patches, numbers, dtype=dtype, device=device)
         self._rows = torch.zeros(largest.blocks, config.row_width * config.row_parts, dtype=dtype, device=device)
-        self._flat = torch.zeros(largest.numbers, dtype=torch.int32, device=device)
+        self.flat = torch.zeros(largest.numbers, dtype=torch.int32, device=device)
         self._replays: dict[int, Callable[[], None]] = {}
-        self._used = 0  # lines of `_patches` that are not zero
-        self._tables: GridTables | None = None  # those that `_flat` holds
+        self._used = 0  # lines of `patches` that are not zero
+        self._tables: GridTables | None = None  # those that `flat` holds
 
     def _room(self, patches: int) -> Room:
         unit = self._config.merge_size**2
@@ -67,8 +67,8 @@ class TowerGraphs:
             self._replays[room.patches] = record(partial(self._fill, room))
 
     def _fill(self, room: Room) -> None:
-        tables = GridTables(self._flat[: room.numbers], room)
-        self._rows[: room.blocks] = self._compute(self._patches[: room.patches], tables)
+        tables = GridTables(self.flat[: room.numbers], room)
+        self._rows[: room.blocks] = self._compute(self.patches[: room.patches], tables)
 
     def run(self, items: Sequence[Tensor], tables: GridTables) -> Tensor:
         """Patches [n, numbers] of each item, as many as the tables have -> rows [all n / unit, row_width * row_parts].
@@ -77,13 +77,13 @@ class TowerGraphs:
         """
         room, count = tables.room, 0
         for patches in items:
-            self._patches[count : count + len(patches)] = patches
+            self.patches[count : count + len(patches)] = patches
             count += len(patches)
         if count < self._used:
-            self._patches[count : self._used] = 0
+            self.patches[count : self._used] = 0
         self._used = count
         if tables is not self._tables:  # pictures of one size often follow each other: a launch less on their way
-            self._flat[: room.numbers] = tables.flat
+            self.flat[: room.numbers] = tables.flat
             self._tables = tables
         self._replays[room.patches]()
         return self._rows[: count // room.unit]

@@ -51,11 +51,11 @@ class QwenVisionTower:
         self.blocks = [VisionBlock(config, index in config.full_layers) for index in range(config.num_layers)]
         self.merger = Merger(config, apart=True)
         self.deep_mergers = [Merger(config, apart=False) for _ in config.deep_layers]
-        self._tables: Recent[tuple[Grid, ...], GridTables] = Recent(MAX_TABLE_ROWS)
+        self.tables: Recent[tuple[Grid, ...], GridTables] = Recent(MAX_TABLE_ROWS)
         self._parts: Recent[Grid, GridParts] = Recent(MAX_TABLE_ROWS)
         # The fixed places of graphs are there from the start, so that the profile counts them.
         numbers = self.patch_embed.in_features
-        self.graphs = None if device == "cpu" else TowerGraphs(config, numbers, self._compute, dtype, device)
+        self.graphs = None if device == "cpu" else TowerGraphs(config, numbers, self.compute, dtype, device)
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -115,10 +115,10 @@ class QwenVisionTower:
 
     def _run(self, items: Sequence[Tensor], grids_thw: Sequence[Tensor]) -> Pieces:
         grids = tuple(self._grid(patches, grid_thw) for patches, grid_thw in zip(items, grids_thw))
-        tables = self._tables.get(grids)
+        tables = self.tables.get(grids)
         if tables is None:
             tables = self._tables_of(grids)
-            self._tables.put(grids, tables, tables.room.patches)
+            self.tables.put(grids, tables, tables.room.patches)
         lengths = [len(patches) // self.config.merge_size**2 for patches in items]
         if self.graphs is not None and tables.room.graphed:
             patches = [patches.to(self.device, self.dtype) for patches in items]
@@ -134,7 +134,7 @@ class QwenVisionTower:
         """Tables made before fit no graph."""
         if self.graphs is not None:
             self.graphs.record(record)
-            self._tables = Recent(MAX_TABLE_ROWS)
+            self.tables = Recent(MAX_TABLE_ROWS)
 
     def _tables_of(self, grids: tuple[Grid, ...]) -> GridTables:
         parts = [self._parts_of(grid) for grid in grids]
@@ -148,7 +148,7 @@ class QwenVisionTower:
             self._parts.put(grid, parts, parts.patches)
         return parts
 
-    def _compute(self, patches: Tensor, tables: GridTables) -> Tensor:
+    def compute(self, patches: Tensor, tables: GridTables) -> Tensor:
         """patches [n, numbers] of the tower's dtype, n as the tables have it -> rows [n / merge^2, width]."""
         return through(self._layers(patches, tables))
 

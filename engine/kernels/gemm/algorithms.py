@@ -81,8 +81,8 @@ class Algorithms:
     """The choices of one accelerator."""
 
     def __init__(self) -> None:
-        self._library: Library | None = None
-        self._chosen: dict[Kind, dict[int, bytes]] = {}  # by rows; TORCHS: torch's choice
+        self.library: Library | None = None
+        self.chosen: dict[Kind, dict[int, bytes]] = {}  # by rows; TORCHS: torch's choice
         self._ready: dict[tuple[Kind, int], Product | None] = {}  # of kind and rows; None: torch's
         self._recorded: Products | None = None
 
@@ -105,10 +105,10 @@ class Algorithms:
 
     def run_chosen(self, x: Tensor, weight: Tensor, gated: bool, added: Tensor | None, out: Tensor) -> bool:
         """Launches out [M, N] = x [M, K] weight^T (+ added) by the fastest algorithm; False: it is left to torch."""
-        if not self._chosen:
+        if not self.chosen:
             return False
         kind, rows = _kind(weight, added is not None, gated), len(x)
-        product = self._product(kind, rows)
+        product = self.product(kind, rows)
         if product is None or not all(map(_as_wanted, (x, weight, out) if added is None else (x, weight, out, added))):
             return False
         try:
@@ -119,13 +119,13 @@ class Algorithms:
             return False
         return True
 
-    def _product(self, kind: Kind, rows: int) -> Product | None:
+    def product(self, kind: Kind, rows: int) -> Product | None:
         if (kind, rows) in self._ready:
             return self._ready[kind, rows]
-        timed = self._chosen.get(kind, {})
+        timed = self.chosen.get(kind, {})
         known = rows if rows in timed or rows <= LONG_ROWS else _nearest(rows, timed)
         algorithm = timed.get(known, TORCHS)
-        found = self._library.product(kind.shape(rows), algorithm) if algorithm and self._library is not None else None
+        found = self.library.product(kind.shape(rows), algorithm) if algorithm and self.library is not None else None
         if len(self._ready) >= MAX_READY:
             self._ready.clear()
         self._ready[kind, rows] = found
@@ -137,31 +137,31 @@ class Algorithms:
         Those of long steps are launched, whatever it finds: no later step loads a kernel.
         """
         try:
-            self._library = self._library or open_library()
+            self.library = self.library or open_library()
         except (OSError, AttributeError, RefusedError) as error:
             log.warning("products: cublasLt cannot be used (%s): torch chooses its algorithms", error)
-        if self._library is None or not products:
+        if self.library is None or not products:
             return
-        kept = Kept(self._library.version, torch.cuda.get_device_name())
+        kept = Kept(self.library.version, torch.cuda.get_device_name())
         begun, fresh = time.perf_counter(), 0
         for kind, known in products.items():
             wanted = [rows for rows in sizes(kind) if rows >= LEAST_ROWS]
-            timed = self._chosen[kind] = {rows: found for rows, found in kept.of(kind).items() if rows in wanted}
+            timed = self.chosen[kind] = {rows: found for rows, found in kept.of(kind).items() if rows in wanted}
             missing = [rows for rows in wanted if rows not in timed]
             try:
-                timed.update(_time(self._library, kind, known, missing))
+                timed.update(_time(self.library, kind, known, missing))
                 fresh += len(missing)
             except (torch.OutOfMemoryError, RefusedError) as error:  # without room the profile says what to do
                 log.warning("products: %s cannot be timed (%s): torch chooses its algorithms", _name(kind), error)
             self._ready.clear()
             self._launch_long(kind, known[0], wanted)
         if fresh:
-            kept.write(self._chosen)
+            kept.write(self.chosen)
             log.info("products: timed the algorithms of %d shapes in %.1f s", fresh, time.perf_counter() - begun)
 
     def _launch_long(self, kind: Kind, weight: Tensor, sizes: list[int]) -> None:
         for rows in sizes:
-            if rows > LONG_ROWS and self._product(kind, rows) is not None:
+            if rows > LONG_ROWS and self.product(kind, rows) is not None:
                 x, out = weight.new_zeros(rows, kind.depth), weight.new_zeros(rows, kind.width)
                 self.run_chosen(x, weight, kind.gated, out if kind.added else None, out)
 
@@ -252,9 +252,9 @@ class Kept:
 
     def __init__(self, version: int, card: str) -> None:
         key = hashlib.sha256(f"omniloop, products of cublasLt {version} on {card}".encode()).hexdigest()
-        self._place = kernel_cache(key)
+        self.place = kernel_cache(key)
         self._found: dict[str, dict[int, bytes]] = {}
-        path = self._place.get_file(FILE)
+        path = self.place.get_file(FILE)
         if path is not None:
             try:
                 with open(path, encoding="utf-8") as file:
@@ -274,7 +274,7 @@ class Kept:
             for name, timed in self._found.items()
         })  # fmt: skip
         try:
-            self._place.put(text, FILE, binary=False)
+            self.place.put(text, FILE, binary=False)
         except OSError as error:
             log.warning("products: their algorithms cannot be kept (%s): the next start times them again", error)
 

@@ -106,13 +106,13 @@ class Decoder(Model):
         for number, experts in enumerate(sparse.values()):
             experts.number = number
         self.sparse = sparse
-        self._numbers = list(range(len(text.layers)))  # of the layers that forward runs
+        self.numbers = list(range(len(text.layers)))  # of the layers that forward runs
         self._keepers = [number for number, layer in enumerate(text.layers) if layer.keys_of is None]
         kept_by = [number if layer.keys_of is None else layer.keys_of for number, layer in enumerate(text.layers)]
         self._cache_of = [self._keepers.index(number) for number in kept_by]  # by layer, a place among cache_specs
         self._causal = text.causal
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
-        self._ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
+        self.ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
         self._rope_of = [kinds.index(layer.rope) for layer in text.layers]
         scales = torch.tensor([text.embedding_scale, text.media_scale], dtype=dtype)  # rounded as trained
         self._embedding_scale, self._media_scale = (scale / text.residual_scale for scale in scales.tolist())
@@ -146,11 +146,11 @@ class Decoder(Model):
         attention = batch.attention
         if not self._causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]
-        ropes = [rope(batch.positions) for rope in self._ropes]
-        for number in self._numbers:
+        ropes = [rope(batch.positions) for rope in self.ropes]
+        for number in self.numbers:
             layer, rope, place = self.layers[number], ropes[self._rope_of[number]], self._cache_of[number]
             cache, meta = batch.caches[place], attention[batch.group_of[place]]
-            index = batch.sample_index if number == self._numbers[-1] and not batch.whole else None
+            index = batch.sample_index if number == self.numbers[-1] and not batch.whole else None
             if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
                 layer.store(x, rope, meta, cache)
                 return x.rows()[:0]
@@ -167,16 +167,16 @@ class Decoder(Model):
     @contextmanager
     def abridged(self) -> Iterator[None]:
         """The first layer, whose norm no product does, the last, and of those between one of each kind."""
-        whole, kinds = self._numbers, self.config.text.layers
+        whole, kinds = self.numbers, self.config.text.layers
         first, last = whole[0], whole[-1]
-        self._numbers = list({(kinds[n], n == first, n == last): n for n in whole}.values())
+        self.numbers = list({(kinds[n], n == first, n == last): n for n in whole}.values())
         try:
             yield
         finally:
-            self._numbers = whole
+            self.numbers = whole
 
     def is_run(self, number: int) -> bool:
-        return number in self._numbers
+        return number in self.numbers
 
     def _embedded(self, batch: Batch) -> Tensor:
         residual = self.embedded(batch)

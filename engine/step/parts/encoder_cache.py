@@ -36,17 +36,17 @@ class EncoderCache:
         self._model = model
         self._together = together
         self._ring = ring  # None: towers run where the features are
-        self._inputs: dict[int, MediaInput] = {}  # kept with the entry: rows may be dropped and made again
-        self._rows: dict[int, torch.Tensor] = {}
-        self._begun: dict[int, TowerRun] = {}  # at most one: the entry of which pieces have run
-        self._entries: dict[bytes, int] = {}
-        self._digests: dict[int, bytes] = {}
+        self.inputs: dict[int, MediaInput] = {}  # kept with the entry: rows may be dropped and made again
+        self.encoded: dict[int, torch.Tensor] = {}
+        self.begun: dict[int, TowerRun] = {}  # at most one: the entry of which pieces have run
+        self.entries: dict[bytes, int] = {}
+        self.digests: dict[int, bytes] = {}
         self.clock = TowerClock(on_device=ring is not None and torch.cuda.is_available())
         self.queries = self.hits = 0  # items that requests showed, and those of them that an entry held
 
     def find(self, digest: bytes) -> int | None:
         """The entry that holds this content, if any; one look per item of a request (device thread)."""
-        entry = self._entries.get(digest)
+        entry = self.entries.get(digest)
         self.queries += 1
         self.hits += entry is not None
         return entry
@@ -62,23 +62,23 @@ class EncoderCache:
 
     def stage(self, entry: int, digest: bytes, item: MediaInput) -> None:
         """Keeps a new entry's features until its tower has run; `digest` names content and scope (device thread)."""
-        self._inputs[entry] = item
-        self._entries[digest] = entry
-        self._digests[entry] = digest
+        self.inputs[entry] = item
+        self.entries[digest] = entry
+        self.digests[entry] = digest
 
     def evict(self, entry: int, dead: bool) -> None:
         """Drops rows that no step in flight reads; a dead entry is forgotten altogether (device thread)."""
-        self._rows.pop(entry, None)
-        self._begun.pop(entry, None)
+        self.encoded.pop(entry, None)
+        self.begun.pop(entry, None)
         self.clock.took.pop(entry, None)
         if dead:
-            self._entries.pop(self._digests.pop(entry, b""), None)  # an entry may go before it was staged
-            self._inputs.pop(entry, None)
+            self.entries.pop(self.digests.pop(entry, b""), None)  # an entry may go before it was staged
+            self.inputs.pop(entry, None)
 
     def drop_rows(self) -> None:
         """Drops all rows; `rows` makes them again (device thread, with no step in flight)."""
-        self._rows.clear()
-        self._begun.clear()
+        self.encoded.clear()
+        self.begun.clear()
 
     def advance(self, plan: StepPlan) -> bool:
         """Runs the piece of a tower that the plan brings; says whether it did (stream).
@@ -87,28 +87,28 @@ class EncoderCache:
         """
         encodes = zip(plan.encode_slot[: plan.num_encodes], plan.encode_item, plan.encode_entry)
         for work, entry in [(work, entry) for slot, work, entry in encodes if slot < 0]:
-            if entry in self._rows:
+            if entry in self.encoded:
                 continue
-            item, run = self._inputs[entry], self._begun.get(entry)
+            item, run = self.inputs[entry], self.begun.get(entry)
             assert item.modality != "prompt", "text has no tower"
             try:
                 with self.clock.of([entry]):
                     if run is None:
                         tower = self._model.towers[item.modality]
                         assert isinstance(tower, PausingTower), "others are never cut"
-                        self._begun.clear()
-                        run = self._begun[entry] = TowerRun(tower, self._tensors(item.features))
+                        self.begun.clear()
+                        run = self.begun[entry] = TowerRun(tower, self._tensors(item.features))
                     rows = run.advance(work)
             except Exception as error:
-                self._begun.pop(entry, None)
+                self.begun.pop(entry, None)
                 if is_out_of_memory(error) or scope_of(error) == "device":
                     raise  # it is the step that fails
                 log.info("a piece of one %s item's tower failed: %r", item.modality, error)
                 continue
             if rows is not None:
-                self._begun.pop(entry, None)
+                self.begun.pop(entry, None)
                 if rows.shape[0] == item.num_tokens:
-                    self._rows[entry] = rows
+                    self.encoded[entry] = rows
             return True
         return False
 
@@ -126,7 +126,7 @@ class EncoderCache:
             entry = int(plan.media_entry[run])
             rows = self.rows(entry, int(plan.media_row[run]), length)
             if rows is None:
-                row, item = int(np.searchsorted(step.rows.starts, start, side="right")) - 1, self._inputs[entry]
+                row, item = int(np.searchsorted(step.rows.starts, start, side="right")) - 1, self.inputs[entry]
                 step.home.invalid[row] = EngineError(f"the model could not encode this request's {item.modality}")
             else:
                 found.append((start, length, rows))
@@ -138,7 +138,7 @@ class EncoderCache:
         None when the tower refused the item: that is the fault of the requests that show it, not of the step. Where the
         device has no room for it, or is lost, the step fails.
         """
-        encoded = self._rows.get(entry)
+        encoded = self.encoded.get(entry)
         if encoded is None:
             encoded = self._encode(entry)
         return None if encoded is None else encoded[start : start + length]
@@ -148,10 +148,10 @@ class EncoderCache:
 
         What fails together is left to run alone: the fault may be one item's.
         """
-        new = [entry for entry in dict.fromkeys(entries) if entry not in self._rows and entry not in self._begun]
+        new = [entry for entry in dict.fromkeys(entries) if entry not in self.encoded and entry not in self.begun]
         for tower, group in self._groups(new):
             try:
-                uploaded = [self._tensors(self._inputs[entry].features) for entry in group]
+                uploaded = [self._tensors(self.inputs[entry].features) for entry in group]
                 with self.clock.of(group):
                     encoded = tower.encode_together(uploaded)
             except Exception as error:
@@ -160,14 +160,14 @@ class EncoderCache:
                 log.info("%d media items failed together and run alone: %r", len(group), error)
                 continue
             for entry, rows in zip(group, encoded):
-                if rows.shape[0] == self._inputs[entry].num_tokens:
-                    self._rows[entry] = rows
+                if rows.shape[0] == self.inputs[entry].num_tokens:
+                    self.encoded[entry] = rows
 
     def _groups(self, entries: list[int]) -> Iterator[tuple[SharedTower, list[int]]]:
         """Entries that run together, at least two each, in the order of the step."""
         open_groups: dict[int, tuple[SharedTower, list[int], int]] = {}
         for entry in entries:
-            item = self._inputs[entry]
+            item = self.inputs[entry]
             if item.modality == "prompt" or ROWS in item.features:
                 continue
             tower = self._model.towers[item.modality]
@@ -183,7 +183,7 @@ class EncoderCache:
         yield from ((tower, group) for tower, group, _ in open_groups.values() if len(group) > 1)
 
     def _encode(self, entry: int) -> torch.Tensor | None:
-        item = self._inputs[entry]
+        item = self.inputs[entry]
         try:
             encoded = self._made(entry, item)  # [num_tokens, hidden, or more where layers behind the first read some]
             if encoded.shape[0] != item.num_tokens:
@@ -193,12 +193,12 @@ class EncoderCache:
                 raise  # it is the step that fails
             log.exception("encoding one %s item failed; the requests that show it end", item.modality)
             return None
-        self._rows[entry] = encoded
+        self.encoded[entry] = encoded
         return encoded
 
     def _made(self, entry: int, item: MediaInput) -> torch.Tensor:
         """The rows of the item's tower, or those that a client has made."""
-        begun = self._begun.pop(entry, None)
+        begun = self.begun.pop(entry, None)
         if begun is not None:
             with self.clock.of([entry]):
                 return begun.finish()
@@ -227,7 +227,7 @@ class EncoderCache:
         return sum(self.clock.took.pop(entry, 0.0) for entry in entries)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.encoded)
 
 
 class TowerClock:

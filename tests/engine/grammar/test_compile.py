@@ -54,8 +54,8 @@ async def test_equal_keys_compile_once_also_at_the_same_time(pool):
 
 
 async def settled(kept):
-    while kept._adding:
-        await asyncio.gather(*kept._adding.values())
+    while kept.adding:
+        await asyncio.gather(*kept.adding.values())
 
 
 async def test_a_grammar_that_many_choices_follow_gets_lanes(pool, monkeypatch):
@@ -80,7 +80,7 @@ async def test_a_grammar_that_many_choices_follow_gets_lanes(pool, monkeypatch):
         rows.reset(slot)
     assert [lane.rows for lane in grammar.lanes] == [0] * MOST_LANES
     await kept.get(b"k", make)
-    assert not kept._adding
+    assert not kept.adding
     kept.close()
 
 
@@ -159,7 +159,7 @@ async def test_s30_compiles_that_no_caller_awaits_are_dropped(pool):
     held.go_on.set()
     assert (await wanted).lanes
     assert sorted(held.made[2:]) == ["wanted"], "what had begun was finished, the rest was not begun"
-    assert not kept._running
+    assert not kept.running
     kept.close()
 
 

@@ -45,8 +45,8 @@ async def test_the_timer_goes_on_until_it_is_stopped(client, monkeypatch):
     status = StatusLine(client.state)
     written = []
     monkeypatch.setattr(StatusLine, "write", lambda self: written.append(self))
-    status._tick()
-    first = status._timer
+    status.tick()
+    first = status.timer
     assert written == [status]
     status.stop()
     assert first is not None

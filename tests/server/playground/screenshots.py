@@ -1,6 +1,7 @@
-"""What the page looks like: dark.png and phone.png in this folder, and the picture of README in server/docs.
+"""Pictures of the pages: dark.png, phone.png, formulas.png and api.png in this folder, that of README in server/docs.
 
-`python -m tests.server.playground.screenshots` draws them again with the embedded model; no test reads them.
+`python -m tests.server.playground.screenshots` draws them again, with the embedded model, and with a written answer for
+the formulas; no test reads them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,26 @@ from typing import Any
 from server import docs
 from tests.end_to_end.process import SMALL, serving
 from tests.server.playground.browser import answer, ask, chromium, opened
+from tests.server.playground.scripted import said, scripted
 
 FOLDER = Path(__file__).parent
+FORMULAS = r"""It turns scores \(x\) into probabilities \(p\) with \(\sum_i p_i = 1\):
+
+\[
+p_i = \frac{e^{x_i / T}}{\sum_{j=1}^{n} e^{x_j / T}}
+\]
+
+| temperature | effect |
+|---|---|
+| $T \to 0$ | the largest score wins |
+| $T = 1$ | the model's own probabilities |
+
+```python
+def softmax(x, T=1.0):
+    e = np.exp((x - x.max()) / T)  # without overflow
+    return e / e.sum()
+```
+"""
 WIDE = {"viewport": {"width": 1080, "height": 680}}
 
 
@@ -42,6 +61,19 @@ def main() -> None:
             page.get_by_role("button", name="What is in the picture?").click()
             answer(page)
             save(page, FOLDER / "phone.png")
+        with opened(browser, f"{url}docs/api", color_scheme="light", **WIDE) as page:
+            page.locator("#create_chat_completion summary").click()
+            save(page, FOLDER / "api.png")
+    with (
+        scripted() as server,
+        chromium() as browser,
+        opened(browser, server.url, color_scheme="light", **WIDE) as page,
+    ):
+        server.replies.append(said(FORMULAS, prompt=700, completion=120))
+        ask(page, "What does softmax do?")
+        answer(page).locator(".katex").nth(4).wait_for()
+        page.evaluate("document.fonts.ready")
+        save(page, FOLDER / "formulas.png")
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def test_a_conversation_that_is_too_long_offers_to_drop_its_oldest_turns(still, 
     talk(still, script, 400, 800)
     script.replies.append(refused(400, TOO_LONG, "context_length_exceeded"))
     ask(still, "one more")
-    still.get_by_role("alert").filter(has_text=TOO_LONG).wait_for()
+    still.locator("#refused", has_text=TOO_LONG).wait_for()
     assert question(still).input_value() == "one more"
     still.get_by_role("button", name="Drop the oldest turns").click()
     still.get_by_text("The 2 messages above").wait_for()
@@ -153,7 +153,7 @@ def test_a_refused_question_returns_to_the_form_with_its_files_and_leaves_no_tra
     still.evaluate(DROP, ["picture.png", "image/png", picture])
     still.get_by_role("button", name="Remove picture.png").wait_for()
     ask(still, "What is it?")
-    still.get_by_role("alert").filter(has_text="the wait queue is full").wait_for()
+    still.locator("#refused", has_text="the wait queue is full").wait_for()
     assert question(still).input_value() == "What is it?"
     still.get_by_role("button", name="Remove picture.png").wait_for()
     assert still.get_by_role("article").count() == 0
@@ -187,7 +187,7 @@ def test_a_wrong_key_reads_otherwise_than_a_missing_one(browser, script):
         page.locator("body.ready").wait_for()
         script.key = "changed"
         ask(page, "Hello")
-        page.get_by_role("alert").filter(has_text="refuses the API key").wait_for()
+        page.locator("#refused", has_text="refuses the API key").wait_for()
         assert question(page).input_value() == "Hello"
         page.get_by_role("button", name="Enter a key").click()
         field = page.locator("#settings .key input[type=password]")
@@ -259,7 +259,7 @@ def test_a_server_that_restarts_is_asked_anew(still, script):
     still.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"), times=1)
     script.replies.append(said("back"))
     ask(still, "Hello")
-    still.get_by_role("alert").filter(has_text="Is it still running?").wait_for()
+    still.locator("#refused", has_text="Is it still running?").wait_for()
     assert question(still).input_value() == "Hello"
     script.about["models"] = ["another"]
     question(still).press("Enter")

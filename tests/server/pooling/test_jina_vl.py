@@ -116,7 +116,7 @@ async def test_what_its_pairs_do_not_hold_is_refused(pooling):
     for body, told in (
         ({"queries": QUERY, "documents": ["x"], "instruction": "y"}, "this model takes none"),
         ({"queries": QUERY, "documents": [[part(0)]], "instruction": "y"}, "this model takes none"),
-        ({"queries": QUERY, "documents": [[film]]}, "does not read films"),
+        ({"queries": QUERY, "documents": [[film]]}, "does not read video"),
         ({"queries": QUERY, "documents": ["<|IMAGE|>"]}, "marks the place of a media item"),
         ({"queries": "<|IMAGE|>", "documents": [[part(0)]]}, "placeholder"),
     ):

@@ -140,12 +140,12 @@ async def test_what_no_retriever_of_pages_reads_is_refused_by_name(pooling, kind
     film = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
     broken = {"type": "image_url", "image_url": {"url": URL}}
     for path, body, text in (
-        ("/score", {"queries": [part(0)], "documents": [QUERY]}, "queries: is a picture; this model finds pages by"),
-        ("/score", {"queries": [QUERY, [part(0)]], "documents": [QUERY, QUERY]}, "queries[1]: is a picture"),
-        ("/rerank", {"query": [part(0)], "documents": [[part(1)]]}, "query: is a picture"),
-        ("/pooling", {"input": [{"image": URL}], "input_type": "query"}, "input: is a picture"),
-        ("/pooling", {"messages": message(part(0)), "prompt_name": "query"}, "messages[0].content: is a picture"),
-        ("/pooling", {"messages": message(words, part(0))}, "1 texts and 1 pictures"),
+        ("/score", {"queries": [part(0)], "documents": [QUERY]}, "queries: is an image; this model finds pages by"),
+        ("/score", {"queries": [QUERY, [part(0)]], "documents": [QUERY, QUERY]}, "queries[1]: is an image"),
+        ("/rerank", {"query": [part(0)], "documents": [[part(1)]]}, "query: is an image"),
+        ("/pooling", {"input": [{"image": URL}], "input_type": "query"}, "input: is an image"),
+        ("/pooling", {"messages": message(part(0)), "prompt_name": "query"}, "messages[0].content: is an image"),
+        ("/pooling", {"messages": message(words, part(0))}, "1 texts and 1 images"),
         ("/pooling", {"messages": message(part(0)) * 2}, "one message"),
         ("/pooling", {"input": ["x", {"text": "x", "image": URL}]}, "input[1]: got 2 parts"),
         ("/pooling", {"messages": message(film)}, "takes no video"),

@@ -121,8 +121,8 @@ async def test_bad_inputs_are_refused_by_name(pooling, kind):
     for path, body, text in (
         ("/v1/embeddings", {"input": [TEXTS[0], words]}, "input[1]"),
         ("/v1/embeddings", {"messages": message({"type": "text", "text": words})}, "maximum context length"),
-        ("/v1/embeddings", {"messages": message({"type": "text", "text": "x"}, part(0))}, "1 texts and 1 pictures"),
-        ("/v1/embeddings", {"messages": message(part(0), part(1))}, "0 texts and 2 pictures"),
+        ("/v1/embeddings", {"messages": message({"type": "text", "text": "x"}, part(0))}, "1 texts and 1 images"),
+        ("/v1/embeddings", {"messages": message(part(0), part(1))}, "0 texts and 2 images"),
         ("/v1/embeddings", {"messages": message(part(0)) * 2}, "one message"),
         ("/v1/embeddings", {"input": ["x", {"text": "x", "image": URL}]}, "input[1]: got 2 parts"),
         ("/v1/embeddings", {"input": ["x", {"image": URL}]}, "input[1]"),

@@ -65,7 +65,7 @@ async def test_s42_a_busy_key_is_refused_on_every_generating_route(serve, path, 
 
 async def test_s42_a_response_in_the_background_keeps_its_keys_place(serve):
     client = serve(server={"api_key": ("one", "two")}, limits={"max_inflight_per_key": 1})
-    long = {"input": "count", "max_output_tokens": 300, "background": True}
+    long = {"input": "count", "max_output_tokens": 300, "background": True, "ignore_eos": True}
     begun = await client.post("/v1/responses", long, headers={"x-api-key": "one"})
     assert begun.status == 200
     short = COUNTED["/v1/chat/completions"]

@@ -117,7 +117,7 @@ async def test_a_follower_hears_of_cancellation_and_a_slow_one_gets_all(endless)
         return endless.state.responses.running
 
     await until(running)
-    (name,) = [name for _, name in endless.state.responses._entries]
+    (name,) = [name for _, name in endless.state.responses.entries]
     quick = endless.call("GET", f"/v1/responses/{name}?stream=true").start()
 
     async def has_begun():

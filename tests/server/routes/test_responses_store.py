@@ -328,7 +328,7 @@ async def test_responses_go_after_their_time(serve):
     client, now = serve(limits={"response_store_ttl": 60.0}), asyncio.get_running_loop().time
     body = (await ask(client)).json()
     assert (await client.get(f"/v1/responses/{body['id']}")).status == 200
-    (entry,) = client.state.responses._entries.values()
+    (entry,) = client.state.responses.entries.values()
     assert 0 < entry.expires - now() <= 60
     entry.expires = now()  # a minute has passed
     assert (await client.get(f"/v1/responses/{body['id']}")).status == 404
@@ -397,11 +397,11 @@ async def test_s07_bytes_are_counted_by_key():
     assert store.get("b", "small") is small
     assert store.get("a", "large19") is not None
     assert store.used <= 10 * OVERHEAD
-    for entry in list(store._entries.values()):
+    for entry in list(store.entries.values()):
         store.remove(entry)
     assert store.used == 0
-    assert not store._counts
-    assert not store._bytes
+    assert not store.counts
+    assert not store.bytes
 
 
 async def test_a_response_of_the_same_name_takes_the_place_of_the_first():
@@ -413,4 +413,4 @@ async def test_a_response_of_the_same_name_takes_the_place_of_the_first():
     assert store.used == OVERHEAD + len(b"[2]") + len(b"[]") + len(b"{}")
     store.remove(store.get("a", "same"))
     assert store.used == 0
-    assert not store._counts
+    assert not store.counts

@@ -172,18 +172,18 @@ async def test_scrapes_and_the_debug_log_tell_how_tokens_spread(sparse, monkeypa
     """Each ask looks for what the ask before it counted; fewer than EVERY steps apart nobody is asked."""
     watch, status = sparse.state.experts, StatusLine(sparse.state)
     monkeypatch.setattr(watch, "_looked_at", sparse.state.engine.stats.steps)
-    monkeypatch.setattr(watch, "_looking", None)
+    monkeypatch.setattr(watch, "looking", None)
     await sparse.get("/metrics")
-    assert watch._looking is None
+    assert watch.looking is None
     monkeypatch.setattr(expert_watch, "EVERY", 1)
     with caplog.at_level(logging.DEBUG, "omniloop.experts"):
         watch.layers = []
         while not watch.layers:
             await posted(sparse, "/v1/completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
-            status._tick()
+            status.tick()
             status.stop()
-            if watch._looking is not None:
-                await watch._looking
+            if watch.looking is not None:
+                await watch.looking
     assert [layer.layer for layer in watch.layers] == [0, 2]
     assert "by layer, and the share of tokens at the busiest one: 0: " in caplog.text
     page = (await sparse.get("/metrics")).content.decode()

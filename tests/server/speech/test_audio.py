@@ -332,7 +332,7 @@ async def test_uploads_are_counted_while_they_stream(serve):
     call = client.call("POST", PATH, body=pieces, headers=HEADERS)
     reply = await call.finish()
     assert (reply.status, reply.error["reason"]) == (413, "request_too_large")
-    assert len(call._pieces) > 30, "the rest was not read"
+    assert len(call.pieces) > 30, "the rest was not read"
     promised = await client.post(PATH, body=body[:100], headers={**HEADERS, "content-length": str(10**9)})
     assert promised.status == 413
     assert client.state.body_budget.used == 0

@@ -59,7 +59,7 @@ async def test_a_session_of_vllms_form_begins_before_its_sound(client):
     await socket.opened()
     socket.append(np.zeros(8000, np.float32))
     socket.say("session.update", model=client.state.names[0])
-    assert "before the first sound" in (await socket.next("error"))["error"]["message"]
+    assert "before the first audio" in (await socket.next("error"))["error"]["message"]
     await socket.leave()
 
 

@@ -1,0 +1,24 @@
+from _fast.types cimport int32_t, int64_t
+
+cdef enum:
+    UNIT = 1024  # of virtual time: what a token costs a flow of weight 1
+
+
+cdef class Turns:
+    cdef readonly int32_t num_flows
+    cdef readonly int32_t num_active
+    cdef int64_t[::1] due  # by flow: the virtual time at which it has paid for all that it has taken
+    cdef int32_t[::1] weight
+    cdef int64_t[::1] since  # by flow: when it was served last or began to wait, for ties
+    cdef int32_t[::1] active  # flows that wait, in no order: the first `num_active`
+    cdef int32_t[::1] place  # by flow: where it stands there, or -1
+    cdef int64_t clock  # the virtual time
+    cdef int64_t latest  # the last of all that is due
+    cdef int64_t count
+
+    cdef _check(self, int32_t flow)
+    cdef int32_t flow(self) noexcept nogil
+    cdef void offer(self, int32_t flow, bint waits) noexcept nogil
+    cdef void serve(self, int32_t flow, int64_t tokens) noexcept nogil
+    cdef void pay(self, int32_t flow, int64_t tokens) noexcept nogil
+    cdef void rest(self) noexcept nogil

@@ -1,0 +1,96 @@
+"""Turns: whose turn it is among flows that wait, by the tokens that each has taken.
+
+Owner: the device thread, through WaitQueue alone. In: which flows wait, what they take, and weights. Out: a flow. It is
+deficit round robin with a quantum of one token, in virtual time: a round brings each flow that waits one token times
+its weight, and a flow is served while it owes nothing. So what a flow takes puts off its next turn by as many rounds as
+pay for it; what a request generates is paid for when the request ends. Rounds that pass pay also for a flow that has
+nothing that waits, and credit cannot be saved up. Where nothing waits, nothing is owed.
+
+    flow A, requests of 40 tokens   due at   0 ........ 40 ........ 80
+    flow B, requests of 20 tokens   due at   0 .. 20 .. 40 .. 60 .. 80
+    served                                   A B  B     A B   B     A B
+"""
+
+from array import array
+
+cimport cython
+
+
+@cython.final
+cdef class Turns:
+    """Flows are numbers from 0."""
+
+    def __init__(self, int32_t num_flows):
+        if num_flows < 1:
+            raise ValueError(f"num_flows={num_flows}: need at least 1")
+        self.num_flows = num_flows
+        self.num_active = 0
+        self.clock = self.latest = self.count = 0
+        self.due, self.since = array("q", bytes(8 * num_flows)), array("q", bytes(8 * num_flows))
+        self.weight = array("i", [1]) * num_flows
+        self.active = array("i", bytes(4 * num_flows))
+        self.place = array("i", [-1]) * num_flows
+
+    cdef int32_t flow(self) noexcept nogil:
+        """The flow that is served next: what is due first, of equal ones what has waited longer; -1: none waits."""
+        cdef int32_t best = -1
+        cdef int32_t flow
+        cdef int32_t k
+        for k in range(self.num_active):
+            flow = self.active[k]
+            if best < 0 or self.due[flow] < self.due[best] or (
+                self.due[flow] == self.due[best] and self.since[flow] < self.since[best]
+            ):
+                best = flow
+        return best
+
+    cdef void offer(self, int32_t flow, bint waits) noexcept nogil:
+        """Whether the flow has something that waits."""
+        cdef int32_t at = self.place[flow]
+        cdef int32_t last
+        if waits and at < 0:
+            self.due[flow] = max(self.due[flow], self.clock)
+            self.since[flow] = self.count
+            self.count += 1
+            self.active[self.num_active] = flow
+            self.place[flow] = self.num_active
+            self.num_active += 1
+        elif not waits and at >= 0:
+            self.num_active -= 1
+            last = self.active[self.num_active]
+            self.active[at] = last
+            self.place[last] = at
+            self.place[flow] = -1
+
+    cdef void serve(self, int32_t flow, int64_t tokens) noexcept nogil:
+        """Something of the flow that waited is served: the rounds that it waited for have passed."""
+        self.clock = max(self.clock, self.due[flow])
+        self.since[flow] = self.count
+        self.count += 1
+        self.pay(flow, tokens)
+
+    cdef void pay(self, int32_t flow, int64_t tokens) noexcept nogil:
+        """The flow has taken so many tokens."""
+        self.due[flow] = max(self.due[flow], self.clock) + tokens * UNIT // self.weight[flow]
+        self.latest = max(self.latest, self.due[flow])
+
+    cdef void rest(self) noexcept nogil:
+        """If nothing waits any more, all have paid."""
+        if self.num_active == 0:
+            self.clock = max(self.clock, self.latest)
+
+    # What the engine calls, and what tests see.
+
+    def forget(self, int32_t flow):
+        """The number goes to another flow, which owes nothing."""
+        self._check(flow)
+        self.due[flow] = self.clock
+
+    def owed(self, int32_t flow):
+        """Tokens that the flow has still to pay for, if its weight is 1."""
+        self._check(flow)
+        return max(self.due[flow] - self.clock, 0) // UNIT
+
+    cdef _check(self, int32_t flow):
+        if not 0 <= flow < self.num_flows:
+            raise ValueError(f"flow {flow}: there are flows 0 to {self.num_flows - 1}")

@@ -1,0 +1,91 @@
+"""Flows and Outside: whose requests wait, as the numbers that the scheduler takes turns by.
+
+Owner: device thread, through Admission. In: the name of the caller of a request (an API key's name or an address; made
+by the server). Out: a number per caller for as long as it has a row; and, of what waits at a gate of the executor, what
+is next. Both go by turns, so that one caller's crowd does not stand in front of another one's request.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice, zip_longest
+from typing import Generic, TypeVar
+
+from _fast.turns import Turns
+
+T = TypeVar("T")
+
+
+class Flows:
+    """Numbers of callers that have rows."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._numbers: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._free = list(range(turns.num_flows - 1, -1, -1))
+
+    def take(self, name: str) -> int:
+        """The number of a caller that gets a row more; there are as many numbers as slots."""
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = self._free.pop()
+            self._turns.forget(number)
+        self._rows[name] = self._rows.get(name, 0) + 1
+        return number
+
+    def give(self, name: str) -> None:
+        """A row of the caller has ended."""
+        self._rows[name] -= 1
+        if not self._rows[name]:
+            del self._rows[name]
+            self._free.append(self._numbers.pop(name))
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+class Outside(Generic[T]):
+    """What waits outside of the scheduler, by the engine's number; callers come by turns."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, OrderedDict[int, T]] = OrderedDict()  # by caller, whose turn it is first
+        self._flow_of: dict[int, str] = {}
+
+    def add(self, device_id: int, flow: str, waiting: T) -> None:
+        """One more, behind the caller's others."""
+        self._lines.setdefault(flow, OrderedDict())[device_id] = waiting
+        self._flow_of[device_id] = flow
+
+    def first(self, count: int) -> list[tuple[int, T]]:
+        """(number, what waits) of those that come next: one of each caller, then a second one of each, and so on."""
+        if len(self._lines) == 1:
+            (line,) = self._lines.values()
+            return list(islice(line.items(), count))
+        turns = zip_longest(*(islice(line.items(), count) for line in self._lines.values()))
+        return list(islice((entry for turn in turns for entry in turn if entry is not None), count))
+
+    def enter(self, device_id: int) -> bool:
+        """It waits no more, and its caller's turn is over; says whether it was here."""
+        flow = self._flow_of.get(device_id)
+        if not self.discard(device_id):
+            return False
+        if flow in self._lines:
+            self._lines.move_to_end(flow)
+        return True
+
+    def discard(self, device_id: int) -> bool:
+        """It waits no more; says whether it was here."""
+        flow = self._flow_of.pop(device_id, None)
+        if flow is None:
+            return False
+        del self._lines[flow][device_id]
+        if not self._lines[flow]:
+            del self._lines[flow]
+        return True
+
+    def __contains__(self, device_id: int) -> bool:
+        return device_id in self._flow_of
+
+    def __len__(self) -> int:
+        return len(self._flow_of)

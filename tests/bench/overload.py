@@ -1,0 +1,175 @@
+"""A server under more requests than it can answer: `python -m tests.bench.overload [SECONDS] [FLAG ...]` (S42, R14).
+
+The flags are the server's. Four experiments with one server each, streamed chat completions of random lengths, arrivals
+by Poisson but for the first: clients that each wait for their answer fill all rows and find the capacity; requests come
+at that rate; at three times that rate; a key that floods at three times that rate beside a quiet key that sends one
+request a second, and the quiet key alone. Prints JSON: times to first token, answers per second, refusals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.end_to_end.process import ServerProcess
+from tests.end_to_end.wire import request_bytes
+
+ROWS = 64
+LENGTHS = (16, 48)  # tokens of an answer
+TIMES = 3.0
+SETTLE_S = 5.0  # at the beginning of a run, whose answers do not count
+
+
+@dataclass
+class Seen:
+    """What happened to the requests of one key."""
+
+    first_s: list[float] = field(default_factory=list)  # time to first token, of those that were answered
+    ended: list[float] = field(default_factory=list)  # when, seconds since the beginning
+    refused_s: list[float] = field(default_factory=list)  # how long a 429 took
+    retry_after: list[int] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    sent: int = 0
+
+    def summary(self, seconds: float) -> dict[str, object]:
+        return {
+            "sent": self.sent,
+            "answered": len(self.ended),
+            "answers_per_s": round(sum(SETTLE_S <= at < seconds for at in self.ended) / (seconds - SETTLE_S), 2),
+            "first_token_s": quantiles(self.first_s),
+            "refused": len(self.refused_s),
+            "refused_ms": quantiles([1000 * took for took in self.refused_s]),
+            "retry_after_s": quantiles([float(told) for told in self.retry_after]),
+            "failed": len(self.failed),
+            "failures": sorted(set(self.failed))[:5],
+        }
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    values = sorted(values)
+    at = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    found = {name: values[min(len(values) - 1, int(share * len(values)))] for name, share in at.items()}
+    return {name: round(value, 3) for name, value in {**found, "max": values[-1]}.items()}
+
+
+def body_of(key: str, draw: random.Random) -> bytes:
+    content = {
+        "messages": [{"role": "user", "content": f"client {draw.random()} asks " + "about it " * draw.randint(1, 8)}],
+        "max_tokens": draw.randint(*LENGTHS),
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    data = json.dumps(content).encode()
+    headers = {"Authorization": f"Bearer {key}", "Connection": "close"}
+    return request_bytes("POST", "/v1/chat/completions", data, headers)
+
+
+async def ask(port: int, key: str, seen: Seen, begun: float, draw: random.Random) -> None:
+    """One request on a connection of its own, to its end."""
+    seen.sent += 1
+    sent = time.perf_counter()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError as error:
+        seen.failed.append(str(error))
+        return
+    try:
+        writer.write(body_of(key, draw))
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head[9:12])
+        if status == 429:
+            seen.refused_s.append(time.perf_counter() - sent)
+            seen.retry_after.append(int(head.lower().partition(b"retry-after: ")[2].partition(b"\r")[0]))
+            return
+        first, end = 0.0, b""
+        while piece := await reader.read(1 << 16):
+            if not first and b'"content":"' in piece.replace(b'"content":""', b""):
+                first = time.perf_counter()
+            end = (end + piece)[-64:]
+        if status != 200 or b"data: [DONE]" not in end:
+            seen.failed.append(f"{status} {end[-40:]!r}")
+            return
+        seen.first_s.append(first - sent)
+        seen.ended.append(time.perf_counter() - begun)
+    except (OSError, asyncio.IncompleteReadError) as error:
+        seen.failed.append(type(error).__name__)
+    finally:
+        writer.close()
+
+
+async def closed(port: int, clients: int, seconds: float) -> Seen:
+    """So many clients that each send their next request when their last one has been answered."""
+    seen, begun, draw = Seen(), time.perf_counter(), random.Random(0)
+
+    async def client() -> None:
+        while time.perf_counter() - begun < seconds:
+            await ask(port, "one", seen, begun, draw)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return seen
+
+
+async def opened(port: int, rates: dict[str, float], seconds: float) -> dict[str, Seen]:
+    """Requests of some keys at their rates, whatever becomes of them."""
+    seen, begun = {key: Seen() for key in rates}, time.perf_counter()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def source(key: str, rate: float) -> None:
+        draw, at = random.Random(key), 0.0
+        while (at := at + draw.expovariate(rate)) < seconds:
+            await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
+            task = asyncio.ensure_future(ask(port, key, seen[key], begun, draw))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    await asyncio.gather(*(source(key, rate) for key, rate in rates.items()))
+    if tasks:
+        await asyncio.wait(tasks)
+    return seen
+
+
+def run(seconds: float, flags: list[str]) -> dict[str, object]:
+    """All experiments on one server, which is quiet between them."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys"
+        keys.write_text("one:one\nquiet:quiet\n")
+        rows = ("--max-num-seqs", str(ROWS), "--num-threads", "1", "--disable-access-log")
+        server = ServerProcess(*rows, "--api-key-file", str(keys), *flags).spawn().wait_ready()
+        try:
+            found: dict[str, object] = {"flags": flags, "rows": ROWS, "seconds": seconds}
+            full = asyncio.run(closed(server.port, ROWS, seconds))
+            found["capacity"] = full.summary(seconds)
+            rate = sum(SETTLE_S <= at < seconds for at in full.ended) / (seconds - SETTLE_S)
+            plans = {
+                "1x": {"one": rate},
+                "3x": {"one": TIMES * rate},
+                "quiet_alone": {"quiet": 1.0},
+                "flood_and_quiet": {"one": TIMES * rate, "quiet": 1.0},
+            }
+            for name, rates in plans.items():
+                seen = asyncio.run(opened(server.port, rates, seconds))
+                found[name] = {key: each.summary(seconds) for key, each in seen.items()}
+                print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
+            server.stop()
+        finally:
+            server.close()
+    return found
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    found = run(seconds, sys.argv[2:])
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
