@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
-    "blocks", "detok", "encoder", "histogram", "lane", "launcher", "params", "plan", "prefix",
+    "blocks", "detok", "encoder", "entries", "histogram", "lane", "launcher", "params", "plan", "prefix",
     "queue", "ring", "running", "scheduler", "seqs", "settle", "shares", "steady", "tables", "turns",
 )  # fmt: skip
 WALKS = (
