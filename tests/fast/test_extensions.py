@@ -16,8 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
-    "blocks", "detok", "encoder", "entries", "histogram", "lane", "launcher", "params", "plan", "prefix",
-    "queue", "ring", "running", "scheduler", "seqs", "settle", "shares", "steady", "tables", "turns",
+    "blocks", "detok", "device_calls", "encoder", "entries", "gap_clock", "graph_table", "histogram", "lane",
+    "launcher", "params", "plan", "prefix", "queue", "ring", "running", "scheduler", "seqs", "settle", "shares",
+    "steady", "tables", "turns",
 )  # fmt: skip
 WALKS = (
     "test_lane", "test_parts_walk", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_seqs",
