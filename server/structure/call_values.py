@@ -10,6 +10,7 @@ The notations stand in structure/call_notations.py.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,7 @@ def plain(text: str) -> str:
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
-class Values:
+class Values(ABC):
     """The rules of one tool's values. A notation says how a value of one type is spelled, and how any value is."""
 
     marks_strings = False  # strings stand between marks, so that no text is taken for anything else
@@ -252,18 +253,18 @@ class Values:
     def _ordered(self, members: dict[str, Any]) -> list[tuple[str, Any]]:
         return list(members.items())
 
+    @abstractmethod
     def _branch(self, schema: dict[str, Any], union: Union, path: str) -> str:
         """A value of one type, or of an enum; "" where it cannot be written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _any(self) -> str:
         """Any value."""
-        raise NotImplementedError
 
     # -- schemas
 
     def _union(self, schema: dict[str, Any], branches: list[dict[str, Any]]) -> Union:
-        """What a string of this schema stands beside."""
+        """The branches of the schema that are not strings."""
         if self.marks_strings:
             return Union()
         types, values = {branch.get("type") for branch in branches}, [v for b in branches for v in b.get("enum", ())]
