@@ -160,7 +160,7 @@ class Through:
         except Exception as error:
             raise ValueError(f"its processor fails with a blank {name}: {_line(error)}") from None
         if any(not np.any(each[TOKENS] == row) for each in alone):
-            raise ValueError(f"its processor writes no token {row} where a {name} stands")
+            raise ValueError(f"its processor writes no token {row} where {name} stands")
         text, items = f"a{mark}b{mark}{mark}c", [first, second, first]
         written = self.processor.tokenizer.encode(text, add_special_tokens=False)
         ids = iter([alone[0][TOKENS], alone[1][TOKENS], alone[0][TOKENS]])

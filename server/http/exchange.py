@@ -115,7 +115,6 @@ class Exchange:
         self.key_name = ""
         self.place: Place | None = None  # of the request among those that wait and run
         self.address = state.proxies.client_of(scope)
-        self.place: Place | None = None  # of the request among those that wait and run
         self.status = 0
         self.reason = ""
         self.started = False

@@ -142,7 +142,7 @@ def test_a_processor_that_numbers_sounds_is_refused(monkeypatch):
 
     config = load_model_config(tiny.checkpoint(NAME))
     monkeypatch.setattr(MossTranscribeDiarizeProcessor, "replace_audio_token", numbered)
-    with pytest.raises(ValueError, match="writes sounds of one prompt otherwise than each of them alone"):
+    with pytest.raises(ValueError, match="writes audio items of one prompt otherwise than each of them alone"):
         processor_for(config.processor, config.folder, config.raw)
 
 
@@ -164,7 +164,7 @@ def test_what_a_processor_refuses_is_told(monkeypatch):
 
     reads = processor()
     monkeypatch.setattr(reads, "_made", refuse)
-    with pytest.raises(MediaError, match="this model's processor refuses the sound: too short"):
+    with pytest.raises(MediaError, match="this model's processor refuses the audio item: too short"):
         reads.process(MediaItem("audio", sound(9)), bytes(16), MediaOptions())
 
 

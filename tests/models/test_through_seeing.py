@@ -318,7 +318,7 @@ def test_what_is_more_than_rows_of_a_prompt_is_refused_in_a_line(tmp_path, kind)
 
 
 def test_a_picture_of_which_a_processor_makes_no_token_is_refused():
-    with pytest.raises(MediaError, match="makes no token of so small a picture") as caught:
+    with pytest.raises(MediaError, match="makes no token of the image of this size") as caught:
         processor("lighton_ocr").process(MediaItem("image", noise(20, 9, 1)), bytes(16), MediaOptions())
     assert caught.value.status == 400
 
@@ -346,7 +346,7 @@ def test_check_says_how_it_is_served(capsys):
     ("words", "said"),
     [
         ({"image_token": "no token"}, "has no single token for the place of the image (image_token='no token')"),
-        ({"img_patch_token": "<|VIDEO|>"}, "writes no token 274 where a picture stands"),
+        ({"img_patch_token": "<|VIDEO|>"}, "writes no token 274 where image stands"),
     ],
 )
 def test_a_processor_that_writes_no_place_is_refused(tmp_path, capsys, words, said):
@@ -361,7 +361,7 @@ def test_a_processor_that_joins_pictures_is_refused(capsys):
     assert cli.main(["check", str(tiny.checkpoint(JOINS))]) == 1
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == (
-        "refused: Idefics2ForConditionalGeneration: its processor writes pictures of one prompt otherwise than each of "
+        "refused: Idefics2ForConditionalGeneration: its processor writes images of one prompt otherwise than each of "
         "them alone"
     )
 
@@ -372,7 +372,7 @@ def test_a_processor_that_numbers_pictures_is_refused(monkeypatch):
 
     monkeypatch.setattr(AyaVisionProcessor, "replace_image_token", numbered)
     config = load_model_config(tiny.checkpoint("aya_vision"))
-    with pytest.raises(ValueError, match="pictures of one prompt otherwise than each of them alone"):
+    with pytest.raises(ValueError, match="images of one prompt otherwise than each of them alone"):
         processor_for(config.processor, config.folder, config.raw)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from tests.server.answers import check
+from tests.server.described_answers import check
 
 LENGTH = {"max_tokens": 4, "ignore_eos": True}  # answers of known length, whatever the weights
 

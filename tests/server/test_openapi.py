@@ -15,7 +15,7 @@ import pytest
 
 from server.openapi import TABLE, TAGS, openapi
 from server.schema.examples import ANSWERS, REQUESTS
-from tests.server import answers
+from tests.server import described_answers as answers
 from tests.server.live import listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -64,6 +64,7 @@ def test_an_answer_goes_on_while_another_conversation_is_open(still, script):
     note(still, "long one: is answered")
     still.get_by_role("img", name="answered").wait_for()
     still.get_by_role("button", name="long one").first.click()
+    growing(still, "first and last")
     assert words(answer(still)) == "first and last"
     still.get_by_role("img", name="answered").wait_for(state="detached")
     still.reload()
@@ -87,6 +88,7 @@ def test_coming_back_shows_the_answer_as_it_grows_and_stop_ends_only_that(still,
     assert replies[0].left.wait(20)
     gates[1].set()
     still.get_by_role("button", name="second", exact=False).first.click()
+    growing(still, "two rest")
     assert words(answer(still)) == "two rest"
     assert not replies[1].left.is_set()
 

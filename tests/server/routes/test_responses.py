@@ -224,7 +224,7 @@ BAD = [
     (
         {"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}},
         "structured_outputs",
-        "not beside text.format",
+        "not together with text.format",
     ),
     ({"top_logprobs": 2}, "top_logprobs", "needs message.output_text.logprobs"),
     ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs", "0 to 20"),

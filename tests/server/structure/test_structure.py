@@ -8,8 +8,9 @@ from engine.grammar.lark import lark_of
 from server.errors import ApiError
 from server.flags.config import LimitsConfig
 from server.schema.common import SamplingFields
+from server.structure import structure
 from server.structure.schema_rules import Cleaner
-from server.structure.structure import format_structure, relaxed, schema_text, structure, structure_of
+from server.structure.structure import format_structure, relaxed, schema_text, structure_of
 
 LIMITS = LimitsConfig()
 OBJECT = {"type": "object", "additionalProperties": False}
@@ -171,8 +172,8 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type":
     ],
 )
 def test_each_kind_becomes_a_grammar(fields, kind, text):
-    structure = structure_of(SamplingFields(**fields), LIMITS)
-    spec = structure.make()
+    found = structure_of(SamplingFields(**fields), LIMITS)
+    spec = found.make()
     assert (spec.kind, spec.text[: len(text)]) == (kind, text)
     assert lark_of(spec).startswith('%llguidance {"no_forcing": true}\n')
 
