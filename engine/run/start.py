@@ -112,9 +112,18 @@ def warm_up(runtime: Runtime) -> None:
     request = Request(prompt, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
     empty = np.zeros(0, np.int32)
     slot = scheduler.add(
-        0, prompt, max_tokens=2, min_tokens=0, ignore_eos=True, eos_ids=empty, stop_ids=empty, priority=0, arrival=0.0,
-        root=bytes(16), read_cache=False,
-    )  # fmt: skip
+        0,
+        prompt,
+        max_tokens=2,
+        min_tokens=0,
+        ignore_eos=True,
+        eos_ids=empty,
+        stop_ids=empty,
+        priority=0,
+        arrival=0.0,
+        root=bytes(16),
+        read_cache=False,
+    )
     executor.admit(slot, LiveRow(0, 0, request, 0, Place(bytes(16))))
     while (plan := executor.plan(scheduler)) is not None:
         step = executor.launch_forward(plan)

@@ -71,9 +71,15 @@ async def create(request: Request) -> Response | None:
 
     parsing = parsing_for(state, body, tools) if body.tools or not state.parsers.is_empty else None
     return await answer_with(
-        request, asked, jobs, frames, response,
-        name=name, skip_special_tokens=body.skip_special_tokens is not False, parsing=parsing,
-    )  # fmt: skip
+        request,
+        asked,
+        jobs,
+        frames,
+        response,
+        name=name,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        parsing=parsing,
+    )
 
 
 def parsing_for(state: AppState, body: ChatBody, tools: ToolTable) -> Parsing | None:

@@ -93,9 +93,15 @@ async def create(request: Request) -> Response | None:
     reply = Reply(exchange, body, prompt, shape())
     skip_special_tokens = body.skip_special_tokens is not False
     return await answer_with(
-        request, asked, reply.jobs, reply.frames, reply.response,
-        name=reply.shape.name, skip_special_tokens=skip_special_tokens, parsing=parsing,
-    )  # fmt: skip
+        request,
+        asked,
+        reply.jobs,
+        reply.frames,
+        reply.response,
+        name=reply.shape.name,
+        skip_special_tokens=skip_special_tokens,
+        parsing=parsing,
+    )
 
 
 async def count(request: Request) -> Response:
@@ -149,9 +155,13 @@ class Reply:
 
 
 async def in_background(
-    request: Request, body: ResponsesBody, asked: Asked, prompt: MakePrompt, make_shape: Callable[[], ResponseObject],
+    request: Request,
+    body: ResponsesBody,
+    asked: Asked,
+    prompt: MakePrompt,
+    make_shape: Callable[[], ResponseObject],
     parsing: Parsing | None,
-) -> Response | None:  # fmt: skip
+) -> Response | None:
     """Hands the answer over to a task of its own; the client gets the queued response, or follows its events."""
     exchange = exchange_of(request)
     async with client_present(request):
@@ -267,9 +277,16 @@ def earlier(state: AppState, key: str, name: str | None) -> Turn | None:
 
 
 async def prompt_of(
-    exchange: Exchange, body: InputBody, parent: Turn | None, tools: ToolTable, asked: Asked, renderer: Renderer,
-    priority: int = 0, salt: str = "", keeps: bool = False,
-) -> tuple[Turn, Job]:  # fmt: skip
+    exchange: Exchange,
+    body: InputBody,
+    parent: Turn | None,
+    tools: ToolTable,
+    asked: Asked,
+    renderer: Renderer,
+    priority: int = 0,
+    salt: str = "",
+    keeps: bool = False,
+) -> tuple[Turn, Job]:
     """Items to a prompt with its media, and the turn that they begin; complaints name the client's own fields."""
     state = exchange.state
     named = state.responses.items(exchange.key_name, references(as_items(body.input)))
@@ -298,9 +315,15 @@ async def prompt_of(
 
 
 async def render(
-    exchange: Exchange, conversation: Conversation, body: InputBody, tools: ToolTable, asked: Asked, renderer: Renderer,
-    priority: int, salt: str,
-) -> Job:  # fmt: skip
+    exchange: Exchange,
+    conversation: Conversation,
+    body: InputBody,
+    tools: ToolTable,
+    asked: Asked,
+    renderer: Renderer,
+    priority: int,
+    salt: str,
+) -> Job:
     effort = body.reasoning.effort if body.reasoning else None
     said = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else {}
     kwargs = {**said, **(body.chat_template_kwargs or {})}

@@ -115,12 +115,19 @@ def tell_defaults(defaults: Mapping[str, Any]) -> None:
     """One line: a checkpoint's own defaults change what clients get that ask for nothing."""
     if defaults:
         told = ", ".join(f"{name}={value}" for name, value in defaults.items())
-        log.info("sampling defaults of the checkpoint and --override-generation-config: %s; "
-                 "--generation-config vllm ignores the checkpoint's", told)  # fmt: skip
+        log.info(
+            "sampling defaults of the checkpoint and --override-generation-config: %s; "
+            "--generation-config vllm ignores the checkpoint's",
+            told,
+        )
 
 
 def tell_vocabularies(tokens: int, rows: int) -> None:
     """One line where texts may hold tokens that the model does not have; prompts with them are refused one by one."""
     if tokens > rows:
-        log.warning("the tokenizer has ids up to %d and the model has %d tokens: prompts with other ids are "
-                    "refused; --tokenizer selects another tokenizer", tokens - 1, rows)  # fmt: skip
+        log.warning(
+            "the tokenizer has ids up to %d and the model has %d tokens: prompts with other ids are "
+            "refused; --tokenizer selects another tokenizer",
+            tokens - 1,
+            rows,
+        )

@@ -171,9 +171,15 @@ class Mixed(Engine):
         self.ring = OutputRing(self.scheduler.max_rows, entries, asked, lines, self.width)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.steady = SteadyLoop(
-            self.scheduler, self.rig.plans, self.rig.params, self.rig.launcher, self.ring, self.special,
-            NOBODY_WAITS, self.wake,
-        )  # fmt: skip
+            self.scheduler,
+            self.rig.plans,
+            self.rig.params,
+            self.rig.launcher,
+            self.ring,
+            self.special,
+            NOBODY_WAITS,
+            self.wake,
+        )
         self.rng = np.random.default_rng(seed)
         self.python = python
         self.reasons = dict.fromkeys((*range(1, 7), REASON_PREEMPTED), 0)

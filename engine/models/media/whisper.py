@@ -200,8 +200,9 @@ class Whisper(Model):
         block_size = keys.shape[2]
         count = len(places)
         numbers = torch.arange(count + 1, dtype=torch.int32, device=places.device)
-        lines = torch.searchsorted(meta.query_start[1:].contiguous(), numbers[:-1] if chosen is None else chosen.int(),
-                                   right=True).clamp_(max=len(meta.context_len) - 1)  # fmt: skip
+        lines = torch.searchsorted(
+            meta.query_start[1:].contiguous(), numbers[:-1] if chosen is None else chosen.int(), right=True
+        ).clamp_(max=len(meta.context_len) - 1)
         if meta.table_row is not None:
             lines = meta.table_row[lines]
         texts = (places - (lead - 1)).clamp_(min=1).int()  # tokens of text up to each, itself included

@@ -163,8 +163,11 @@ async def test_a_completion_is_made_as_asked(client, serve, heard, submitted):
     await first.complete("a", priority=-3)
     assert submitted[-1].priority == -3
     # how it is sent
-    events = (await client.complete("a", **the, max_tokens=6, stream=True, stream_interval=3,
-              stream_options={"include_usage": True})).events()  # fmt: skip
+    events = (
+        await client.complete(
+            "a", **the, max_tokens=6, stream=True, stream_interval=3, stream_options={"include_usage": True}
+        )
+    ).events()
     assert events[-2]["usage"]["completion_tokens"] == 6
     assert max(event["choices"][0]["text"].count(" the") for event in events[:-2]) >= 3
     # what only some servers can do

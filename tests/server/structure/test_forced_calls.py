@@ -423,9 +423,12 @@ async def test_tools_and_choices_that_make_no_sense_are_refused(calling):
 
 @pytest.mark.parametrize(
     ("path", "at", "schema"),
-    [(PATHS[0], "tools[1].function", "parameters"), (PATHS[1], "tools[1]", "parameters"),
-     (PATHS[2], "tools[1]", "input_schema")],
-)  # fmt: skip
+    [
+        (PATHS[0], "tools[1].function", "parameters"),
+        (PATHS[1], "tools[1]", "parameters"),
+        (PATHS[2], "tools[1]", "input_schema"),
+    ],
+)
 async def test_faults_of_tools_are_named_as_the_client_wrote_them(calling, path, at, schema):
     def held(name="f", strict=True, **keywords):
         body = forced(path, "required", [F, {"function": {"name": name, "parameters": {"type": "object", **keywords}}}])
