@@ -9,9 +9,8 @@ Out: how far a chunk may go, and what must be encoded in this step.
 
 The budget bounds the work of a step. An entry with more work runs alone. While rows decode, such a large entry runs in
 pieces: one piece in each step, one entry at a time, and its first reader waits. When no row decodes, it runs whole.
-A pin, of an entry whose rows the next chunks of a request read, starts with the first chunk that touches the entry and
-ends when the last span is committed: a request that waits for capacity never keeps capacity from others for entries that
-it has not reached.
+A request that reads an entry pins it from the first chunk that touches the entry until the last span is committed. So a
+request that waits for capacity never takes capacity from others for entries that it has not reached.
 """
 
 cimport cython
@@ -36,7 +35,7 @@ cdef class EncoderTable(Entries):
         """A step is about to be planned; steps up to `settled` are committed. `crowded`: rows decode in it.
 
         The entry under way gets its next piece, and is ready with its last one. When nothing decodes it is new again:
-        what is left of its tower runs with the first chunk that reads it. When nobody names it any more, it goes.
+        what is left of its tower runs with the first chunk that reads it. Without a request that names it, it goes.
         """
         cdef Entry* entry = &self.entries[self.advanced]
         self.settled, self.crowded = settled, crowded
@@ -48,7 +47,7 @@ cdef class EncoderTable(Entries):
             return
         entry = &self.entries[self.under_way]
         if entry.refs == 0 or not crowded:
-            # Else a piece of what nobody names is in flight; with no step in flight, its last plan came to nothing.
+            # Else a piece of an entry without requests is in flight; with no step in flight, its last plan came to nothing.
             if entry.refs or self.advanced_in <= settled or settled == step - 1:
                 self._renew(self.under_way)
                 self.under_way = 0

@@ -116,7 +116,7 @@ cdef class Entries:
             self._append(entry)
 
     cdef bint _make_room(self, int32_t rows) noexcept nogil:
-        """Evict idle embeddings, oldest first: those without a request, then those of requests that have not come to them."""
+        """Evict idle embeddings, oldest first: those without a request, then those that no chunk has reached."""
         cdef int32_t wanted, i, following
         if self.capacity == 0:
             return True

@@ -15,9 +15,9 @@ One rule lives here and nowhere else: a record may be rewritten when the prep th
 That is known for free once a wait() for its step or a later one has returned; what was launched and never waited for
 (its step failed) costs an extra event.
 
-The runtime's functions are in device_calls, the graphs of each size in graph_table, and what the device stands idle
-between steps is measured by gap_clock. wait() has no time limit, because the driver's call has none and nothing polls: a
-device that hangs is noticed by the watch over this thread's beat (engine/base/stall.py).
+The runtime's functions are in device_calls, the graphs of each size in graph_table; gap_clock measures how long the
+device stands idle between steps. wait() has no time limit, because the driver's call has none and nothing polls: the
+watch over this thread's beat (engine/base/stall.py) notices a device that hangs.
 """
 
 cimport cython

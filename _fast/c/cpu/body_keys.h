@@ -110,7 +110,7 @@ static void locate(const struct attention *call, const struct unit *unit, const 
     for (long i = 0; i < skipped; i++) places[i] = places[skipped];
 }
 
-/* Scales of the same keys (or values), where they are codes; 1 without a table, where nobody reads what comes out. */
+/* Scales of the same keys (or values), where they are codes; 1 without a table, where what comes out is not read. */
 static void locate_scales(const struct attention *call, const struct unit *unit, const float *scales, long first,
                           long count, long floor, float found[PANEL]) {
     const int32_t *table = call->tables + unit->row * call->max_blocks;
