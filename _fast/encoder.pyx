@@ -47,7 +47,7 @@ cdef class EncoderTable(Entries):
             return
         entry = &self.entries[self.under_way]
         if entry.refs == 0 or not crowded:
-            # Else a piece of an entry without requests is in flight; with no step in flight, its last plan came to nothing.
+            # Else a piece of an entry without requests is in flight; or no step is, and its last plan came to nothing.
             if entry.refs or self.advanced_in <= settled or settled == step - 1:
                 self._renew(self.under_way)
                 self.under_way = 0

@@ -8,6 +8,17 @@ cdef enum:
     MAX_BUFFERS = 8  # records or ring buffers
 
 
+cdef struct Turn:  # the record that is next
+    int32_t next  # as the device counts too; -1: it may count otherwise
+    void* counted  # where the device counts
+
+
+cdef struct Home:  # where the tokens of a record's step come home
+    void* tokens  # ring buffer
+    void* event  # the ring buffer holds them
+    int64_t step  # -1: none was launched
+
+
 cdef double now() noexcept nogil
 
 
@@ -20,16 +31,12 @@ cdef class Launcher:
     cdef GraphTable graphs
     cdef GapClock gaps
     cdef int32_t num_records
-    cdef int32_t turn  # the record that is next, as the device counts too; -1: it may count otherwise
-    cdef int32_t record  # of the newest step
-    cdef int64_t step
-    cdef void* device_turn  # the device's turn
+    cdef Turn turn
+    cdef int32_t record  # of the newest step; -1: none was begun
     cdef void* passed  # event: the compute stream has come so far
     cdef void* records[8]
-    cdef void* ring[8]
-    cdef void* home[8]  # event per record: its ring buffer holds its step's tokens
-    cdef int64_t record_step[8]
-    cdef int64_t home_step[8]
+    cdef Home home[8]  # per record
+    cdef int64_t record_step[8]  # the newest step of each record
     cdef double launched_at[8]  # per record
 
     cdef int32_t choose(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil

@@ -63,6 +63,7 @@ cdef class Launcher:
     def __init__(self, dict calls not None, uintptr_t compute, records, uintptr_t device_turn, token_ring,
                  int32_t max_rows):
         cdef int32_t i
+        cdef void* ring[MAX_BUFFERS]
         if max_rows < 1:
             raise ValueError(f"max_rows={max_rows}: a step has at least one row")
         if len(token_ring) != len(records):
@@ -71,15 +72,16 @@ cdef class Launcher:
         self.graphs = GraphTable()
         self.max_rows = max_rows
         self.num_records = _addresses(records, self.records, "records")
-        _addresses([device_turn], &self.device_turn, "turns")
-        _addresses(token_ring, self.ring, "ring buffers")
-        self.waited_step = self.step = self.record = self.turn = -1
+        _addresses([device_turn], &self.turn.counted, "turns")
+        _addresses(token_ring, ring, "ring buffers")
+        self.waited_step = self.record = self.turn.next = -1
         for i in range(MAX_BUFFERS):
-            self.record_step[i] = self.home_step[i] = -1
+            self.record_step[i] = self.home[i].step = -1
         self.gaps = GapClock(self.calls, MEASURED)
         self.calls.create(&self.passed, NO_TIMING | BLOCKING)
         for i in range(self.num_records):
-            self.calls.create(&self.home[i], NO_TIMING | BLOCKING)
+            self.home[i].tokens = ring[i]
+            self.calls.create(&self.home[i].event, NO_TIMING | BLOCKING)
 
     def __dealloc__(self):
         cdef int32_t i
@@ -87,7 +89,7 @@ cdef class Launcher:
             return
         self.calls.destroy(self.passed)
         for i in range(MAX_BUFFERS):
-            self.calls.destroy(self.home[i])
+            self.calls.destroy(self.home[i].event)
 
     # Graphs.
 
@@ -136,7 +138,7 @@ cdef class Launcher:
 
     def finish(self):
         """All of the newest step has been launched, by whatever means: wait() says when its tokens are there."""
-        if self.step < 0:
+        if self.record < 0:
             raise ValueError("no step was begun: there is none to finish")
         if not self.record_done():
             self._raise()
@@ -158,7 +160,7 @@ cdef class Launcher:
         cdef bint done
         cdef double begun = now()
         self._check_index("record", record_index, self.num_records)
-        if self.home_step[record_index] < 0:
+        if self.home[record_index].step < 0:
             raise ValueError(f"no step of record {record_index} was launched: finish() comes before wait()")
         with nogil:
             done = self.await_tokens(record_index)
@@ -184,7 +186,7 @@ cdef class Launcher:
         """True when wait() would return at once."""
         cdef int reached
         self._check_index("record", record_index, self.num_records)
-        reached = self.calls.reached(self.home[record_index])
+        reached = self.calls.reached(self.home[record_index].event)
         if reached < 0:
             self._raise()
         return reached == 1
@@ -200,28 +202,29 @@ cdef class Launcher:
 
     cdef bint launch_prep(self, StepPlan plan, int32_t record) noexcept nogil:
         """Prep by itself; the step's forward follows."""
-        return self.launch_reader(self.graphs.prep(), plan, record) and self.gaps.mark_begin(
-            self.step, self.waited_step
-        )
+        if not self.launch_reader(self.graphs.prep(), plan, record):
+            return False
+        return self.gaps.mark_begin(plan.step_id, self.waited_step)
 
     cdef bint launch_reader(self, void* graph, StepPlan plan, int32_t record) noexcept nogil:
         """A graph that begins with prep, for the plan in this record."""
         cdef int32_t* number = <int32_t*>self.records[record] + HEADER_HOME
         self.launched_at[record] = now()
         self.record = record
-        self.step = self.record_step[record] = plan.step_id
-        if record != self.turn and not self.calls.send(self.device_turn, number, sizeof(int32_t)):
+        self.record_step[record] = plan.step_id
+        if record != self.turn.next and not self.calls.send(self.turn.counted, number, sizeof(int32_t)):
             return False
-        self.turn = -1  # a launch that fails may have run or not
+        self.turn.next = -1  # a launch that fails may have run or not
         if not self.calls.launch(graph):
             return False
-        self.turn = record + 1 if record + 1 < self.num_records else 0
+        self.turn.next = record + 1 if record + 1 < self.num_records else 0
         return True
 
     cdef bint record_done(self) noexcept nogil:
         """Behind everything of the newest step."""
-        self.home_step[self.record] = self.step
-        return self.gaps.mark_end(self.step, self.waited_step) and self.calls.mark(self.home[self.record])
+        cdef Home* home = &self.home[self.record]
+        home.step = self.record_step[self.record]
+        return self.gaps.mark_end(home.step, self.waited_step) and self.calls.mark(home.event)
 
     cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t variant,
                            int32_t size, int32_t sample_size) noexcept nogil:
@@ -240,17 +243,17 @@ cdef class Launcher:
 
     cdef bint await_tokens(self, int32_t record) noexcept nogil:
         """Until the tokens of the record's step are home."""
-        if not self.calls.await_event(self.home[record]):
+        if not self.calls.await_event(self.home[record].event):
             return False
         self.ended_at = now()
-        if not self.gaps.measure(self.home_step[record], &self.gap_s):
+        if not self.gaps.measure(self.home[record].step, &self.gap_s):
             return False
-        self.waited_step = max(self.waited_step, self.home_step[record])
+        self.waited_step = max(self.waited_step, self.home[record].step)
         return True
 
     cdef const int32_t* tokens_at(self, int32_t record) noexcept nogil:
         """The ring buffer of the record: its step's tokens, once they are home."""
-        return <const int32_t*>self.ring[record]
+        return <const int32_t*>self.home[record].tokens
 
     # Faults.
 
