@@ -148,6 +148,5 @@ ATTRIBUTES = {
     "server/answers/choice.py: Choice": 17,
     "server/http/exchange.py: Exchange": 30,
     "server/http/protocol.py: Connection": 17,
-    "server/speech/realtime.py: RealtimeSession": 20,
     "server/state.py: AppState": 37,
 }
