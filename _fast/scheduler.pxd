@@ -42,7 +42,7 @@ cdef class Scheduler:
     cdef void _continue(self, StepPlan plan) noexcept nogil
     cdef void _admit(self, StepPlan plan) noexcept nogil
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
-    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil
+    cdef bint _provide(self, slot_t slot, int32_t count, int32_t width) noexcept nogil
     cdef void _preempt(self, slot_t slot) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil

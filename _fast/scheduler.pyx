@@ -224,7 +224,7 @@ cdef class Scheduler:
             self._continue(plan)
             if not self.preempted:
                 self._admit(plan)
-                self.updates_left = self.shares.deal_leftovers(self.updates_left)
+                self.updates_left = self.shares.deal_leftovers(self.updates_left, plan.width)
             self._emit(plan)
             if plan.num_rows or self.running.size == 0 or self.next_step != self.settler.settled_step + 1:
                 break
@@ -248,7 +248,7 @@ cdef class Scheduler:
                 continue
             if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 count = self.encoder.limit(self.seqs, slot, self.seqs.computed[slot], count)
-            if count and not self._provide(slot, count):
+            if count and not self._provide(slot, count, plan.width):
                 count = 0
             if count:
                 changed = self.tables.num_changed(slot)
@@ -262,9 +262,9 @@ cdef class Scheduler:
             if count and self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
 
-    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil:
+    cdef bint _provide(self, slot_t slot, int32_t count, int32_t width) noexcept nogil:
         """Blocks for the row's next tokens, from the last running rows if need be. False: the row gets none now."""
-        cdef int32_t end = self.seqs.computed[slot] + count
+        cdef int32_t end = self.seqs.reach(slot, self.seqs.computed[slot] + count, width)
         cdef int32_t missing = self.tables.missing(slot, end)
         cdef slot_t victim
         if missing <= 0:
@@ -293,20 +293,20 @@ cdef class Scheduler:
 
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil:
         cdef int32_t known = self.seqs.num_tokens[slot]
-        cdef int32_t hit = self.tables.match(slot)
-        cdef int32_t start = hit * self.block_size
+        cdef int32_t hit = self.tables.match(slot), start = hit * self.block_size
         cdef int32_t count = self.shares.fitting(slot, start, known - start)
         cdef int32_t idle = self.pool.num_free + self.pool.num_cached - self.tables.num_revived
         # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
         cdef int32_t reserve = min(self.running.size, self.pool.total >> 4) * self.num_groups
-        if self.tables.demand(hit, known) + reserve > idle:
+        if self.tables.demand(hit, self.seqs.reach(slot, known, plan.width)) + reserve > idle:
             return False
         if self.seqs.num_spans[slot]:
             count = self.encoder.limit(self.seqs, slot, start, count)
-        cdef int32_t changed = self.tables.blocks_for(start + count) * self.num_groups
+        cdef int32_t end = self.seqs.reach(slot, start + count, plan.width)
+        cdef int32_t changed = self.tables.blocks_for(end) * self.num_groups
         if count <= 0 or changed > self.updates_left or (self.whole_prompts and start + count < known):
             return False
-        if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count) < 0:
+        if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, end) < 0:
             self.tables.release(slot)
             return False
         self.queue.serve(slot)
@@ -344,7 +344,7 @@ cdef class Scheduler:
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
         """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""
         if plan.row(self.seqs, slot, count) & ROW_SAMPLE:
-            self.seqs.pending[slot] += plan.width
+            self.seqs.promise(slot, plan.width)
         self.seqs.computed[slot] += count
         self.seqs.in_flight[slot] += 1
         if self.tables.dirty[slot] < self.tables.size[slot]:

@@ -109,10 +109,11 @@ cdef class TokenShares:
         self.tokens_left = self.tokens_left - count
         self.room -= count
 
-    cdef int32_t deal_leftovers(self, int32_t updates_left) noexcept nogil:
+    cdef int32_t deal_leftovers(self, int32_t updates_left, int32_t width) noexcept nogil:
         """Longer chunks for running prompts, after waiting requests have started: only blocks that lie idle are taken.
 
         `updates_left`: block-table changes that the plan still takes. Returns how many are left then.
+        `width`: tokens that a row may bring home.
         """
         cdef int32_t i
         cdef int32_t end
@@ -129,7 +130,7 @@ cdef class TokenShares:
             more = self.fitting(slot, end, self.seqs.left(slot) - self.of[slot])
             if more > self.max_chunk - self.of[slot]:
                 more = self.seqs.whole(slot, end, self.max_chunk - self.of[slot], self.max_chunk - self.of[slot])
-            end += more
+            end = self.seqs.reach(slot, end + more, width)
             missing = max(self.tables.missing(slot, end), 0)
             if more <= 0 or missing > updates_left or not self.tables.grow_idle(slot, end):
                 continue

@@ -19,7 +19,7 @@ from posix.time cimport timespec
 
 from _fast.clock cimport StepClock
 from _fast.launcher cimport now
-from _fast.layout cimport GRAPH_DECODE, GRAPH_MIXED, GRAPH_SAMPLE, ROW_SAMPLE
+from _fast.layout cimport GRAPH_DECODE, GRAPH_MIXED, GRAPH_SAMPLE, ROW_SAMPLE, TOKEN_END
 from _fast.ring cimport named
 from _fast.types cimport slot_t
 
@@ -91,6 +91,14 @@ cdef inline int32_t size_class(int32_t num_tokens) noexcept nogil:
         num_tokens >>= 1
         bits += 1
     return bits
+
+
+cdef inline int32_t run_length(StepPlan plan, const int32_t* tokens, int32_t row) noexcept nogil:
+    """Tokens of a row's run."""
+    cdef int32_t count = 0
+    while count < plan.width and tokens[row * plan.width + count] >= 0:
+        count += 1
+    return count
 
 
 @cython.final
@@ -311,27 +319,35 @@ cdef class SteadyLoop:
         return FREED if self.freed else GOES_ON
 
     cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
-        """Whether each row that samples got a token, at least one."""
+        """Whether each row that samples got a run: a token at least, and behind each token another or the end."""
         cdef int32_t missing = 0
         cdef int32_t row
+        cdef int32_t k
         if plan.num_sampled == plan.num_rows:
             for row in range(plan.num_rows):
                 missing |= tokens[row * plan.width] < 0
         else:
             for row in range(plan.num_rows):
                 missing |= (plan.lines.flags[row] & ROW_SAMPLE) & (tokens[row * plan.width] < 0)
+        if plan.width > 1 and not missing:
+            for row in range(plan.num_rows):
+                if plan.lines.flags[row] & ROW_SAMPLE:
+                    k = run_length(plan, tokens, row)
+                    missing |= k < plan.width and tokens[row * plan.width + k] != TOKEN_END
         return not missing
 
     cdef bint _wakes(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
-        """Whether a watched slot got a token that the slot waits for."""
+        """Whether a watched slot got a token that the slot waits for, anywhere in its run."""
         cdef const slot_t* slots = plan.lines.slot
         cdef int32_t row
         cdef int32_t k
+        cdef int32_t place
         for row in range(plan.num_rows):
             if self.special[slots[row]] & WATCHED and plan.lines.flags[row] & ROW_SAMPLE:
-                for k in range(<int32_t>self.watched.shape[1]):
-                    if self.watched[slots[row], k] == tokens[row * plan.width]:
-                        return True
+                for place in range(run_length(plan, tokens, row)):
+                    for k in range(<int32_t>self.watched.shape[1]):
+                        if self.watched[slots[row], k] == tokens[row * plan.width + place]:
+                            return True
         return False
 
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import http.client
 import json
 import os
@@ -23,10 +24,9 @@ import threading
 import time
 import traceback
 from collections import Counter
-from concurrent.futures import Future
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, TextIO
+from typing import Any
 
 FOLDERS = ("server", "engine", "mm", "_fast")
 TRACED = Path("build/road")
@@ -91,19 +91,17 @@ def ask(port: int) -> None:
 
 
 class Announced:
-    """Stands before stdout until the server says where it listens."""
+    """Reads what the server writes to its stdout, for the line that says where it listens."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self.port: Future[int] = Future()
+    def __init__(self) -> None:
+        self.stdout = os.fdopen(os.dup(1), "w")  # where the caller reads
+        read, write = os.pipe()
+        os.dup2(write, 1)
+        self._lines = os.fdopen(read)
 
-    def write(self, text: str) -> int:
-        if text.startswith("Listening on "):
-            self.port.set_result(int(text.rpartition(":")[2]))
-        return self._out.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)
+    def port(self) -> int:
+        """Waits for the line; the process ends where the server does before it listens."""
+        return next(int(line.rpartition(":")[2]) for line in self._lines if line.startswith("Listening on "))
 
 
 def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: bool) -> None:
@@ -111,7 +109,7 @@ def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: b
     sys.setprofile(None)
     status = 1
     try:
-        port = announced.port.result()
+        port = announced.port()
         ask(port)
         rounds = []
         for number in range(ROUNDS):
@@ -122,12 +120,13 @@ def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: b
             time.sleep(0.2)
             recorder.is_on = False
             rounds.append(recorder.take(root))
-        report(set.intersection(*rounds), root, shows_names)
+        with contextlib.redirect_stdout(announced.stdout):
+            report(set.intersection(*rounds), root, shows_names)
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
+        announced.stdout.flush()
         os._exit(status)
 
 
@@ -234,8 +233,7 @@ def main() -> None:
         import _fast
 
         _fast.__path__.insert(0, str(root / TRACED / "lib/_fast"))
-    announced = sys.stdout = Announced(sys.stdout)  # type: ignore[assignment]
-    recorder = Recorder()
+    announced, recorder = Announced(), Recorder()
     threading.Thread(target=measure, args=(announced, recorder, root, asked.list), daemon=True).start()
     threading.setprofile(recorder)
     sys.setprofile(recorder)
