@@ -126,7 +126,7 @@ ATTRIBUTES = {
     "_fast/plan.pxd: StepPlan": 38,
     "_fast/queue.pxd: WaitQueue": 26,
     "_fast/ring.pxd: OutputRing": 20,
-    "_fast/seqs.pxd: SeqTable": 44,
+    "_fast/seqs.pxd: SeqTable": 45,
     "_fast/step_numbers.py: StepNumbers": 18,
     "_fast/tables.pxd: BlockTables": 20,
     "engine/base/stats.py: EngineStats": 17,

@@ -257,7 +257,7 @@ def test_only_tables_have_a_layout_of_their_own():
 
 
 def test_classes_know_little():
-    """At most 15 attributes. Those of tests/house_limits.py have more: never more than listed, and none that shrank."""
+    """At most 15 attributes. Those that tests/house_limits.py lists have more, and never more than it says."""
     counts: dict[str, int] = {}
     for path in SOURCES:
         classes = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef))
