@@ -85,7 +85,7 @@ class AppState:
         self.port = config.server.port
         self.created = int(time.time())
         self.names = config.model_names
-        self.folder = config.folder  # where the model is; load.fetch puts a folder in place of ORG/NAME
+        self.folder = config.folder  # where the model is; start/folders.py puts a folder in place of ORG/NAME
         self.tokenizer_source = config.model.tokenizer or config.folder
         self.fetching: Future[tuple[str, str]] | None = None  # a download, which only `stop_fetching` ends
         self.stop_fetching = threading.Event()

@@ -118,8 +118,10 @@ def _scheme_is_fp8(model: Caching) -> bool:
         isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
     ):
         return model.config.implementation != "transformers"
-    log.warning("KV cache: the checkpoint's scheme %s is none that is served: kept in the activations' dtype",
-                scheme or algorithm)  # fmt: skip
+    log.warning(
+        "KV cache: the checkpoint's scheme %s is none that is served: kept in the activations' dtype",
+        scheme or algorithm,
+    )
     return False
 
 
@@ -127,8 +129,10 @@ def _check_architecture(model: Caching, specs: Sequence[CacheSpec], word: str) -
     """Refuses models whose attention does not read what is asked for."""
     name = model.config.architecture
     if model.config.implementation == "transformers":
-        raise ConfigError(f"{FLAG} {word}: {name} runs through transformers, whose cache has the activations' dtype; "
-                          "leave the flag out")  # fmt: skip
+        raise ConfigError(
+            f"{FLAG} {word}: {name} runs through transformers, whose cache has the activations' dtype; "
+            "leave the flag out"
+        )
     if not any(isinstance(spec, KeyValueSpec) for spec in specs):
         raise ConfigError(f"{FLAG} {word}: {name} keeps no keys and values; leave the flag out")
 

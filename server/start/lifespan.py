@@ -24,7 +24,7 @@ from mm.transform import quiet
 from server.ops import logs, tracing
 from server.ops.otel import Spans
 from server.ops.status import StatusLine
-from server.start import load
+from server.start import folders, load
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
@@ -61,7 +61,7 @@ class Lifespan:
             tracing.check_place(config.traces.trace)
         if config.traces.otlp_traces_endpoint:
             state.spans = Spans(config.traces.otlp_traces_endpoint)
-        if not await self.unless_stopped(load.fetch(state), None):
+        if not await self.unless_stopped(folders.fetch(state), None):
             return
         engine = state.engine = Engine(config.engine(state.folder))
         engine.on_death = self.on_death

@@ -102,9 +102,11 @@ class Process:
         """Loads, and says where the server listens."""
         config = self.state.config
         if not self.state.keys and not config.is_loopback:
-            log.warning("the server listens on %s without an API key, and every client that reaches it may use "
-                        "it; set --api-key, or --host 127.0.0.1",
-                        config.server.host)  # fmt: skip
+            log.warning(
+                "the server listens on %s without an API key, and every client that reaches it may use "
+                "it; set --api-key, or --host 127.0.0.1",
+                config.server.host,
+            )
         await self.lifespan.start()
         if self.state.phase == "ready":
             own_interpreter()

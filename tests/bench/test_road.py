@@ -19,8 +19,12 @@ MOST_STEP_LINES = 1400  # of the engine, without _fast: with its 1,501 (`road.py
 def test_a_plain_request_runs_few_functions():
     done = subprocess.run(
         [sys.executable, "tests/bench/road.py", "--list"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     rows = re.findall(r"^(server|engine|mm)  (\d+) functions  (\d+) lines", done.stdout, re.MULTILINE)
     functions, lines = (sum(int(row[column]) for row in rows) for column in (1, 2))

@@ -50,9 +50,18 @@ def steps(runtime, prompt, count):
     scheduler, executor, empty = runtime.scheduler, runtime.executor, np.zeros(0, np.int32)
     request = Request(prompt, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True))
     slot = scheduler.add(
-        0, prompt, max_tokens=count, min_tokens=0, ignore_eos=True, eos_ids=empty, stop_ids=empty, priority=0,
-        arrival=0.0, root=bytes(16), read_cache=True,
-    )  # fmt: skip
+        0,
+        prompt,
+        max_tokens=count,
+        min_tokens=0,
+        ignore_eos=True,
+        eos_ids=empty,
+        stop_ids=empty,
+        priority=0,
+        arrival=0.0,
+        root=bytes(16),
+        read_cache=True,
+    )
     executor.admit(slot, LiveRow(0, 0, request, 0, Place(bytes(16))))
     while (plan := executor.plan(scheduler)) is not None:
         step = runtime.executor.launch_forward(plan)

@@ -118,10 +118,14 @@ async def follow(engine: Engine, number: int, request: Request) -> list[tuple[li
 @pytest.mark.parametrize(
     ("name", "on_device", "count", "blocks"),
     [
-        ("qwen3_moe", False, 200, 14), ("qwen3_moe", True, 60, 14), ("gpt_oss", False, 40, 24),
-        ("gpt_oss", True, 20, 24), ("deepseek_v3", False, 40, 14), ("deepseek_v3", True, 20, 14),
+        ("qwen3_moe", False, 200, 14),
+        ("qwen3_moe", True, 60, 14),
+        ("gpt_oss", False, 40, 24),
+        ("gpt_oss", True, 20, 24),
+        ("deepseek_v3", False, 40, 14),
+        ("deepseek_v3", True, 20, 14),
     ],
-)  # fmt: skip
+)
 async def test_the_experts_are_those_of_transformers(name, on_device, count, blocks, monkeypatch):
     """With prefix hits, preemption, two choices, aborts and choices that the client's side ends."""
     if on_device:

@@ -33,11 +33,20 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
     plan = StepPlan(1, 8, 64)
     entry = scheduler.add_entry(4)
     scheduler.add(
-        9, np.arange(12, dtype=np.int32), max_tokens=30, min_tokens=2, eos_ids=[5], stop_ids=[6], priority=3,
-        arrival=2.5, root=bytes(range(16)), keys=np.arange(24, dtype=np.int64).reshape(2, 12),
-        media=np.array([[0, 4, entry, 0], [5, 4, entry, 0]], np.int32), joints=np.array([[0, 4]], np.int32),
+        9,
+        np.arange(12, dtype=np.int32),
+        max_tokens=30,
+        min_tokens=2,
+        eos_ids=[5],
+        stop_ids=[6],
+        priority=3,
+        arrival=2.5,
+        root=bytes(range(16)),
+        keys=np.arange(24, dtype=np.int64).reshape(2, 12),
+        media=np.array([[0, 4, entry, 0], [5, 4, entry, 0]], np.int32),
+        joints=np.array([[0, 4]], np.int32),
         traced=True,
-    )  # fmt: skip
+    )
     for _ in range(6):
         scheduler.schedule(plan)
         scheduler.commit(plan, np.array([7], np.int32))

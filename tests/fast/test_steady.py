@@ -172,9 +172,15 @@ class Mixed(Engine):
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watched = np.full((1024, 1), -1, np.int32)  # by slot: tokens that bring a step back to Python
         self.steady = SteadyLoop(
-            self.scheduler, self.rig.plans, self.rig.params, self.rig.launcher, self.ring, self.special,
-            self.watched, self.wake,
-        )  # fmt: skip
+            self.scheduler,
+            self.rig.plans,
+            self.rig.params,
+            self.rig.launcher,
+            self.ring,
+            self.special,
+            self.watched,
+            self.wake,
+        )
         self.rng = np.random.default_rng(seed)
         self.python = python
         self.reasons = dict.fromkeys((*range(1, 7), REASON_PREEMPTED), 0)
