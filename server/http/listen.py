@@ -22,6 +22,7 @@ from server.http.protocol import with_limits
 from server.http.seats import Seats
 from server.http.turnstile import Turnstile
 from server.http.websocket import MAX_MESSAGE, sockets
+from server.ops.descriptors import room_for
 from server.ops.proxies import TrustedProxies
 
 BACKLOG = 2048
@@ -109,10 +110,11 @@ def address(config: Config, listener: socket.socket) -> tuple[str, int]:
 def make_listener(config: Config, app: ASGIApp) -> Listener:
     server, limits = config.server, config.limits
     turnstile = Turnstile()
+    seats = Seats(room_for(limits.max_connections), TrustedProxies(server.trusted_proxies))
     settings = uvicorn.Config(
         app,
         loop="none",
-        http=with_limits(limits, turnstile, Seats(limits.max_connections, TrustedProxies(server.trusted_proxies))),
+        http=with_limits(limits, turnstile, seats),
         ws=sockets(limits, turnstile),  # type: ignore[arg-type]
         ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,
