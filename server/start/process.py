@@ -107,6 +107,9 @@ class Process:
                         config.server.host)  # fmt: skip
         await self.lifespan.start()
         if self.state.phase == "ready":
+            if recommends_isolation(self.state):
+                log.warning("media are decoded in this process; strangers' media are better decoded in processes of "
+                            "their own: --media-isolation all")  # fmt: skip
             own_interpreter()
             logs.say(f"Listening on {self.where}")
 
@@ -130,6 +133,13 @@ class Process:
             self.state.keys.reload()
         except ConfigError as error:
             log.error("the keys stay as they were: %s", error)
+
+
+def recommends_isolation(state: AppState) -> bool:
+    """Whether anybody may send media that are decoded here, though they need not be."""
+    config = state.config
+    open_to_all = state.media is not None and not config.is_loopback and not config.server.uds
+    return open_to_all and config.media.media_isolation != "all" and sys.platform.startswith("linux")
 
 
 def own_interpreter() -> None:
