@@ -70,7 +70,7 @@ class Outside(Generic[T]):
         flow = self._flow_of.get(device_id)
         if not self.discard(device_id):
             return False
-        if flow in self._lines:
+        if flow is not None and flow in self._lines:
             self._lines.move_to_end(flow)
         return True
 

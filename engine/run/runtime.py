@@ -61,10 +61,12 @@ class Runtime:
         )
         self.admission = Admission(self.scheduler, executor, caches_prefixes, config.debug_poison)
         self._profile: DeviceProfile | None = None
+        if config.faults is not None:
+            executor.faults = config.faults
 
     def steady(self, inbox: Inbox) -> SteadySteps | None:
         """The loop of steps that need no Python; it watches the inbox. None: every step is launched in Python."""
-        if not self.executor.backend.can.steady_loop:
+        if not self.executor.backend.can.steady_loop or self.config.faults is not None:  # which only Python's steps ask
             return None
         return SteadySteps(self.executor, self.scheduler, inbox.watch())
 

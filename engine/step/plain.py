@@ -21,8 +21,9 @@ from _fast.layout import SLOT_WORDS
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from _fast.steady import SPECIAL_PROMPT
+from engine.base.faults import Faults
 from engine.base.output import StepOutput, columns
-from engine.base.request import FinishReason, Request
+from engine.base.request import Request
 from engine.base.stats import StepStats
 from engine.step.backend.base import Backend
 from engine.step.live import LiveRow, Place
@@ -43,6 +44,7 @@ class Executor:
         """`ranks`: the devices, of which the backend launches on; `parts` in the order of engine/step/parts/order;
         `wake` has the device thread look again at what waits at gates."""
         self.ranks, self.backend, self.parts, self.wake = ranks, backend, tuple(parts), wake
+        self.faults = Faults()  # none is armed, unless the configuration brings others
         slots = backend.sizes.max_slots
         self.special = np.zeros(slots, np.uint8)  # by slot: bits of _fast/steady
         self.watched = np.full((slots, WATCHED), -1, np.int32)
@@ -89,9 +91,11 @@ class Executor:
         """On the stream."""
         try:
             self.backend.begin(step)
+            self.faults.at("inputs", step)
             for part in step.parts:
                 part.before(step)
             self.backend.forward(step)
+            self.faults.at("forward", step)
         except Exception as error:
             step.error = error
 
@@ -113,17 +117,22 @@ class Executor:
         """On the stream. A step that failed has nothing to choose, and is done."""
         if step.error is None:
             try:
+                self.faults.at("sampling", step)
                 self.backend.choose(step)
             except Exception as error:
                 step.error = error
         self.backend.done(step, done)
 
     def collect(self, step: Step) -> None:
-        """The step's event has fired: its tokens come home, parts may end rows or drop tokens."""
-        self.backend.collect(step, self.behind(step))
-        if step.error is None:
-            for part in step.parts:
+        """The step's event has fired: its tokens come home, parts may end rows or drop tokens. What raises fails it."""
+        try:
+            self.faults.at("home", step)
+            self.backend.collect(step, self.behind(step))
+            for part in step.parts if step.error is None else ():
                 part.collect(step)
+            self.faults.at("commit", step)
+        except Exception as error:
+            step.error = error
 
     def commit(self, step: Step, scheduler: Scheduler, output: StepOutput) -> Sequence[int]:
         """Tokens join their sequences, lengths are settled, ended rows freed; the output gets the step's news.
@@ -132,20 +141,11 @@ class Executor:
         """
         plan, home = step.plan, step.home
         assert home.tokens is not None
-        override: np.ndarray | None = None
-        if home.invalid or home.finishes:
-            override = np.zeros(plan.num_rows, np.int32)
-            for row, finish in home.finishes.items():
-                override[row] = finish
-            override[list(home.invalid)] = FinishReason.ERROR
-        scheduler.commit(plan, home.tokens.reshape(-1), override)
+        scheduler.commit(plan, home.tokens.reshape(-1), home.ends())
         output.ids, output.tokens, output.finishes, places = columns(plan)
         for part in step.parts:
             part.after(step, output, places, scheduler)
-        output.logprobs = {places[row]: entry for row, entry in home.logprobs.items()}
-        output.invalid = {places[row]: error for row, error in home.invalid.items()}
-        for name, values in home.extras.items():
-            output.extras[name] = {places[row]: value for row, value in values.items()}
+        home.report(output, places)
         return places
 
     # -- which parts are in a step ------------------------------------------------------------------------------------

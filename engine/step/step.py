@@ -7,7 +7,7 @@ sets a field is said beside it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import torch
 from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from engine.base.errors import EngineError, InvalidLogitsError, TokenIdError
+from engine.base.output import StepOutput
 from engine.base.request import FinishReason, TokenLogprob
 from engine.step.rows import RowArrays
 
@@ -81,6 +82,22 @@ class Home:
         if self.tokens is not None:
             self.tokens[row] = -1
         self.logprobs.pop(row, None)
+
+    def ends(self) -> np.ndarray | None:
+        """int32 [num_rows]: reasons of the rows that end here whatever their tokens say, 0 elsewhere; None: no row."""
+        if not self.invalid and not self.finishes:
+            return None
+        reasons = np.zeros(self.num_rows, np.int32)
+        reasons[list(self.finishes)] = list(self.finishes.values())
+        reasons[list(self.invalid)] = FinishReason.ERROR
+        return reasons
+
+    def report(self, output: StepOutput, places: Sequence[int]) -> None:
+        """Adds what rows bring beside tokens; `places`: of the rows in the output's lists."""
+        output.logprobs = {places[row]: entry for row, entry in self.logprobs.items()}
+        output.invalid = {places[row]: error for row, error in self.invalid.items()}
+        for name, values in self.extras.items():
+            output.extras[name] = {places[row]: value for row, value in values.items()}
 
     def extra(self, name: str, row: int, value: Any) -> None:
         """Adds to what the loop gets of a row in this step."""

@@ -113,7 +113,6 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
         self.route = "other"  # the route's template once it is known
         self.key_name = ""
-        self.place: Place | None = None  # of the request among those that wait and run
         self.address = state.proxies.client_of(scope)
         self.place: Place | None = None  # of the request among those that wait and run
         self.status = 0
