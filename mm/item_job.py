@@ -61,6 +61,7 @@ class Shared:
     helpers: Helpers
     row_widths: Mapping[Modality, int]  # numbers in a row of each tower, for rows that clients make
     most_rows: int  # of one item
+    planted: Callable[[], None] | None = None  # see MediaLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +315,8 @@ class ItemJob:
     def _finish(self, opened: Opened, digest: bytes, alarm: Alarm) -> Processed:
         """Decode and process (pool)."""
         begun = time.perf_counter()
+        if self._shared.planted is not None:
+            self._shared.planted()
         item = opened.decode(alarm)
         alarm.check()
         decoded = time.perf_counter()

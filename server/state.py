@@ -29,9 +29,11 @@ from server.output.response_store import ResponseStore
 from server.render.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from engine.base.faults import Faults
     from engine.base.trace import Trace
     from engine.grammar.compile import GrammarCompiler
     from mm.load import MediaLoader
+    from server.ops.canary import Canary
     from server.ops.otel import Spans
     from server.render.chat import Renderer
     from server.render.frames import Frames
@@ -100,7 +102,7 @@ class AppState:
         self.places = Places(
             0, limits.max_inflight_per_key, limits.max_queued_tokens, config.max_queue_wait, not trusted
         )
-        self.metrics = Metrics()
+        self.metrics = Metrics(config.health.metrics_max_series)
         self.experts: ExpertWatch | None = None  # of a model that has experts
         self.pool = Pool(config.pool_threads, "pool")
         self.trace: Trace | None = None  # a timeline that is being taken
@@ -111,6 +113,7 @@ class AppState:
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )
         self.media = None
+        self.canary: Canary | None = None  # once the engine is ready
         self.whisper: WhisperTokens | None = None  # None: the model is none, and hears through chat if at all
         self.grammars: GrammarCompiler | None = None  # None: this server gives no structured output
         self.running = asyncio.Event()  # cleared while an operator has paused the server
@@ -122,6 +125,12 @@ class AppState:
     def follows_requests(self) -> bool:
         """Whether somebody wants to know how each request went."""
         return self.trace is not None or self.spans is not None
+
+    @property
+    def faults(self) -> Faults | None:
+        """What tests let fail; None without --debug-faults."""
+        engine = getattr(self, "engine", None)  # it may still be loading
+        return None if engine is None else engine.config.faults
 
     def resume(self) -> None:
         """Ends a pause, if there is one."""
@@ -138,5 +147,7 @@ class AppState:
             "body_bytes": self.body_budget.used,
             "sessions": self.sessions.shares.used,
             "background": self.responses.running,
+            "compiles": 0 if self.grammars is None else self.grammars.compiling,
+            "prompt_tokens": self.places.tokens,
             **media,
         } | {f"engine_{name}": count for name, count in self.engine.ledger().items()}

@@ -19,6 +19,7 @@ from server.ops.metrics import Metrics
 
 if TYPE_CHECKING:
     from engine.engine import Engine
+    from server.ops.canary import Canary
 
 log = logging.getLogger("omniloop.status")
 
@@ -32,6 +33,7 @@ class Counted(Protocol):
     engine: Engine
     metrics: Metrics
     experts: expert_watch.ExpertWatch | None
+    canary: Canary | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Totals:
         stats, histograms = state.engine.stats, state.metrics.histograms
         return cls(
             at=time.monotonic(),
-            steps=stats.steps,
+            steps=stats.steps - (0 if state.canary is None else state.canary.answered),
             generated=stats.generation_tokens,
             prompts=stats.prompt_tokens,
             queries=stats.prefix_queries,

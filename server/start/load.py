@@ -24,6 +24,7 @@ from server.http.websocket import import_sockets
 from server.jobs.sampling import check_defaults, defaults_from
 from server.ops.expert_watch import ExpertWatch
 from server.ops.metrics import exposition
+from server.ops.planted import into_decoders
 from server.output.parser import Parsers
 from server.output.parser_choice import check_names, choose_parsers
 from server.render.frames import Frames
@@ -222,6 +223,8 @@ def complete(state: AppState) -> None:
         experts = state.experts = ExpertWatch(engine)
         metrics.experts = lambda: experts.layers
     if state.media is not None:
+        if engine.config.faults is not None:
+            into_decoders(state.media, engine.config.faults)
         if "audio" in engine.model.modalities:
             state.pool.submit(import_sockets)  # while nobody waits for them
         cache = state.media.cache
