@@ -18,6 +18,7 @@ from server.errors import ApiError, not_found
 from server.flags.config import Config
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
+from server.ops.planted import into_handlers
 from server.routes import (
     admin,
     audio,
@@ -71,7 +72,8 @@ def make_app(state: AppState) -> ASGIApp:
         scope["app"] = router  # makes starlette raise on a wrong method, instead of answering in its own words
         await router(scope, receive, send)
 
-    return Exchanges(Edge(Gate(root, state), state), state)
+    inner = into_handlers(root, lambda: state.faults) if state.config.health.debug_faults else root
+    return Exchanges(Edge(Gate(inner, state), state), state)
 
 
 def routes_of(config: Config) -> list[Route]:

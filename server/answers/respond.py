@@ -10,7 +10,6 @@ where it was streamed. An endpoint that answers with other things than text brin
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any
@@ -22,7 +21,7 @@ from starlette.responses import Response
 from server.answers import beam
 from server.answers.answer import Answer
 from server.answers.pushed_stream import Frames, PushedStream
-from server.http.exchange import Exchange, exchange_of
+from server.http.exchange import exchange_of
 from server.http.watch import client_present
 from server.jobs.job import Job, with_grammar
 from server.jobs.sampling import Asked
@@ -57,7 +56,6 @@ async def answer_with(
             prepared = await jobs()
             if asked.structure is not None or asked.thinking_budget is not None:
                 prepared = await with_grammar(exchange, asked, prepared, parsing)
-            await at_handler(exchange)
             with closing(Answer(exchange, asked, prepared, skip_special_tokens, parsing)) as answer:
                 await answer.submit(name, exchange.request_id)
                 if frames is not None and asked.stream:
@@ -67,13 +65,6 @@ async def answer_with(
                     await beam.search(answer)
                 await answer.wait()
                 return await body(answer)
-
-
-async def at_handler(exchange: Exchange) -> None:
-    """Where tests let a handler fail, or take its time (--debug-faults)."""
-    faults = exchange.state.faults
-    if faults is not None and faults.armed:
-        await asyncio.to_thread(faults.at, "handler")
 
 
 async def json_body(answer: Answer, build: Callable[[], dict[str, Any]]) -> Response:

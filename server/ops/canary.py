@@ -50,7 +50,7 @@ class Canary:
         self.answered = 0  # each took one step
         self._engine = engine
         self._interval = interval
-        self._right: Answer | None = None
+        self.right: Answer | None = None
         self._steps = -1
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -90,10 +90,10 @@ class Canary:
                 log.error("the engine does not answer: %s", error or "no token within --step-timeout")
             return
         self.late = False
-        self._right = self._right or answer
-        self.wrong = 0 if answer.equals(self._right) else self.wrong + 1
+        self.right = self.right or answer
+        self.wrong = 0 if answer.equals(self.right) else self.wrong + 1
         if self.wrong:
-            log.error("the engine answers a check with %s, before it was %s", answer, self._right)
+            log.error("the engine answers a check with %s, before it was %s", answer, self.right)
 
     async def _answer(self) -> Answer:
         """Raises EngineError where it ends with an error."""

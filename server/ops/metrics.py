@@ -137,13 +137,18 @@ class Metrics:
         parts = (stats.schedule_s, stats.launch_s, stats.wait_s, stats.commit_s, stats.device_s)
         for observe, seconds in zip(self.observe_parts, parts):
             observe(seconds)
-        if stats.failed:
-            self.failed_at = self.failed_at or time.monotonic()
-        elif self.failed_at and stats.num_sampled:
-            self.histograms["recovery_seconds"].observe(time.monotonic() - self.failed_at)
-            self.failed_at = 0.0
+        if stats.failed or self.failed_at:
+            self._recovery(stats)
         if stats.gap_s:
             self.histograms["step_gap_seconds"].observe(stats.gap_s)
+
+    def _recovery(self, stats: StepStats) -> None:
+        """A step failed, now or before: the time until one produces a token again."""
+        if stats.failed:
+            self.failed_at = self.failed_at or time.monotonic()
+        elif stats.num_sampled:
+            self.histograms["recovery_seconds"].observe(time.monotonic() - self.failed_at)
+            self.failed_at = 0.0
 
     def media(self, report: MediaReport) -> None:
         """Once per prompt with media. What cost no time was not done: the item was known, or came with the request."""

@@ -1,18 +1,34 @@
-"""Where decoders meet planted faults (engine/base/faults); nothing of it is reached without --debug-faults.
+"""Where handlers and decoders pass planted faults (engine/base/faults); made only where --debug-faults is given.
 
-Owner: threads of the pool. In: what is armed. Out: a decoder that raises or hangs, or processes that decode and end.
+Owner: loop for handlers, threads of the pool for decoders. In: what is armed. Out: a handler that raises or takes its
+time, a decoder that raises or hangs, or processes that decode and end.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.base.faults import Faults
 
 if TYPE_CHECKING:
     from mm.load import MediaLoader
+
+
+def into_handlers(app: ASGIApp, armed: Callable[[], Faults | None]) -> ASGIApp:
+    """The app, each of whose answers begins at the point; `armed` is None while the engine loads."""
+
+    async def planted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith("/v1/") and (faults := armed()) is not None:
+            await asyncio.to_thread(faults.at, "handler")
+        await app(scope, receive, send)
+
+    return planted
 
 
 def into_decoders(media: MediaLoader, faults: Faults) -> None:

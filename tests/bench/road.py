@@ -26,7 +26,7 @@ from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, TextIO
+from typing import Any
 
 FOLDERS = ("server", "engine", "mm", "_fast")
 TRACED = Path("build/road")
@@ -91,19 +91,22 @@ def ask(port: int) -> None:
 
 
 class Announced:
-    """Stands before stdout until the server says where it listens."""
+    """Reads what the process writes to standard output, copies it to `out`, and finds where the server listens."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self) -> None:
+        self.out = os.fdopen(os.dup(1), "w")
         self.port: Future[int] = Future()
+        reading, writing = os.pipe()
+        os.dup2(writing, 1)
+        os.close(writing)
+        threading.Thread(target=self._copy, args=(reading,), daemon=True).start()
 
-    def write(self, text: str) -> int:
-        if text.startswith("Listening on "):
-            self.port.set_result(int(text.rpartition(":")[2]))
-        return self._out.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._out, name)
+    def _copy(self, reading: int) -> None:
+        with os.fdopen(reading) as lines:
+            for line in lines:
+                print(line, end="", file=self.out, flush=True)
+                if line.startswith("Listening on "):
+                    self.port.set_result(int(line.rpartition(":")[2]))
 
 
 def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: bool) -> None:
@@ -112,6 +115,7 @@ def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: b
     status = 1
     try:
         port = announced.port.result()
+        sys.stdout = announced.out
         ask(port)
         rounds = []
         for number in range(ROUNDS):
@@ -234,7 +238,7 @@ def main() -> None:
         import _fast
 
         _fast.__path__.insert(0, str(root / TRACED / "lib/_fast"))
-    announced = sys.stdout = Announced(sys.stdout)  # type: ignore[assignment]
+    announced = Announced()
     recorder = Recorder()
     threading.Thread(target=measure, args=(announced, recorder, root, asked.list), daemon=True).start()
     threading.setprofile(recorder)
