@@ -11,6 +11,7 @@ cdef class BlockPool:
     cdef int32_t[::1] after
     cdef uint8_t[::1] named
 
+    cdef int32_t num_idle(self) noexcept nogil
     cdef block_t take(self) noexcept nogil
     cdef void hold(self, block_t block) noexcept nogil
     cdef void release(self, block_t block) noexcept nogil

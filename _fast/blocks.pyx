@@ -34,6 +34,10 @@ cdef class BlockPool:
             self.after[i] = i + 1 if i + 1 < num_blocks else 0
             self.before[i] = i - 1 if i else num_blocks - 1
 
+    cdef int32_t num_idle(self) noexcept nogil:
+        """Blocks that can be handed out."""
+        return self.num_free + self.num_cached
+
     cdef block_t take(self) noexcept nogil:
         """Hand out the next block in eviction order, or 0. If it is named, the caller drops its name."""
         cdef block_t block = self.after[0]

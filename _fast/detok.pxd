@@ -29,6 +29,14 @@ cdef class StopSet:
     cdef int32_t _step(self, int32_t node, uint8_t byte) noexcept nogil
 
 
+cdef struct Carry:  # the first bytes of a character that is not complete
+    uint8_t bytes[4]
+    int count
+    int need  # bytes until it is complete
+    uint8_t low  # the next byte lies between these two
+    uint8_t high
+
+
 cdef class Detokenizer:
     cdef TokenTable _table
     cdef StopSet _stops
@@ -36,11 +44,7 @@ cdef class Detokenizer:
     cdef uint8_t* _text
     cdef Py_ssize_t _len
     cdef Py_ssize_t _room
-    cdef uint8_t _carry[4]
-    cdef int _num_carry
-    cdef int _need
-    cdef uint8_t _low
-    cdef uint8_t _high
+    cdef Carry _carry
     cdef int32_t _node
     cdef int32_t _strip
     cdef bint _include_stop

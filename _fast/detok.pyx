@@ -237,7 +237,7 @@ cdef class Detokenizer:
             return ""
         if self._reserve(16) < 0:
             raise MemoryError
-        stopped = self._num_carry > 0 and self._replace()
+        stopped = self._carry.count > 0 and self._replace()
         if stopped:
             return self._close()
         self._ended = True
@@ -248,7 +248,7 @@ cdef class Detokenizer:
         if not self._include_stop:
             size -= self._stops._size[self.matched]
         self._ended = True
-        self._num_carry = 0
+        self._carry.count = 0
         return self._take(size)
 
     cdef str _take(self, Py_ssize_t size):
@@ -287,41 +287,42 @@ cdef class Detokenizer:
         return 0
 
     cdef bint _push(self, uint8_t byte) noexcept nogil:
+        cdef Carry* carry = &self._carry
         cdef int k
-        if self._num_carry:
-            if self._low <= byte <= self._high:
-                self._carry[self._num_carry] = byte
-                self._num_carry += 1
-                self._need -= 1
-                self._low = 0x80
-                self._high = 0xBF
-                if self._need:
+        if carry.count:
+            if carry.low <= byte <= carry.high:
+                carry.bytes[carry.count] = byte
+                carry.count += 1
+                carry.need -= 1
+                carry.low = 0x80
+                carry.high = 0xBF
+                if carry.need:
                     return False
                 k = 0
-                while k < self._num_carry:
-                    if self._emit(self._carry[k]):
+                while k < carry.count:
+                    if self._emit(carry.bytes[k]):
                         return True
                     k += 1
-                self._num_carry = 0
+                carry.count = 0
                 return False
             if self._replace():
                 return True
         if byte < 0x80:
             return self._emit(byte)
         if byte < 0xC2 or byte > 0xF4:
-            self._num_carry = 1
+            carry.count = 1
             return self._replace()
         # The second byte's range shuts out overlong forms, surrogates and what lies beyond U+10FFFF.
-        self._low = 0xA0 if byte == 0xE0 else 0x90 if byte == 0xF0 else 0x80
-        self._high = 0x9F if byte == 0xED else 0x8F if byte == 0xF4 else 0xBF
-        self._need = 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
-        self._carry[0] = byte
-        self._num_carry = 1
+        carry.low = 0xA0 if byte == 0xE0 else 0x90 if byte == 0xF0 else 0x80
+        carry.high = 0x9F if byte == 0xED else 0x8F if byte == 0xF4 else 0xBF
+        carry.need = 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
+        carry.bytes[0] = byte
+        carry.count = 1
         return False
 
     cdef bint _replace(self) noexcept nogil:
-        cdef int times = self._num_carry if self._table.each_byte else 1
-        self._num_carry = 0
+        cdef int times = self._carry.count if self._table.each_byte else 1
+        self._carry.count = 0
         while times:
             times -= 1
             if self._emit(0xEF) or self._emit(0xBF) or self._emit(0xBD):

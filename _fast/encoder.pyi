@@ -1,13 +1,4 @@
-class EncoderTable:
-    budget: int
-    capacity: int
-    num_entries: int
-    num_in_use: int
-    rows_held: int
-    num_evicted: int
-    num_large: int
+from _fast.entries import Entries
+
+class EncoderTable(Entries):
     under_way: int
-    def __init__(self, budget: int = 0, capacity: int = 0) -> None: ...
-    def add_entry(self, num_rows: int, work: int = 0) -> int: ...
-    def discard_entry(self, entry: int) -> bool: ...
-    def take_evicted(self) -> list[tuple[int, bool]]: ...

@@ -1,33 +1,22 @@
-"""EncoderTable: which media entries are encoded, which steps read them, and which may be evicted.
+"""EncoderTable: which media entries are encoded, and which steps read them.
 
-Owner: the device thread. In: entries (a number of tower rows each) from the engine, spans of live requests, chunks
-that the scheduler wants to plan. Out: how far a chunk may go, what must be encoded in this step, and a list of
-entries whose embeddings the engine drops after commit.
+Owner: the device thread. In: entries (entries.pyx), spans of live requests, chunks that the scheduler wants to plan.
+Out: how far a chunk may go, and what must be encoded in this step.
 
-    new --(claimed by a chunk)--> ready --(capacity needed, nobody reads it)--> evicted --(engine told)--> new or gone
-     |                              ^
-     +--(large, other rows decode)--> begun: a piece of its tower in each step, then ready; new when no row decodes
+    new --(claimed by a chunk)--> ready --(capacity needed, unread)--> evicted --(engine drops it)--> new or gone
+     |                          ^
+     +--(large, rows decode)--> begun: a piece of its tower in each step, then ready; new when no row decodes
 
 The budget bounds the work of a step. An entry with more work runs alone. While rows decode, such a large entry runs in
 pieces: one piece in each step, one entry at a time, and its first reader waits. When no row decodes, it runs whole.
-`refs` counts live requests that name an entry, so its id stays valid; `pins` counts those whose next chunks read its
-rows. A pin starts with the first chunk that touches the entry and ends when the last span is committed, so a request
-that waits for capacity never keeps capacity from others for entries it has not reached.
-An embedding read by a step in flight stays until that step is committed. Capacity and budget of 0 mean no limit.
+A request that reads an entry pins it from the first chunk that touches the entry until the last span is committed. So a
+request that waits for capacity never takes capacity from others for entries that it has not reached.
 """
 
 cimport cython
-from libc.stdlib cimport free, realloc
-from libc.string cimport memset
 
+from _fast.entries cimport BEGUN, EVICTED, NEW, READY, Entries, Entry
 from _fast.seqs cimport Span
-
-
-cdef enum State:
-    NEW = 0
-    READY = 1
-    EVICTED = 2  # its embedding goes, and the engine has not been told yet
-    BEGUN = 3  # pieces of its tower have run; it holds its rows' room
 
 cdef enum:
     NO_LIMIT = 0x7FFFFFFF
@@ -36,84 +25,17 @@ cdef int64_t IN_PIECES = 0x7FFFFFFFFFFFFFFF  # for the step that ran a tower: it
 
 
 @cython.final
-cdef class EncoderTable:
-    """Entries by id (1, 2, ...); entry 0 is the sentinel of the list of idle embeddings, oldest first."""
+cdef class EncoderTable(Entries):
+    """What the rows of a step read of the entries, and what its towers run."""
 
     def __cinit__(self, int32_t budget=0, int32_t capacity=0):
-        if budget < 0 or capacity < 0:
-            raise ValueError(f"encoder_budget={budget}, encoder_capacity={capacity}: both are 0 (no limit) or rows")
-        self.budget = budget
-        self.capacity = capacity
-        self.settled = self.advanced_in = -1
-        self._grow(64)
-
-    def __dealloc__(self):
-        free(self.entries)
-        free(self.gone)
-
-    cdef _grow(self, int32_t room):
-        cdef int32_t i
-        cdef Entry* entries = <Entry*>realloc(self.entries, <size_t>room * sizeof(Entry))
-        if entries:
-            self.entries = entries
-        cdef int32_t* gone = <int32_t*>realloc(self.gone, <size_t>room * sizeof(int32_t))
-        if gone:
-            self.gone = gone
-        if not entries or not gone:
-            raise MemoryError(f"no memory for {room} media entries")
-        memset(&self.entries[self.room], 0, <size_t>(room - self.room) * sizeof(Entry))
-        # Free ids form a list through `after`; id 0 is never free.
-        for i in range(room - 1, max(self.room, 1) - 1, -1):
-            self.entries[i].after = self.free_id
-            self.free_id = i
-        self.room = room
-
-    def add_entry(self, int32_t num_rows, int32_t work=0):
-        """A new entry id (>= 1), or -3 when it can never fit into the cache. `work`: of its tower; 0: as its rows."""
-        if num_rows < 1:
-            raise ValueError(f"num_rows={num_rows}: a media entry has at least one row")
-        if self.capacity and num_rows > self.capacity:
-            return -3
-        if not self.free_id:
-            self._grow(2 * self.room)
-        cdef int32_t entry = self.free_id
-        self.free_id = self.entries[entry].after
-        memset(&self.entries[entry], 0, sizeof(Entry))
-        self.entries[entry].rows = num_rows
-        self.entries[entry].work = work or num_rows
-        self.num_large += self._is_large(entry)
-        self.entries[entry].last_use = -1
-        self.entries[entry].encoded_in = -1
-        self.num_entries += 1
-        return entry
-
-    def discard_entry(self, int32_t entry):
-        """Take back an entry that no live request names and that was never encoded; says whether it was one."""
-        known = 0 < entry < self.room and self.entries[entry].rows
-        if not known or self.entries[entry].refs or self.entries[entry].state != NEW:
-            return False
-        self._forget(entry)
-        return True
-
-    def take_evicted(self):
-        """(entry, dead) of every embedding to drop, told once. A dead entry's id is free: forget its hash as well."""
-        cdef list told = []
-        cdef int32_t i, entry
-        for i in range(self.num_evicted):
-            entry = self.gone[i]
-            told.append((entry, self.entries[entry].refs == 0))
-            self.entries[entry].state = NEW
-            self.entries[entry].encoded_in = -1
-            if self.entries[entry].refs == 0:
-                self._forget(entry)
-        self.num_evicted = 0
-        return told
+        self.advanced_in = -1
 
     cdef void begin(self, int64_t settled, bint crowded, StepPlan plan, int64_t step) noexcept nogil:
         """A step is about to be planned; steps up to `settled` are committed. `crowded`: rows decode in it.
 
         The entry under way gets its next piece, and is ready with its last one. When nothing decodes it is new again:
-        what is left of its tower runs with the first chunk that reads it. When nobody names it any more, it goes.
+        what is left of its tower runs with the first chunk that reads it. Without a request that names it, it goes.
         """
         cdef Entry* entry = &self.entries[self.advanced]
         self.settled, self.crowded = settled, crowded
@@ -125,7 +47,7 @@ cdef class EncoderTable:
             return
         entry = &self.entries[self.under_way]
         if entry.refs == 0 or not crowded:
-            # Else a piece of what nobody names is in flight; with no step in flight, its last plan came to nothing.
+            # Else a piece of an entry without requests is in flight; or no step is, and its last plan came to nothing.
             if entry.refs or self.advanced_in <= settled or settled == step - 1:
                 self._renew(self.under_way)
                 self.under_way = 0
@@ -138,13 +60,6 @@ cdef class EncoderTable:
             entry.encoded_in = IN_PIECES
             self._append(self.under_way)
             self.under_way = 0
-
-    cdef void _renew(self, int32_t entry) noexcept nogil:
-        self.rows_held -= self.entries[entry].rows
-        self.entries[entry].state = NEW
-        self.entries[entry].encoded_in = -1
-        if self.entries[entry].refs == 0:
-            self._evict(entry)
 
     cdef void start_wanted(self, StepPlan plan, int64_t step) noexcept nogil:
         """The first large entry that a chunk was cut for begins, once all chunks of the step are planned."""
@@ -159,6 +74,7 @@ cdef class EncoderTable:
             self._advance(plan, step)
 
     cdef void _advance(self, StepPlan plan, int64_t step) noexcept nogil:
+        """The tower of the entry under way runs a piece in this step."""
         plan.encode(-1, self.budget, self.under_way)
         self.pieces_left -= self.advanced_in != step  # else an earlier plan of this step came to nothing
         self.advanced_in = step
@@ -322,19 +238,8 @@ cdef class EncoderTable:
                 now -= self.entries[entry].rows
         return <int32_t>min(most, NO_LIMIT)
 
-    cdef bint _is_large(self, int32_t entry) noexcept nogil:
-        return self.budget and self.entries[entry].work > self.budget
-
-    cdef int64_t _evictable(self) noexcept nogil:
-        cdef int64_t rows = 0
-        cdef int32_t i = self.entries[0].after
-        while i:
-            if self.entries[i].last_use <= self.settled:
-                rows += self.entries[i].rows
-            i = self.entries[i].after
-        return rows
-
     cdef void _pin(self, SeqTable seqs, slot_t slot, int32_t item, int64_t step) noexcept nogil:
+        """The slot reads the entry of this span in the step, and until its last span is committed."""
         cdef Span* span = &seqs.spans[slot][seqs.spans[slot][item].last]
         cdef Entry* entry = &self.entries[span.entry]
         entry.last_use = step
@@ -343,57 +248,3 @@ cdef class EncoderTable:
             if entry.pins == 0:
                 self._unlink(span.entry)
             entry.pins += 1
-
-    cdef void _release(self, int32_t entry) noexcept nogil:
-        self.entries[entry].pins -= 1
-        if self.entries[entry].pins == 0 and self.entries[entry].state == READY:
-            self._append(entry)
-
-    cdef bint _make_room(self, int32_t rows) noexcept nogil:
-        """Evict idle embeddings, oldest first: those nobody names, then those named by requests not there yet."""
-        cdef int32_t wanted, i, following
-        if self.capacity == 0:
-            return True
-        for wanted in range(2):
-            i = self.entries[0].after
-            while i and self.rows_held + rows > self.capacity:
-                following = self.entries[i].after
-                if self.entries[i].last_use <= self.settled and (self.entries[i].refs == 0 or wanted):
-                    self._unlink(i)
-                    self.rows_held -= self.entries[i].rows
-                    self._evict(i)
-                i = following
-        return self.rows_held + rows <= self.capacity
-
-    cdef void _evict(self, int32_t entry) noexcept nogil:
-        self.entries[entry].state = EVICTED
-        self.gone[self.num_evicted] = entry
-        self.num_evicted += 1
-
-    cdef void _recall(self, int32_t entry) noexcept nogil:
-        """An entry without embedding that was about to be told as dead is named again: the engine hears nothing."""
-        cdef int32_t at = 0
-        while self.gone[at] != entry:
-            at += 1
-        self.num_evicted -= 1
-        self.gone[at] = self.gone[self.num_evicted]
-        self.entries[entry].state = NEW
-
-    cdef void _forget(self, int32_t entry) noexcept nogil:
-        self.num_large -= self._is_large(entry)
-        self.entries[entry].rows = 0
-        self.entries[entry].after = self.free_id
-        self.free_id = entry
-        self.num_entries -= 1
-
-    cdef void _append(self, int32_t entry) noexcept nogil:
-        cdef int32_t left = self.entries[0].before
-        self.entries[entry].before = left
-        self.entries[entry].after = 0
-        self.entries[left].after = entry
-        self.entries[0].before = entry
-
-    cdef void _unlink(self, int32_t entry) noexcept nogil:
-        cdef Entry* own = &self.entries[entry]
-        self.entries[own.before].after = own.after
-        self.entries[own.after].before = own.before

@@ -6,23 +6,30 @@ from _fast.detok cimport Detokenizer
 from _fast.histogram cimport Histogram
 
 
+cdef struct Bytes:  # those of a bytes object, which the lane holds as well
+    const uint8_t* data
+    Py_ssize_t size
+
+
+cdef struct Frames:  # what waits to be sent
+    uint8_t* data
+    Py_ssize_t size
+    Py_ssize_t room
+
+
 cdef class Lane:
     cdef Detokenizer _machine
     cdef Histogram _gaps
     cdef bytes _before
     cdef bytes _behind
-    cdef const uint8_t* _begin
-    cdef const uint8_t* _end
-    cdef Py_ssize_t _num_before
-    cdef Py_ssize_t _num_behind
+    cdef Bytes _begin  # those of _before
+    cdef Bytes _end  # those of _behind
     cdef object _transport
     cdef object _is_closing
     cdef object _waiting
     cdef object _failed
     cdef int _fd
-    cdef uint8_t* _data
-    cdef Py_ssize_t _size
-    cdef Py_ssize_t _room
+    cdef Frames _frames
     cdef public bint open
     cdef public double last_at
     cdef readonly double written_at

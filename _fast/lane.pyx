@@ -63,8 +63,8 @@ cdef class Lane:
         self._gaps = gaps
         self._before = before + b'"'
         self._behind = b'"' + behind + b"\r\n"
-        self._begin, self._num_before = self._before, len(self._before)
-        self._end, self._num_behind = self._behind, len(self._behind)
+        self._begin.data, self._begin.size = self._before, len(self._before)
+        self._end.data, self._end.size = self._behind, len(self._behind)
         self._transport = transport
         self._is_closing = transport.is_closing
         self._waiting = transport.get_write_buffer_size
@@ -73,7 +73,7 @@ cdef class Lane:
         self.last_at = last_at
 
     def __dealloc__(self):
-        free(self._data)
+        free(self._frames.data)
 
     def close(self):
         """The answer has ended or gone another way: nothing is written any more. Lets go of what it holds."""
@@ -115,41 +115,41 @@ cdef class Lane:
         """Appends the chunk and returns its size: 0 where the token completes no character, -1: nothing was done."""
         cdef const uint8_t* text
         cdef Py_ssize_t length = self._machine.plain(token)
-        cdef Py_ssize_t body, room, begun = self._size
+        cdef Py_ssize_t body, room, begun = self._frames.size
         cdef int shift = 0
         cdef uint8_t* grown
         if length <= 0:
             return length
-        room = begun + self._num_before + 6 * length + self._num_behind + 24
-        if room > self._room:
-            grown = <uint8_t*>realloc(self._data, room + 64)
+        room = begun + self._begin.size + 6 * length + self._end.size + 24
+        if room > self._frames.room:
+            grown = <uint8_t*>realloc(self._frames.data, room + 64)
             if grown == NULL:
                 return 0  # the text stays with the machine, and is shown with the next token's
-            self._data = grown
-            self._room = room + 64
+            self._frames.data = grown
+            self._frames.room = room + 64
         text = self._machine._text
-        body = self._num_before + escaped_len(text, length) + self._num_behind - 2
+        body = self._begin.size + escaped_len(text, length) + self._end.size - 2
         while body >> (shift + 4):
             shift += 4
         while shift >= 0:
-            self._data[self._size] = HEX[(body >> shift) & 15]
-            self._size += 1
+            self._frames.data[self._frames.size] = HEX[(body >> shift) & 15]
+            self._frames.size += 1
             shift -= 4
         self.append(<const uint8_t*>b"\r\n", 2)
-        self.append(self._begin, self._num_before)
+        self.append(self._begin.data, self._begin.size)
         self.append_escaped(text, length)
-        self.append(self._end, self._num_behind)
+        self.append(self._end.data, self._end.size)
         self._machine._len = 0
-        return self._size - begun
+        return self._frames.size - begun
 
     cdef void append(self, const uint8_t* data, Py_ssize_t size) noexcept nogil:
-        memcpy(self._data + self._size, data, size)
-        self._size += size
+        memcpy(self._frames.data + self._frames.size, data, size)
+        self._frames.size += size
 
     cdef void append_escaped(self, const uint8_t* text, Py_ssize_t size) noexcept nogil:
         """As orjson does it: only what JSON demands."""
-        cdef uint8_t* out = self._data
-        cdef Py_ssize_t at = self._size
+        cdef uint8_t* out = self._frames.data
+        cdef Py_ssize_t at = self._frames.size
         cdef Py_ssize_t k
         cdef uint8_t byte
         for k in range(size):
@@ -166,12 +166,12 @@ cdef class Lane:
                 out[at + 4] = HEX[byte >> 4]
                 out[at + 5] = HEX[byte & 15]
                 at += 6
-        self._size = at
+        self._frames.size = at
 
     cdef sent(self, Py_ssize_t size):
         """So much has gone out; the transport carries the rest, and meets the error if there was one."""
-        rest, failed = self._data[max(size, 0):self._size], self._failed
-        self._size = 0
+        rest, failed = self._frames.data[max(size, 0):self._frames.size], self._failed
+        self._frames.size = 0
         if self._transport is not None:
             try:
                 self._transport.write(rest)
@@ -214,10 +214,10 @@ cdef bint passed(tuple route, int32_t token, list taken) except -1:
     lane = route[0].lane
     if lane is None:
         return False
-    waiting = lane._size
+    waiting = lane._frames.size
     if not lane.take(token):
         return False
-    if lane._size and not waiting:  # two tokens of a choice in one step share a send
+    if lane._frames.size and not waiting:  # two tokens of a choice in one step share a send
         taken.append(lane)
     return True
 
@@ -230,15 +230,15 @@ cdef int send_all(list taken) except -1:
     for at in range(count):
         lane = taken[at]
         pieces[at].fd = lane._fd
-        pieces[at].data = lane._data
-        pieces[at].size = lane._size
+        pieces[at].data = lane._frames.data
+        pieces[at].size = lane._frames.size
     with nogil:
         for at in range(count):
             pieces[at].sent = send(pieces[at].fd, pieces[at].data, pieces[at].size)
     for at in range(count):
         lane = taken[at]
         if pieces[at].sent == pieces[at].size:
-            lane._size = 0
+            lane._frames.size = 0
         else:
             lane.sent(pieces[at].sent)
     return 0

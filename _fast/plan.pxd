@@ -1,5 +1,5 @@
 from _fast.seqs cimport SeqTable
-from _fast.types cimport block_t, int32_t, int64_t, slot_t, uint8_t
+from _fast.types cimport block_t, int32_t, int64_t, slot_t, token_t, uint8_t
 
 
 cdef struct Lines:  # where some of the arrays lie: side by side, as the views have a line of memory each
@@ -59,7 +59,7 @@ cdef class StepPlan:
 
     cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates)
     cdef void clear(self) noexcept nogil
-    cdef int32_t promised(self, int32_t row) noexcept nogil
+    cdef bint is_cut(self, int32_t row, const token_t* run) noexcept nogil
     cdef void clear_run(self, int32_t row) noexcept nogil
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil
     cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil

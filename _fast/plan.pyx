@@ -25,7 +25,9 @@ from _fast.layout cimport (
     UPDATE_GROUP, UPDATE_INDEX, UPDATE_SLOT, UPDATE_WORDS,
 )
 from _fast.seqs cimport Span
-from _fast.types cimport token_t
+
+
+MAX_WIDTH = 127  # two steps in flight promise a row at most twice as many tokens, and these are counted in a byte
 
 
 @cython.final
@@ -34,8 +36,8 @@ cdef class StepPlan:
 
     def __init__(self, int32_t max_rows, int32_t max_tokens, int32_t max_updates, buffer=None, int32_t number=0,
                  int32_t width=1):
-        if not 1 <= width <= 255:
-            raise ValueError(f"width={width}: a row brings home at least 1 token, and at most 255")
+        if not 1 <= width <= MAX_WIDTH:
+            raise ValueError(f"width={width}: a row brings home at least 1 token, and at most {MAX_WIDTH}")
         if max_rows < 1 or max_tokens < max_rows or max_updates < 1:
             raise ValueError(
                 f"max_rows={max_rows}, max_tokens={max_tokens}, max_updates={max_updates}: a plan needs at least "
@@ -118,9 +120,10 @@ cdef class StepPlan:
         self.step_id = -1
         memset(self.lines.record, 0, HEADER_LEN * sizeof(int32_t))
 
-    cdef int32_t promised(self, int32_t row) noexcept nogil:
-        """Tokens that the row may bring home."""
-        return self.width if self.lines.flags[row] & ROW_SAMPLE else 0
+    cdef bint is_cut(self, int32_t row, const token_t* run) noexcept nogil:
+        """Whether a settled row took less than its run."""
+        cdef int32_t count = self.lines.out_count[row]
+        return count < self.width and run[count] >= 0
 
     cdef void clear_run(self, int32_t row) noexcept nogil:
         """The row has no token, so far."""
@@ -128,7 +131,11 @@ cdef class StepPlan:
         self.lines.out_count[row] = 0
 
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil:
-        """Append a row: the slot's next `count` tokens. Returns its flags; only the span cursor of the slot moves."""
+        """Append a row: the slot's next `count` tokens. Returns its flags; only the span cursor of the slot moves.
+
+        A row with ROW_FEED begins at the newest token of the step before, wherever that is: its number of computed
+        tokens is the least.
+        """
         cdef int32_t row = self.num_rows
         cdef int32_t at = self.num_tokens
         cdef int32_t start = seqs.computed[slot]
@@ -141,14 +148,14 @@ cdef class StepPlan:
         if seqs.span_at[slot] < seqs.num_spans[slot]:
             self._media_runs(seqs, slot, start, count)
         self.num_prompt_rows += start < seqs.prompt_len[slot]
-        if seqs.pending[slot]:
+        if seqs.choosing[slot]:
             flags = ROW_FEED
             self.token_ids[at] = -1
         elif count == 1:
             self.token_ids[at] = seqs.tokens[slot][start]
         else:
             memcpy(&self.token_ids[at], seqs.tokens[slot] + start, <size_t>count * sizeof(token_t))
-        if start + count == seqs.num_tokens[slot] + seqs.pending[slot] and not seqs.closing[slot]:
+        if start + count == seqs.num_tokens[slot] + seqs.choosing[slot] and not seqs.closing[slot]:
             flags |= ROW_SAMPLE
             self.num_sampled += 1
         self.row_flags[row] = flags

@@ -26,11 +26,11 @@ cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
 cdef struct Entry:
     StepNumbers numbers
     int32_t count
-    int32_t num_told  # rows with log-probabilities
+    int32_t num_told  # tokens with log-probabilities
     bint is_object
 
 
-cdef struct Told:  # the log-probabilities of a row
+cdef struct Told:  # the log-probabilities of a token
     int32_t place  # among the step's news
     int32_t k  # of the most likely
 
@@ -54,7 +54,7 @@ cdef class OutputRing:
     cdef int32_t* words  # num_words for each of `told`
     cdef int32_t num_words  # of a row's log-probabilities
     cdef const uint8_t[::1] asked
-    cdef const int32_t[:, :, ::1] lines
+    cdef const int32_t[:, :, :, ::1] lines
     cdef int32_t stride  # tokens of a line
     cdef readonly int32_t width  # tokens that a row may have in a step
     cdef list objects  # by entry

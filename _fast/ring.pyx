@@ -38,12 +38,12 @@ cdef extern from *:
 cdef class OutputRing:
     """Steps between the device thread and the loop; 64 of them are some hundred milliseconds of a loop that hangs.
 
-    `lines`, by plan and row, is where the device writes log-probabilities; a slot's line counts where the slot has
-    `asked`, 1 + how many of the most likely.
+    `lines`, by plan, row and place in the row's run, is where the device writes log-probabilities; a slot's lines count
+    where the slot has `asked`, 1 + how many of the most likely.
     """
 
     def __cinit__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
-                  const int32_t[:, :, ::1] lines=None, int32_t width=1):
+                  const int32_t[:, :, :, ::1] lines=None, int32_t width=1):
         cdef size_t count
         cdef size_t size
         if max_rows < 1 or num_entries < 1 or width < 1:
@@ -55,11 +55,12 @@ cdef class OutputRing:
         self.width = width
         count = <size_t>num_entries * self.stride
         if lines is not None:
-            if asked is None or lines.shape[1] < max_rows or lines.shape[2] < 3:
+            if asked is None or lines.shape[1] < max_rows or lines.shape[2] < 1 or lines.shape[3] < 3:
                 raise ValueError(
-                    f"lines {lines.shape[1]} x {lines.shape[2]}: need `asked` and a line for {max_rows} rows"
+                    f"lines {lines.shape[1]} x {lines.shape[2]} x {lines.shape[3]}: need `asked` and a line for "
+                    f"{max_rows} rows"
                 )
-            self.asked, self.lines, self.num_words = asked, lines, <int32_t>lines.shape[2]
+            self.asked, self.lines, self.num_words = asked, lines, <int32_t>lines.shape[3]
         size = num_entries * sizeof(Entry) + count * (sizeof(int64_t) + sizeof(int32_t) + 1)
         size += count * (sizeof(Told) + self.num_words * sizeof(int32_t))
         self.room = <char*>calloc(1, size)
@@ -73,7 +74,7 @@ cdef class OutputRing:
         self.words = <int32_t*>(self.told + count)
 
     def __init__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
-                 const int32_t[:, :, ::1] lines=None, int32_t width=1):
+                 const int32_t[:, :, :, ::1] lines=None, int32_t width=1):
         self.objects = [None] * num_entries
         self.backlog = deque()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -150,19 +151,20 @@ cdef class OutputRing:
         self.entries[place].count = count
 
     cdef void _tell(self, StepPlan plan, int64_t place) noexcept nogil:
-        """Copies the log-probabilities of rows that have a token and whose slots have asked."""
+        """Copies the log-probabilities of the tokens of rows whose slots have asked, where they have lines."""
         cdef int64_t base = place * self.stride
         cdef Told* told = &self.told[base]
         cdef int32_t count = 0
         cdef int32_t num_told = 0
         cdef int32_t row
+        cdef int32_t k
         cdef uint8_t asked
         for row in range(plan.num_rows):
             asked = self.asked[plan.lines.slot[row]]
-            if asked and plan.lines.out_count[row]:
-                told[num_told].place = count
+            for k in range(min(<int32_t>plan.lines.out_count[row], <int32_t>self.lines.shape[2]) if asked else 0):
+                told[num_told].place = count + k
                 told[num_told].k = asked - 1
-                memcpy(&self.words[(base + num_told) * self.num_words], &self.lines[plan.number, row, 0],
+                memcpy(&self.words[(base + num_told) * self.num_words], &self.lines[plan.number, row, k, 0],
                        self.num_words * sizeof(int32_t))
                 num_told += 1
             count += entries_of(plan, row)

@@ -1,6 +1,7 @@
 from _fast.blocks cimport BlockPool
 from _fast.encoder cimport EncoderTable
 from _fast.plan cimport StepPlan
+from _fast.planner cimport Planner
 from _fast.prefix cimport PrefixIndex
 from _fast.queue cimport WaitQueue
 from _fast.running cimport RunningRows
@@ -16,34 +17,19 @@ cdef class Scheduler:
     cdef readonly int32_t max_rows
     cdef readonly int32_t max_tokens
     cdef readonly int32_t max_model_len
-    cdef readonly int32_t block_size
-    cdef readonly int64_t prefix_queries
-    cdef readonly int64_t prefix_hits
+    cdef int64_t next_order  # of the next request among all that came
     cdef readonly BlockPool pool
     cdef readonly PrefixIndex index
     cdef readonly SeqTable seqs
     cdef readonly BlockTables tables
     cdef readonly WaitQueue queue
     cdef readonly EncoderTable encoder
-    cdef int32_t max_chunk
-    cdef int32_t num_groups
-    cdef bint by_priority
-    cdef bint whole_prompts  # a prompt is computed in one step
-    cdef int64_t next_order
-    cdef readonly int64_t next_step  # the step_id that the next schedule() gives
     cdef RunningRows running
     cdef readonly TokenShares shares
     cdef readonly Settler settler
-    cdef int32_t updates_left
-    cdef bint preempted
+    cdef Planner planner
 
-    cdef bint _is_decoding(self) noexcept nogil
-    cdef void _plan(self, StepPlan plan) noexcept nogil
-    cdef void _continue(self, StepPlan plan) noexcept nogil
-    cdef void _admit(self, StepPlan plan) noexcept nogil
-    cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
-    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil
-    cdef void _preempt(self, slot_t slot) noexcept nogil
-    cdef void _emit(self, StepPlan plan) noexcept nogil
-    cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil
+    cdef int64_t _longest(self, int64_t n, int32_t max_tokens, int32_t min_tokens, bint traced) except -1
+    cdef int64_t _media_end(self, const int32_t[:, ::1] media, int64_t n) except -1
+    cdef int64_t _in_flight(self) noexcept nogil
     cdef _check_oldest(self, StepPlan plan)

@@ -16,7 +16,6 @@ class Scheduler:
     max_rows: int
     max_tokens: int
     max_model_len: int
-    block_size: int
     num_running: int
     num_preemptions: int
     prefix_queries: int

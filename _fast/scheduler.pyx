@@ -10,16 +10,12 @@ There is no prefill or decode phase: a row has tokens known and tokens computed,
 
 A row whose newest token is still on the device is planned with FEED. A row that ends in commit(N) while N+1 names
 it keeps its slot until commit(N+1); its blocks are free at once, because no plan made before can write to them later.
-Order: running rows, best (priority, arrival) first, one token each promised to rows that decode; then waiting ones.
-When blocks run out, the last running row starts over (its KV is recomputed), so the first one always progresses.
+How a plan comes about is in planner.pyx, what a settled step changes in settle.pyx.
 """
 
 cimport cython
 
-from _fast.layout cimport ROW_SAMPLE
-from _fast.types cimport (
-    FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, RUNNING, WAITING, uint8_t,
-)
+from _fast.types cimport FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, WAITING, uint8_t
 
 
 @cython.final
@@ -41,28 +37,26 @@ cdef class Scheduler:
             )
         if policy not in (0, 1):
             raise ValueError(f"policy={policy}: 0 is first come, first served; 1 is by priority")
+        max_chunk = min(max_chunk, max_tokens) if max_chunk else max_tokens
+        if whole_prompts and max_chunk < max_model_len:
+            raise ValueError(f"a step takes {max_chunk} tokens of a prompt: whole ones have up to {max_model_len}")
         self.max_slots = max_slots
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len
-        self.block_size = block_size
-        self.max_chunk = min(max_chunk, max_tokens) if max_chunk else max_tokens
-        self.by_priority = policy == 1
-        self.whole_prompts = whole_prompts
-        if whole_prompts and self.max_chunk < max_model_len:
-            raise ValueError(f"a step takes {self.max_chunk} tokens of a prompt: whole ones have up to {max_model_len}")
-        self.next_step = first_step
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex(num_blocks if prefix_caching else 2, block_size, hash_key, hash_bits)
         self.seqs = SeqTable(max_slots)
         self.tables = BlockTables(self.pool, self.index, self.seqs, list(groups), block_size, max_model_len,
-                                  self.max_chunk, prefix_caching)
-        self.num_groups = self.tables.num_groups
-        self.queue = WaitQueue(max_slots, self.by_priority, whole_prompts)
+                                  max_chunk, prefix_caching)
+        by_priority = policy == 1
+        self.queue = WaitQueue(max_slots, by_priority, whole_prompts)
         self.encoder = EncoderTable(encoder_budget, encoder_capacity)
-        self.running = RunningRows(self.seqs, self.by_priority)
-        self.shares = TokenShares(self.seqs, self.running, self.queue, self.tables, max_tokens, self.max_chunk)
+        self.running = RunningRows(self.seqs, by_priority)
+        self.shares = TokenShares(self.seqs, self.running, self.queue, self.tables, max_tokens, max_chunk)
         self.settler = Settler(self.seqs, self.tables, self.running, self.queue, self.encoder, first_step - 1)
+        self.planner = Planner(self.seqs, self.tables, self.queue, self.encoder, self.running, self.shares,
+                               self.settler, max_rows, whole_prompts, first_step)
 
     # Requests come and go.
 
@@ -77,23 +71,12 @@ cdef class Scheduler:
         `flow`: of equal numbers is what waits in one line, with a share of `weight`; `deadline`: of the first step.
         """
         cdef int64_t n = tokens.shape[0]
-        # The last token of an answer is never computed, so one may follow a prompt that fills the context.
-        cdef int64_t longest = max(n + (not traced), <int64_t>self.max_model_len)
-        if n < 1 or n > self.max_model_len or max_tokens < 1 or min_tokens < 0 or (
-            n == self.max_model_len and (traced or max_tokens > 1)
-        ):
-            raise ValueError(
-                f"prompt of {n} tokens, max_tokens={max_tokens}, min_tokens={min_tokens}: the prompt takes 1 to "
-                f"{self.max_model_len} tokens, and at least one is generated; a prompt that long leaves room for one"
-            )
+        cdef int64_t longest = self._longest(n, max_tokens, min_tokens, traced)
         self.queue.check_flow(flow, weight)
         if request_id < 0 or len(root) != 16 or (keys is not None and (keys.shape[0] != 2 or keys.shape[1] != n)):
             raise ValueError(f"request {request_id}: ids are >= 0, root has 16 bytes, keys have the shape [2, {n}]")
-        cdef int64_t media_end
         if media is not None and media.shape[0]:
-            if media.shape[1] != 4 or media[media.shape[0] - 1, 0] >= n:
-                raise ValueError("media rows are (start, length, entry, entry_row_start) that begin in the prompt")
-            media_end = <int64_t>media[media.shape[0] - 1, 0] + media[media.shape[0] - 1, 1]
+            media_end = self._media_end(media, n)
             if media_end > n:  # tokens of the answer take rows as well: there are no more of them than rows
                 longest = min(longest, media_end)
             need = self.encoder.largest_need(media)
@@ -128,6 +111,28 @@ cdef class Scheduler:
         self.next_order += 1
         return slot
 
+    cdef int64_t _longest(self, int64_t n, int32_t max_tokens, int32_t min_tokens, bint traced) except -1:
+        """Tokens that a request with a prompt of n may have in all; ValueError for a prompt or limits that are wrong.
+
+        The last token of an answer is never computed, so one may follow a prompt that fills the context; of a traced
+        request it is.
+        """
+        if n < 1 or n > self.max_model_len or max_tokens < 1 or min_tokens < 0 or (
+            n == self.max_model_len and (traced or max_tokens > 1)
+        ):
+            raise ValueError(
+                f"prompt of {n} tokens, max_tokens={max_tokens}, min_tokens={min_tokens}: the prompt takes 1 to "
+                f"{self.max_model_len} tokens, and at least one is generated; a prompt that long leaves room for one"
+            )
+        return max(n + (not traced), <int64_t>self.max_model_len)
+
+    cdef int64_t _media_end(self, const int32_t[:, ::1] media, int64_t n) except -1:
+        """Where the last run of media ends; ValueError where it begins behind the prompt."""
+        cdef Py_ssize_t last = media.shape[0] - 1
+        if media.shape[1] != 4 or media[last, 0] >= n:
+            raise ValueError("media rows are (start, length, entry, entry_row_start) that begin in the prompt")
+        return <int64_t>media[last, 0] + media[last, 1]
+
     def abort(self, int64_t request_id, bint when_computed=False):
         """End a request, now or when its tokens are computed; False: it is not live. See `freed_slots` for its slot."""
         cdef slot_t slot = self.seqs.find(request_id)
@@ -156,12 +161,12 @@ cdef class Scheduler:
 
     def schedule(self, StepPlan plan not None):
         """Plan the next step: the number of its rows. 0: nothing to launch, and nothing to commit."""
-        if self.next_step - self.settler.settled_step - 1 >= MAX_IN_FLIGHT:
+        if self._in_flight() >= MAX_IN_FLIGHT:
             raise RuntimeError(f"{MAX_IN_FLIGHT} steps are in flight already: commit the older one first")
-        plan.check_room(self.max_rows, self.max_tokens, self.num_groups * self.tables.max_blocks)
-        if self.settler.settled_step < plan.step_id < self.next_step:
+        plan.check_room(self.max_rows, self.max_tokens, self.tables.num_groups * self.tables.max_blocks)
+        if self.settler.settled_step < plan.step_id < self.planner.next_step:
             raise ValueError(f"the plan still holds step {plan.step_id}, which is in flight: give another one")
-        self._plan(plan)
+        self.planner.plan(plan)
         return plan.num_rows
 
     def commit(self, StepPlan plan not None, const int32_t[::1] sampled, const int32_t[::1] finish_override=None):
@@ -196,159 +201,19 @@ cdef class Scheduler:
             raise ValueError(f"again has {again.shape[0]} bytes: each of {self.max_slots} slots needs one")
         self.settler.fail(plan, &again[0] if again is not None else NULL)
 
+    cdef int64_t _in_flight(self) noexcept nogil:
+        """Steps that are planned and not settled."""
+        return self.planner.next_step - self.settler.settled_step - 1
+
     cdef _check_oldest(self, StepPlan plan):
-        if plan.step_id != self.settler.settled_step + 1 or plan.step_id >= self.next_step:
+        """ValueError unless the plan holds the step that was launched first and is not settled."""
+        if plan.step_id != self.settler.settled_step + 1 or plan.step_id >= self.planner.next_step:
             raise ValueError(f"step {plan.step_id} is not the oldest in flight ({self.settler.settled_step + 1})")
 
     def reset_prefix_cache(self):
         """Forget every cached prefix; rows in flight go on with their own blocks."""
         with nogil:
             self.tables.forget_names()
-
-    cdef bint _is_decoding(self) noexcept nogil:
-        """Whether a running row lacks one token: it decodes."""
-        cdef int32_t i
-        for i in range(self.running.size):
-            if self.seqs.left(self.running.slots[i]) == 1:
-                return True
-        return False
-
-    cdef void _plan(self, StepPlan plan) noexcept nogil:
-        cdef bint crowded
-        plan.clear()
-        while plan.num_rows == 0:
-            crowded = self.encoder.num_large and self._is_decoding()
-            self.encoder.begin(self.settler.settled_step, crowded, plan, self.next_step)
-            self.updates_left = plan.max_updates
-            self.preempted = False
-            self._continue(plan)
-            if not self.preempted:
-                self._admit(plan)
-                self.updates_left = self.shares.deal_leftovers(self.updates_left)
-            self._emit(plan)
-            if plan.num_rows or self.running.size == 0 or self.next_step != self.settler.settled_step + 1:
-                break
-            # Nothing can move and nothing is in flight: rows hold each other's encoder room. The last starts over.
-            self._preempt(self.running.slots[self.running.size - 1])
-        if plan.num_rows:
-            self.encoder.start_wanted(plan, self.next_step)
-            plan.seal(self.next_step)
-            self.next_step += 1
-
-    cdef void _continue(self, StepPlan plan) noexcept nogil:
-        """Find blocks for the tokens that running rows get."""
-        cdef int32_t i = 0, count, changed, granted
-        cdef slot_t slot
-        self.shares.deal(self.running.size < self.max_rows)
-        while i < self.running.size:
-            slot = self.running.slots[i]
-            i += 1
-            granted = count = self.shares.of[slot]
-            if count == 0:
-                continue
-            if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
-                count = self.encoder.limit(self.seqs, slot, self.seqs.computed[slot], count)
-            if count and not self._provide(slot, count):
-                count = 0
-            if count:
-                changed = self.tables.num_changed(slot)
-                if changed <= self.updates_left:
-                    self.updates_left -= changed
-                else:
-                    count = 0
-            if count < granted and self.seqs.left(slot) > 1:
-                self.shares.take(count - granted)
-            self.shares.of[slot] = count
-            if count and self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
-                self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
-
-    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil:
-        """Blocks for the row's next tokens, from the last running rows if need be. False: the row gets none now."""
-        cdef int32_t end = self.seqs.computed[slot] + count
-        cdef int32_t missing = self.tables.missing(slot, end)
-        cdef slot_t victim
-        if missing <= 0:
-            return True
-        while missing > self.pool.num_free + self.pool.num_cached:
-            victim = self.running.slots[self.running.size - 1]
-            self._preempt(victim)
-            if victim == slot:
-                return False
-        return self.tables.grow(slot, end) == 0
-
-    cdef void _preempt(self, slot_t slot) noexcept nogil:
-        self.settler.preempt(slot)
-        self.preempted = True
-
-    cdef void _admit(self, StepPlan plan) noexcept nogil:
-        """Start waiting requests in their order; the first that neither fits nor stands aside holds up the others."""
-        cdef slot_t slot
-        self.queue.drop_expired()
-        while self.running.size < self.max_rows and self.shares.tokens_left > 0:
-            slot = self.queue.first()
-            # A preempted row waits for its samples in flight: they are part of what it must compute.
-            if slot < 0 or self.seqs.in_flight[slot] or not (self._start(slot, plan) or self.queue.set_aside(slot)):
-                break
-        self.queue.take_back()
-
-    cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil:
-        cdef int32_t known = self.seqs.num_tokens[slot]
-        cdef int32_t hit = self.tables.match(slot)
-        cdef int32_t start = hit * self.block_size
-        cdef int32_t count = self.shares.fitting(slot, start, known - start)
-        cdef int32_t idle = self.pool.num_free + self.pool.num_cached - self.tables.num_revived
-        # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
-        cdef int32_t reserve = min(self.running.size, self.pool.total >> 4) * self.num_groups
-        if self.tables.demand(hit, known) + reserve > idle:
-            return False
-        if self.seqs.num_spans[slot]:
-            count = self.encoder.limit(self.seqs, slot, start, count)
-        cdef int32_t changed = self.tables.blocks_for(start + count) * self.num_groups
-        if count <= 0 or changed > self.updates_left or (self.whole_prompts and start + count < known):
-            return False
-        if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count) < 0:
-            self.tables.release(slot)
-            return False
-        self.queue.serve(slot)
-        self.updates_left -= changed
-        self.shares.take(count)
-        self.seqs.computed[slot] = start
-        self.seqs.committed[slot] = start
-        self.seqs.num_named[slot] = hit
-        self.seqs.unnamed[slot] = self.seqs.restarting[slot] = 0
-        self.seqs.boundary[slot] = start + self.block_size
-        if self.seqs.num_spans[slot]:
-            self.encoder.passed(self.seqs, slot)
-            self.encoder.claim(self.seqs, slot, start, count, plan, self.next_step)
-        if self.seqs.cached[slot] < 0:
-            self.seqs.cached[slot] = start
-            if self.tables.caching and self.seqs.read_cache[slot]:
-                self.prefix_queries += known
-                self.prefix_hits += start
-        self.shares.of[slot] = count
-        self.seqs.state[slot] = RUNNING
-        self.running.enter(slot)
-        return True
-
-    cdef void _emit(self, StepPlan plan) noexcept nogil:
-        """Write the rows: those with one token first, then the chunks."""
-        cdef int32_t i
-        for i in range(self.running.size):
-            if self.shares.of[self.running.slots[i]] == 1:
-                self._row(self.running.slots[i], 1, plan)
-        plan.num_decode_rows = plan.num_rows
-        for i in range(self.running.size):
-            if self.shares.of[self.running.slots[i]] > 1:
-                self._row(self.running.slots[i], self.shares.of[self.running.slots[i]], plan)
-
-    cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
-        """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""
-        if plan.row(self.seqs, slot, count) & ROW_SAMPLE:
-            self.seqs.pending[slot] += plan.width
-        self.seqs.computed[slot] += count
-        self.seqs.in_flight[slot] += 1
-        if self.tables.dirty[slot] < self.tables.size[slot]:
-            self.tables.send(slot, plan)
 
     # What the engine reports, and what tests count.
 
@@ -359,42 +224,70 @@ cdef class Scheduler:
         return max(0, self.seqs.cached[slot])
 
     @property
+    def next_step(self):
+        """The step_id that the next schedule() gives."""
+        return self.planner.next_step
+
+    @property
+    def num_in_flight(self):
+        """Steps that are planned and not settled."""
+        return self._in_flight()
+
+    @property
+    def prefix_queries(self):
+        """Tokens looked up in the prefix cache since start."""
+        return self.planner.prefix_queries
+
+    @property
+    def prefix_hits(self):
+        """Tokens found there since start."""
+        return self.planner.prefix_hits
+
+    @property
     def num_freed(self):
         """How many of `freed_slots` the last commit, fail or abort gave back."""
         return self.settler.num_freed
 
     @property
     def freed_slots(self):
+        """Slots that came back; `num_freed` of them count."""
         return self.settler.freed_slots
 
     @property
     def freed_lens(self):
+        """Of each of these, if it was traced and all of it has been computed, its tokens; else 0."""
         return self.settler.freed_lens
 
     @property
     def num_preemptions(self):
+        """How often a row has given up its blocks since start."""
         return self.settler.num_preemptions
 
     @property
     def num_running(self):
+        """Rows that hold blocks and are planned."""
         return self.running.size
 
     @property
     def num_waiting(self):
+        """Requests in the queue, new or preempted."""
         return self.queue.size
-
-    @property
-    def num_in_flight(self):
-        return self.next_step - self.settler.settled_step - 1
 
     def ledger(self):
         """Counts that must be zero, or add up, when no request is open (RELIABILITY.md)."""
         return {
-            "free": self.pool.num_free, "cached": self.pool.num_cached,
-            "used": self.pool.num_used, "total": self.pool.total,
-            "refs": self.pool.sum_refs(), "table_rows": sum([self.tables.size[i] > 0 for i in range(self.max_slots)]),
-            "slots": self.seqs.num_used, "running": self.running.size, "waiting": self.queue.size,
+            "free": self.pool.num_free,
+            "cached": self.pool.num_cached,
+            "used": self.pool.num_used,
+            "total": self.pool.total,
+            "refs": self.pool.sum_refs(),
+            "table_rows": sum([self.tables.size[i] > 0 for i in range(self.max_slots)]),
+            "slots": self.seqs.num_used,
+            "running": self.running.size,
+            "waiting": self.queue.size,
             "index_entries": self.index.num_entries,
-            "encoder_entries": self.encoder.num_entries, "encoder_in_use": self.encoder.num_in_use,
-            "encoder_rows": self.encoder.rows_held, "in_flight": self.next_step - self.settler.settled_step - 1,
+            "encoder_entries": self.encoder.num_entries,
+            "encoder_in_use": self.encoder.num_in_use,
+            "encoder_rows": self.encoder.rows_held,
+            "in_flight": self._in_flight(),
         }

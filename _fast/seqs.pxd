@@ -25,7 +25,7 @@ cdef class SeqTable:
     cdef uint8_t[::1] unnamed
     cdef uint8_t[::1] fails_at_settle  # ends with an error when the next step that names it is settled
     cdef readonly uint8_t[::1] restarting  # starts over; results of its steps in flight are dropped
-    cdef uint8_t[::1] redoing  # the sample of its step in flight is dropped: its position is computed again
+    cdef uint8_t[::1] redoing  # what its step in flight chooses is dropped
     cdef uint8_t[::1] traced  # ends only when all of its tokens, the last one too, are computed
     cdef uint8_t[::1] closing  # of a traced row: 1: its end is told, its tokens are still computed; 2: all are
     cdef int64_t[::1] request
@@ -33,7 +33,8 @@ cdef class SeqTable:
     cdef int32_t[::1] num_tokens
     cdef int32_t[::1] computed
     cdef int32_t[::1] committed
-    cdef uint8_t[::1] pending
+    cdef uint8_t[::1] choosing  # steps in flight that choose for the row
+    cdef uint8_t[::1] pending  # tokens that these bring at most
     cdef uint8_t[::1] in_flight
     cdef int32_t[::1] max_len
     cdef int32_t[::1] min_len
@@ -66,6 +67,10 @@ cdef class SeqTable:
     cdef void give(self, slot_t slot) noexcept nogil
     cdef void reset(self, slot_t slot) noexcept nogil
     cdef int32_t left(self, slot_t slot) noexcept nogil
+    cdef void promise(self, slot_t slot, int32_t most) noexcept nogil
+    cdef void settle_promise(self, slot_t slot, int32_t most) noexcept nogil
+    cdef void drop_promises(self, slot_t slot) noexcept nogil
+    cdef int32_t reach(self, slot_t slot, int32_t end, int32_t most) noexcept nogil
     cdef int32_t whole(self, slot_t slot, int32_t start, int32_t count, int32_t most) noexcept nogil
     cdef slot_t find(self, int64_t request) noexcept nogil
     cdef int append(self, slot_t slot, token_t token) noexcept nogil

@@ -4,8 +4,13 @@ Owner: the device thread, through Scheduler alone. In: a request's tokens, keys,
 and joints. Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends its request.
 Per slot, three lengths walk after each other; the scheduler closes the gap between the first and the last:
 
-    committed <= computed <= num_tokens + pending <= max_len
+    committed <= computed <= num_tokens + choosing <= num_tokens + pending
     (KV of steps whose result is known) (KV of launched steps) (tokens known here + those promised by steps in flight)
+
+Steps and tokens are two numbers: `choosing` steps in flight choose for the row, and each brings it a run of at least
+one token; `pending` is what they bring at most. A step computes each token of its run but the newest; the step behind
+it begins at that newest token, and only the device knows where that is before the run has come home. So `computed` is
+a least, too, while more than one token is pending for a step.
 
 Token, key and hash buffers are allocated per slot and grow by half, so a context of a million tokens costs memory only
 to requests that are that long.
@@ -68,6 +73,7 @@ cdef class SeqTable:
         self.num_tokens = array("i", bytes(4 * num_slots))
         self.computed = array("i", bytes(4 * num_slots))
         self.committed = array("i", bytes(4 * num_slots))
+        self.choosing = array("B", bytes(num_slots))
         self.pending = array("B", bytes(num_slots))
         self.in_flight = array("B", bytes(num_slots))
         self.max_len = array("i", bytes(4 * num_slots))
@@ -139,6 +145,7 @@ cdef class SeqTable:
         self.num_tokens[slot] = 0
         self.computed[slot] = 0
         self.committed[slot] = 0
+        self.choosing[slot] = 0
         self.pending[slot] = 0
         self.in_flight[slot] = 0
         self.max_len[slot] = 0
@@ -175,17 +182,34 @@ cdef class SeqTable:
         self.spans[slot] = NULL
 
     cdef int32_t left(self, slot_t slot) noexcept nogil:
-        """Tokens that a row could compute now; 0 when its last possible sample is on its way.
+        """Tokens that a row could compute now; 0 when its last token is certainly on its way.
 
-        Also 0 while more tokens than one are promised for a step in flight: the host does not know how many will come.
         A row that is closing computes what is known, and samples nothing.
         """
-        cdef int32_t known = self.num_tokens[slot] + self.pending[slot]
+        cdef int32_t known = self.num_tokens[slot] + self.choosing[slot]
         if self.closing[slot]:
             return self.num_tokens[slot] - self.computed[slot]
-        if self.pending[slot] > self.in_flight[slot]:
-            return 0
         return known - self.computed[slot] if known < self.max_len[slot] else 0
+
+    cdef void promise(self, slot_t slot, int32_t most) noexcept nogil:
+        """A step that is launched chooses for the row, and brings it `most` tokens at most."""
+        self.choosing[slot] += 1
+        self.pending[slot] += <uint8_t>most
+
+    cdef void settle_promise(self, slot_t slot, int32_t most) noexcept nogil:
+        """What a step promised the row has come, or never will; a closing row is promised nothing."""
+        if not self.closing[slot]:
+            self.choosing[slot] -= 1
+            self.pending[slot] -= <uint8_t>most
+
+    cdef void drop_promises(self, slot_t slot) noexcept nogil:
+        """What steps in flight choose for the row counts for nothing."""
+        self.choosing[slot] = self.pending[slot] = 0
+
+    cdef int32_t reach(self, slot_t slot, int32_t end, int32_t most) noexcept nogil:
+        """Where the KV of a step ends at most that computes the row up to `end`, at least, and brings `most` tokens."""
+        cdef int32_t last = self.max_len[slot] - (not self.traced[slot])  # the last token is computed for traces alone
+        return max(end, min(end + self.pending[slot] - self.choosing[slot] + most - 1, last))
 
     cdef int32_t whole(self, slot_t slot, int32_t start, int32_t count, int32_t most) noexcept nogil:
         """The chunk of about `count` positions from `start` on that ends inside no joint.
@@ -333,6 +357,7 @@ cdef class SeqTable:
             "num_tokens": self.num_tokens[slot],
             "computed": self.computed[slot],
             "committed": self.committed[slot],
+            "choosing": self.choosing[slot],
             "pending": self.pending[slot],
             "in_flight": self.in_flight[slot],
             "max_len": self.max_len[slot],

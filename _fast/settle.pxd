@@ -19,6 +19,7 @@ cdef class Settler:
     cdef int32_t[::1] freed_slots
     cdef int32_t[::1] freed_lens  # of each, where it was closing and all of it has been computed, its tokens; else 0
 
+    cdef bint _drop_choice(self, slot_t slot) noexcept nogil
     cdef _check_slot(self, int32_t slot)
     cdef void commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
     cdef void _commit_row(self, StepPlan plan, int32_t row, const token_t* run, int32_t forced) noexcept nogil

@@ -11,7 +11,7 @@ from array import array
 
 cimport cython
 
-from _fast.layout cimport ROW_SAMPLE, TOKEN_END
+from _fast.layout cimport ROW_FEED, ROW_SAMPLE, TOKEN_END
 from _fast.types cimport FINISH_ERROR, FINISH_NONE, FINISH_STOP, FINISHING, RUNNING, WAITING
 
 
@@ -44,11 +44,9 @@ cdef class Settler:
         For a row whose newest token, which has just been committed, changes what may follow. False: the row has ended.
         """
         self._check_slot(slot)
-        if self.seqs.state[slot] != RUNNING or self.seqs.pending[slot] != 1 or self.seqs.in_flight[slot] != 1:
+        if self.seqs.state[slot] != RUNNING or not self._drop_choice(slot):
             return False
-        self.seqs.pending[slot] = 0
-        self.seqs.computed[slot] -= 1
-        self.seqs.redoing[slot] = 1
+        self.seqs.computed[slot] = self.seqs.num_tokens[slot] - 1
         return True
 
     def room(self, int32_t slot):
@@ -59,19 +57,29 @@ cdef class Settler:
         return self.seqs.max_len[slot] - self.seqs.num_tokens[slot]
 
     def extend(self, int32_t slot, const token_t[::1] tokens):
-        """These tokens follow the slot's newest one, which has just been committed, and nothing was to be chosen.
+        """A run that the host knows: these tokens follow the slot's newest one, which has just been committed.
 
-        There must be room for them and for one more. They are computed with the next step, as tokens of a prompt are.
-        True: the step in flight was to choose the first of them, and its sample is dropped.
+        There must be room for them and for one more. The next step computes them, as it does tokens of a prompt. A step
+        in flight goes on: it computes the newest token. True: it was to choose the first of the run, and what it
+        chooses is dropped.
         """
+        cdef bint dropped
         cdef Py_ssize_t k
         if tokens.shape[0] >= self.room(slot):
             raise ValueError(f"slot {slot}: room for {self.room(slot)} tokens; got {tokens.shape[0]} and one more")
-        dropped = self.redo(slot)
+        dropped = self._drop_choice(slot)
         for k in range(tokens.shape[0]):
             if self.seqs.append(slot, tokens[k]) < 0:
                 raise MemoryError(f"slot {slot}: no memory for a longer answer")
         return dropped
+
+    cdef bint _drop_choice(self, slot_t slot) noexcept nogil:
+        """What the only step in flight chooses for the slot counts for nothing. False: there is no such step."""
+        if self.seqs.choosing[slot] != 1 or self.seqs.in_flight[slot] != 1:
+            return False
+        self.seqs.drop_promises(slot)
+        self.seqs.redoing[slot] = 1
+        return True
 
     cdef _check_slot(self, int32_t slot):
         if not 0 <= slot < self.seqs.num_slots:
@@ -80,6 +88,9 @@ cdef class Settler:
     cdef void _commit_row(self, StepPlan plan, int32_t row, const token_t* run, int32_t forced) noexcept nogil:
         cdef slot_t slot = plan.row_slot[row]
         cdef int32_t why = forced
+        cdef int32_t end = plan.row_computed[row] + plan.row_len[row]
+        if plan.row_flags[row] & ROW_FEED:  # what came home meanwhile says where the row began
+            end = self.seqs.num_tokens[slot]
         self.seqs.in_flight[slot] -= 1
         plan.clear_run(row)
         if self.seqs.state[slot] == FINISHING:
@@ -101,7 +112,10 @@ cdef class Settler:
             why = self._sample(plan, row, run, forced)
         # After a preemption the KV of this step is gone, but its sample is still the row's next token.
         if plan.row_epoch[row] == self.seqs.epoch[slot] and why != FINISH_ERROR:
-            self.seqs.committed[slot] = plan.row_computed[row] + plan.row_len[row]
+            if plan.out_count[row] > 1:  # the step has computed all of its run but the newest token
+                self.seqs.computed[slot] += plan.out_count[row] - 1
+                end += plan.out_count[row] - 1
+            self.seqs.committed[slot] = end
             if self.seqs.committed[slot] >= self.seqs.boundary[slot]:
                 self.tables.settle(slot)
             if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
@@ -112,19 +126,21 @@ cdef class Settler:
             plan.out_finish[row] = why
         if why and self.seqs.traced[slot] and why != FINISH_ERROR:
             self.close(slot)
+            if self.seqs.in_flight[slot] and plan.is_cut(row, run):  # the step behind the run began at a token too many
+                self.seqs.redoing[slot] = 1
+                self.seqs.computed[slot] = self.seqs.num_tokens[slot] - 1
         elif why:
             self.end(slot)
         self._end_closed(slot)
 
     cdef void _settle_promise(self, StepPlan plan, int32_t row) noexcept nogil:
-        """What a step in flight promised the row has come, or never will; closing rows were promised nothing."""
-        if not self.seqs.closing[plan.row_slot[row]]:
-            self.seqs.pending[plan.row_slot[row]] -= plan.promised(row)
+        if plan.row_flags[row] & ROW_SAMPLE:
+            self.seqs.settle_promise(plan.row_slot[row], plan.width)
 
     cdef void close(self, slot_t slot) noexcept nogil:
         """A row gets no further token; what is in flight for it is computed, and its samples are dropped."""
         self.seqs.closing[slot] = 1
-        self.seqs.pending[slot] = 0
+        self.seqs.drop_promises(slot)
 
     cdef void _end_closed(self, slot_t slot) noexcept nogil:
         """A closing row ends once all its tokens are computed."""

@@ -78,7 +78,7 @@ cdef class TokenShares:
             overtaking = self._waiting_shorter(slot, self.tokens_left) if others_may_start else 0
             overtaking = min(overtaking, max(self.tokens_left - max(budget // LONG_PART, 1), 0))
             self.tokens_left -= overtaking
-            self.of[slot] = self.fitting(slot, self.seqs.computed[slot], self.of[slot])
+            self.of[slot] = self.fitting(slot, self.seqs.computed[slot], self.of[slot], 0)
             self.take(self.of[slot])
             self.tokens_left += overtaking
 
@@ -94,14 +94,25 @@ cdef class TokenShares:
             if end - joints[k, 0] > most:
                 raise ValueError(f"a joint of {end - joints[k, 0]} tokens: a step has room for {most}")
 
-    cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking) noexcept nogil:
-        """Tokens that a prompt gets which lacks so many from `start` on. A joint may take more than the budget has."""
+    cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking, int32_t granted) noexcept nogil:
+        """Tokens that a prompt gets which lacks so many from `start` on; before it, the chunk has those `granted`.
+
+        A joint may take more than the budget has.
+        """
         cdef int32_t limit = min(self.max_chunk, self.tokens_left)
         cdef int32_t count = max(0, min(lacking, limit))
         if limit < lacking <= min(self.max_chunk, min(self.tokens_left + self.tokens_left // REST_PART, self.room)):
             count = lacking
+        return self._cut(slot, start, count, granted, min(self.max_chunk, self.room))
+
+    cdef int32_t _cut(self, slot_t slot, int32_t start, int32_t count, int32_t granted, int32_t most) noexcept nogil:
+        """About `count` tokens, so that the chunk ends where the kinds of cache allow it, and inside no joint.
+
+        For a joint there may be `most`.
+        """
+        count = max(self.tables.chunk_end(start - granted, start + count) - start, 0)
         if self.seqs.num_joints[slot]:
-            return self.seqs.whole(slot, start, count, min(self.max_chunk, self.room))
+            return self.seqs.whole(slot, start, count, most)
         return count
 
     cdef void take(self, int32_t count) noexcept nogil:
@@ -109,15 +120,17 @@ cdef class TokenShares:
         self.tokens_left = self.tokens_left - count
         self.room -= count
 
-    cdef int32_t deal_leftovers(self, int32_t updates_left) noexcept nogil:
+    cdef int32_t deal_leftovers(self, int32_t updates_left, int32_t width) noexcept nogil:
         """Longer chunks for running prompts, after waiting requests have started: only blocks that lie idle are taken.
 
         `updates_left`: block-table changes that the plan still takes. Returns how many are left then.
+        `width`: tokens that a row may bring home.
         """
         cdef int32_t i
         cdef int32_t end
         cdef int32_t more
-        cdef int32_t missing
+        cdef int32_t reach
+        cdef int32_t changed
         cdef slot_t slot
         for i in range(self.num_prompts):
             slot = self.prompts[i]
@@ -126,14 +139,16 @@ cdef class TokenShares:
             if self.of[slot] == 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 continue
             end = self.seqs.computed[slot] + self.of[slot]
-            more = self.fitting(slot, end, self.seqs.left(slot) - self.of[slot])
+            more = self.fitting(slot, end, self.seqs.left(slot) - self.of[slot], self.of[slot])
             if more > self.max_chunk - self.of[slot]:
-                more = self.seqs.whole(slot, end, self.max_chunk - self.of[slot], self.max_chunk - self.of[slot])
+                more = self.max_chunk - self.of[slot]
+                more = self._cut(slot, end, more, self.of[slot], more)
             end += more
-            missing = max(self.tables.missing(slot, end), 0)
-            if more <= 0 or missing > updates_left or not self.tables.grow_idle(slot, end):
+            reach = self.seqs.reach(slot, end, width)
+            changed = max(self.tables.blocks_for(reach) - self.tables.size[slot], 0) * self.tables.num_groups
+            if more <= 0 or changed > updates_left or not self.tables.grow_idle(slot, end, reach):
                 continue
-            updates_left -= missing
+            updates_left -= changed
             self.of[slot] += more
             self.take(more)
         return updates_left

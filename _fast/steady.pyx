@@ -19,7 +19,7 @@ from posix.time cimport timespec
 
 from _fast.clock cimport StepClock
 from _fast.launcher cimport now
-from _fast.layout cimport GRAPH_DECODE, GRAPH_MIXED, GRAPH_SAMPLE, ROW_SAMPLE
+from _fast.layout cimport GRAPH_DECODE, GRAPH_MIXED, GRAPH_SAMPLE, ROW_SAMPLE, TOKEN_END
 from _fast.ring cimport named
 from _fast.types cimport slot_t
 
@@ -93,6 +93,14 @@ cdef inline int32_t size_class(int32_t num_tokens) noexcept nogil:
     return bits
 
 
+cdef inline int32_t run_length(StepPlan plan, const int32_t* tokens, int32_t row) noexcept nogil:
+    """Tokens of a row's run."""
+    cdef int32_t count = 0
+    while count < plan.width and tokens[row * plan.width + count] >= 0:
+        count += 1
+    return count
+
+
 @cython.final
 cdef class SteadyLoop:
     """Everything it is given is the device thread's, which makes it; `last_beat` alone may be read by others."""
@@ -113,7 +121,7 @@ cdef class SteadyLoop:
                 raise ValueError(f"plan {i} brings {plan.width} tokens a row, and the ring takes {ring.width}")
             if plan.max_rows < scheduler.max_rows or plan.max_tokens < scheduler.max_tokens:
                 raise ValueError(f"plan {i} is too small for the scheduler's {scheduler.max_rows} rows")
-            if plan.max_updates < scheduler.num_groups * scheduler.tables.max_blocks:
+            if plan.max_updates < scheduler.tables.num_groups * scheduler.tables.max_blocks:
                 raise ValueError(f"plan {i} has too few updates for {scheduler.tables.max_blocks} blocks per slot")
             self.plan_at[i] = <void*>plan
             i += 1
@@ -141,7 +149,7 @@ cdef class SteadyLoop:
         cdef double begun
         if not -1 <= in_flight < self.num_plans:
             raise ValueError(f"plan {in_flight}: there are 0 to {self.num_plans - 1}, and -1 is none")
-        if self.scheduler.next_step - self.scheduler.settler.settled_step - 1 != (in_flight >= 0):
+        if self.scheduler._in_flight() != (in_flight >= 0):
             raise ValueError(f"{self.scheduler.num_in_flight} steps are in flight, and plan {in_flight} was given")
         if in_flight >= 0 and (<StepPlan>self.plan_at[in_flight]).step_id != self.scheduler.settler.settled_step + 1:
             raise ValueError(f"plan {in_flight} does not hold the step in flight")
@@ -193,7 +201,7 @@ cdef class SteadyLoop:
                 return INBOX
             if self.scheduler.settler.num_preemptions != preempted:
                 return PREEMPTED
-            index = <int32_t>(self.scheduler.next_step % self.num_plans)
+            index = <int32_t>(self.scheduler.planner.next_step % self.num_plans)
             reason = self._next(<StepPlan>self.plan_at[index], index)
             if reason == IDLE:  # there is nothing to plan before the step in flight is settled
                 index = -1
@@ -232,7 +240,7 @@ cdef class SteadyLoop:
         cdef int32_t sample_size = 0
         if not self.launcher.await_read(index):
             return FAILED
-        self.scheduler._plan(plan)
+        self.scheduler.planner.plan(plan)
         self.last.schedule_s = now() - begun
         self.last.launch_s = 0.0
         if plan.num_rows == 0:
@@ -311,27 +319,35 @@ cdef class SteadyLoop:
         return FREED if self.freed else GOES_ON
 
     cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
-        """Whether each row that samples got a token, at least one."""
+        """Whether each row that samples got a run: a token at least, and behind each token another or the end."""
         cdef int32_t missing = 0
         cdef int32_t row
+        cdef int32_t k
         if plan.num_sampled == plan.num_rows:
             for row in range(plan.num_rows):
                 missing |= tokens[row * plan.width] < 0
         else:
             for row in range(plan.num_rows):
                 missing |= (plan.lines.flags[row] & ROW_SAMPLE) & (tokens[row * plan.width] < 0)
+        if plan.width > 1 and not missing:
+            for row in range(plan.num_rows):
+                if plan.lines.flags[row] & ROW_SAMPLE:
+                    k = run_length(plan, tokens, row)
+                    missing |= k < plan.width and tokens[row * plan.width + k] != TOKEN_END
         return not missing
 
     cdef bint _wakes(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
-        """Whether a watched slot got a token that the slot waits for."""
+        """Whether a watched slot got a token that the slot waits for, anywhere in its run."""
         cdef const slot_t* slots = plan.lines.slot
         cdef int32_t row
         cdef int32_t k
+        cdef int32_t place
         for row in range(plan.num_rows):
             if self.special[slots[row]] & WATCHED and plan.lines.flags[row] & ROW_SAMPLE:
-                for k in range(<int32_t>self.watched.shape[1]):
-                    if self.watched[slots[row], k] == tokens[row * plan.width]:
-                        return True
+                for place in range(run_length(plan, tokens, row)):
+                    for k in range(<int32_t>self.watched.shape[1]):
+                        if self.watched[slots[row], k] == tokens[row * plan.width + place]:
+                            return True
         return False
 
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil:
@@ -342,8 +358,8 @@ cdef class SteadyLoop:
         self.last.waiting = self.scheduler.queue.size
         self.last.blocks_used = self.scheduler.pool.num_used
         self.last.preemptions = self.scheduler.settler.num_preemptions
-        self.last.prefix_queries = self.scheduler.prefix_queries
-        self.last.prefix_hits = self.scheduler.prefix_hits
+        self.last.prefix_queries = self.scheduler.planner.prefix_queries
+        self.last.prefix_hits = self.scheduler.planner.prefix_hits
 
     cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil:
         """Seconds the step just waited for took. It began when it was launched or when the one before it ended."""

@@ -1,38 +1,39 @@
 from _fast.blocks cimport BlockPool
+from _fast.kinds cimport Group
+from _fast.names cimport BlockNames
 from _fast.plan cimport StepPlan
-from _fast.prefix cimport Name, PrefixIndex
+from _fast.prefix cimport PrefixIndex
 from _fast.seqs cimport SeqTable
-from _fast.types cimport block_t, int32_t, int64_t, slot_t, uint64_t
+from _fast.types cimport block_t, int32_t, slot_t
 
 
 cdef class BlockTables:
     cdef BlockPool pool
     cdef PrefixIndex index
     cdef SeqTable seqs
+    cdef BlockNames names
     cdef bint caching
     cdef int32_t num_slots
     cdef int32_t num_groups
     cdef int32_t block_size
     cdef int32_t max_blocks
-    cdef int32_t primary  # first full group: its chain vouches for the others; -1 when there is none
-    cdef int32_t[::1] kind
-    cdef int32_t[::1] window
-    cdef int32_t[::1] most  # blocks a row can hold at once, by group
+    cdef int32_t primary  # the first group that vouches for the others (kinds.pyx); -1: there is none
+    cdef Group* groups
     cdef int32_t[::1] size  # entries, by slot; the same in every group
     cdef int32_t[::1] dirty  # entries from here on are unknown to the device, by slot
     cdef int32_t[::1] room
     cdef int32_t[::1] first  # entries below are dropped, by slot and group
     cdef int32_t** rows  # by slot and group
     cdef int32_t[::1] hits  # scratch of match(): blocks by group and index
-    cdef int64_t[::1] scratch  # keys of one block, as SeqTable.gather writes them
     cdef int32_t num_revived
 
-    cdef int32_t needed_from(self, int32_t group, int32_t position) noexcept nogil
     cdef int32_t blocks_for(self, int32_t length) noexcept nogil
     cdef int32_t demand(self, int32_t hit, int32_t length) noexcept nogil
-    cdef int32_t missing(self, slot_t slot, int32_t end) noexcept nogil
-    cdef int grow(self, slot_t slot, int32_t end) noexcept nogil
-    cdef bint grow_idle(self, slot_t slot, int32_t end) noexcept nogil
+    cdef int32_t chunk_end(self, int32_t start, int32_t end) noexcept nogil
+    cdef bint covers(self, slot_t slot, int32_t reach) noexcept nogil
+    cdef int32_t missing(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil
+    cdef int grow(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil
+    cdef bint grow_idle(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil
     cdef int32_t match(self, slot_t slot) noexcept nogil
     cdef int attach(self, slot_t slot, int32_t count) noexcept nogil
     cdef void settle(self, slot_t slot) noexcept nogil
@@ -45,6 +46,4 @@ cdef class BlockTables:
     cdef void _trim(self, slot_t slot, int32_t position) noexcept nogil
     cdef int32_t _walk(self, slot_t slot, int32_t count) noexcept nogil
     cdef int _reserve(self, slot_t slot, int32_t count) noexcept nogil
-    cdef int _hash(self, slot_t slot, int32_t count) noexcept nogil
-    cdef void _name(self, slot_t slot, int32_t group, int32_t j, block_t above, Name* name) noexcept nogil
     cdef block_t _lookup(self, slot_t slot, int32_t group, int32_t j) noexcept nogil

@@ -1,6 +1,6 @@
 # Types and numbers shared by the scheduler's modules: what a slot, block and token is, and the small enums of the host.
 #
-# Owner: nobody, there is no state here. The finish numbers equal engine.request.FinishReason; the states are read by
+# Owner: none, there is no state here. The finish numbers equal engine.base.request.FinishReason; the states are read by
 # tests. What the device reads too is in layout.py. Block 0 is the dummy block: it is never handed out, and it doubles
 # as "none" wherever a block is asked for.
 
@@ -23,10 +23,6 @@ cdef enum Finish:
     FINISH_LENGTH = 3
     FINISH_ABORT = 4
     FINISH_ERROR = 5
-
-cdef enum GroupKind:
-    GROUP_FULL = 0
-    GROUP_SLIDING = 1
 
 cdef enum Refusal:
     NO_SLOT = -1

@@ -65,7 +65,7 @@ class MediaLoader:
         self.shedding = False  # the server is short of memory and takes no media
         self._requests = 0
         self.trim_at = TRIM_AFTER  # of the bytes that the budget got back
-        self._row_widths, self._most_rows = row_widths or {}, most_rows
+        self._client_rows = (row_widths or {}, most_rows)
         if limits.media_isolation != "all":
             pool.submit(import_codecs)  # while nobody waits for them
 
@@ -167,8 +167,7 @@ class MediaLoader:
             self.permits,
             self._key,
             self.helpers,
-            self._row_widths,
-            self._most_rows,
+            *self._client_rows,
             self.planted,
         )
 

@@ -1,8 +1,8 @@
-"""The app: the route table, and the layers between a connection and a handler.
+"""The app: the layers between a connection and a handler.
 
-Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. What loads and drains behind the app is
-server/start/lifespan.py; `python -m server` puts the app on a socket (server/start/process.py), server/hosted.py gives
-the app to another server.
+Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. Paths and handlers are in server/routes/table.py; what
+loads and drains behind the app is server/start/lifespan.py. `python -m server` puts the app on a socket
+(server/start/process.py), server/hosted.py gives the app to another server.
 
     Exchanges -> Edge -> Gate -> root -> handler
 """
@@ -11,42 +11,17 @@ from __future__ import annotations
 
 import difflib
 
-from starlette.routing import Route, Router
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError, not_found
-from server.flags.config import Config
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
-from server.ops.planted import into_handlers
-from server.routes import (
-    admin,
-    audio,
-    chat,
-    completion,
-    dev,
-    docs,
-    embeddings,
-    faults,
-    health,
-    messages,
-    models,
-    pages,
-    playground,
-    realtime,
-    render,
-    rerank,
-    responses,
-    stored_responses,
-    tokenize,
-    tokens,
-)
+from server.ops.planted import faults_of, into_handlers
+from server.routes import realtime
+from server.routes.table import routes_of
 from server.state import AppState
 
-FAMILIES = (
-    chat, completion, audio, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin,
-    embeddings, rerank,
-)  # fmt: skip
 LONGEST_PATH = 64  # characters that are compared; no path of ours is longer
 
 
@@ -72,20 +47,8 @@ def make_app(state: AppState) -> ASGIApp:
         scope["app"] = router  # makes starlette raise on a wrong method, instead of answering in its own words
         await router(scope, receive, send)
 
-    inner = into_handlers(root, lambda: state.faults) if state.config.health.debug_faults else root
+    inner = into_handlers(root, lambda: faults_of(state)) if state.config.health.debug_faults else root
     return Exchanges(Edge(Gate(inner, state), state), state)
-
-
-def routes_of(config: Config) -> list[Route]:
-    """Every line of the table that the flags leave on."""
-    server = config.server
-    switched = [health.WITHOUT_PAGE if server.disable_playground else playground.ROUTES]
-    switched += [
-        *([] if server.disable_docs else [docs.ROUTES, pages.ROUTES]),
-        *([dev.ROUTES] if server.enable_dev_endpoints else []),
-        *([faults.ROUTES] if config.health.debug_faults else []),
-    ]
-    return [line for lines in (*(family.ROUTES for family in FAMILIES), *switched) for line in lines]
 
 
 async def socket(scope: Scope, receive: Receive) -> None:

@@ -79,9 +79,16 @@ def work(
 
 def upload(id: str, summary: str, form: type[msgspec.Struct]) -> Operation:
     return Operation(
-        id, "Audio", summary, audio.Transcription, audio.SpeechStreamEvent, form,
-        more=("text/plain", "text/vtt"), statuses=WORK, sent_as="multipart/form-data",
-    )  # fmt: skip
+        id,
+        "Audio",
+        summary,
+        audio.Transcription,
+        audio.SpeechStreamEvent,
+        form,
+        more=("text/plain", "text/vtt"),
+        statuses=WORK,
+        sent_as="multipart/form-data",
+    )
 
 
 def text(id: str, summary: str, media: str = TEXT, tag: str = "Server") -> Operation:

@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.engine import Engine
@@ -29,11 +30,9 @@ from server.output.response_store import ResponseStore
 from server.render.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from engine.base.faults import Faults
     from engine.base.trace import Trace
     from engine.grammar.compile import GrammarCompiler
     from mm.load import MediaLoader
-    from server.ops.canary import Canary
     from server.ops.otel import Spans
     from server.render.chat import Renderer
     from server.render.frames import Frames
@@ -41,6 +40,25 @@ if TYPE_CHECKING:
     from server.render.whisper_tokens import WhisperTokens
 
 Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
+
+
+@dataclass(slots=True)
+class Download:
+    """A model on its way here; only `stop` ends it early."""
+
+    running: Future[tuple[str, str]] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Checks(Protocol):
+    """The Canary, as probes read it."""
+
+    late: bool
+    wrong: int
+    answered: int
+
+    def close(self) -> None:
+        """No further check begins."""
 
 
 class OpenAnswer(Protocol):
@@ -87,10 +105,9 @@ class AppState:
         self.port = config.server.port
         self.created = int(time.time())
         self.names = config.model_names
-        self.folder = config.folder  # where the model is; load.fetch puts a folder in place of ORG/NAME
+        self.folder = config.folder  # where the model is; start/folders.py puts a folder in place of ORG/NAME
         self.tokenizer_source = config.model.tokenizer or config.folder
-        self.fetching: Future[tuple[str, str]] | None = None  # a download, which only `stop_fetching` ends
-        self.stop_fetching = threading.Event()
+        self.download = Download()
         self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
         self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
@@ -113,7 +130,7 @@ class AppState:
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )
         self.media = None
-        self.canary: Canary | None = None  # once the engine is ready
+        self.canary: Checks | None = None  # once the engine is ready
         self.whisper: WhisperTokens | None = None  # None: the model is none, and hears through chat if at all
         self.grammars: GrammarCompiler | None = None  # None: this server gives no structured output
         self.running = asyncio.Event()  # cleared while an operator has paused the server
@@ -125,12 +142,6 @@ class AppState:
     def follows_requests(self) -> bool:
         """Whether somebody wants to know how each request went."""
         return self.trace is not None or self.spans is not None
-
-    @property
-    def faults(self) -> Faults | None:
-        """What tests let fail; None without --debug-faults."""
-        engine = getattr(self, "engine", None)  # it may still be loading
-        return None if engine is None else engine.config.faults
 
     def resume(self) -> None:
         """Ends a pause, if there is one."""

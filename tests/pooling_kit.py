@@ -120,9 +120,11 @@ def changed(folder: Path, name: str, **values: Any) -> Path:
 def classifier(body: str, architecture: str, labels: int) -> Path:
     """A decoder with a `score` head on its last token."""
     folder = changed(
-        tiny.checkpoint(body), f"{architecture}-{labels}", architectures=(architecture,),
+        tiny.checkpoint(body),
+        f"{architecture}-{labels}",
+        architectures=(architecture,),
         id2label=Names({str(k): f"kind {k}" for k in range(labels)}),
-    )  # fmt: skip
+    )
     path = folder / "model.safetensors"
     tensors = {name: tensor for name, tensor in load_file(path).items() if name != "lm_head.weight"}
     width = read(folder / "config.json")["hidden_size"]
@@ -348,9 +350,12 @@ def of_tokens(kind: str) -> Path:
 def rewarding(architecture: str, labels: int) -> Path:
     """Qwen 2 with two layers behind it, as Qwen2.5-Math's reward models have them."""
     folder = changed(
-        tiny.checkpoint("qwen2"), f"{architecture}-{labels}", architectures=(architecture,), num_labels=labels,
+        tiny.checkpoint("qwen2"),
+        f"{architecture}-{labels}",
+        architectures=(architecture,),
+        num_labels=labels,
         id2label=None,
-    )  # fmt: skip
+    )
     path = folder / "model.safetensors"
     tensors = {name: tensor for name, tensor in load_file(path).items() if name != "lm_head.weight"}
     width, drawn = read(folder / "config.json")["hidden_size"], torch.Generator().manual_seed(3)

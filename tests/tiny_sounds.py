@@ -111,9 +111,13 @@ def voxtral_features(folder: Path, sound: np.ndarray) -> Features:
 
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
     made = extractor(
-        sound, sampling_rate=16000, padding=True, truncation=False, pad_to_multiple_of=SECONDS * 16000,
+        sound,
+        sampling_rate=16000,
+        padding=True,
+        truncation=False,
+        pad_to_multiple_of=SECONDS * 16000,
         return_tensors="pt",
-    )  # fmt: skip
+    )
     windows = made.input_features.reshape(MELS, -1, SECONDS * 100).transpose(0, 1)
     return {"input_features": windows.to(torch.float32)}, len(windows) * SECONDS * 50 // 4
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.base.errors import ConfigError
-from engine.cache.spec import KIND_SLIDING, CacheSpec, LayerCache
+from engine.cache.spec import CacheSpec, LayerCache
 
 log = logging.getLogger("omniloop.engine")
 
@@ -35,7 +35,7 @@ MAX_PADDING = 0.25  # of the cache
 class Group:
     """Layers that share block tables."""
 
-    spec: CacheSpec  # of one of them: kind and window are those of all
+    spec: CacheSpec  # of one of them: its kind is that of all
     layers: tuple[int, ...]  # their numbers among the specs
     places: tuple[tuple[int, int], ...]  # of each layer: the buffer, and the first byte in a page of it
 
@@ -112,7 +112,7 @@ class CacheLayout:
     @property
     def _lasting(self) -> list[Group]:
         """Groups whose blocks a context keeps to its end."""
-        return [group for group in self.groups if group.spec.kind != KIND_SLIDING]
+        return [group for group in self.groups if group.spec.kind.lasts]
 
     def _padding(self, groups: Sequence[Group]) -> float:
         """The share of these groups' blocks that no layer has."""
@@ -127,17 +127,12 @@ class CacheLayout:
     @property
     def tables(self) -> list[tuple[int, int]]:
         """(kind, window) of each group, as the scheduler takes them."""
-        return [(group.spec.kind, group.spec.window) for group in self.groups]
+        return [(group.spec.kind.number, group.spec.kind.window) for group in self.groups]
 
     def blocks_for(self, num_tokens: int, max_chunk: int) -> int:
         """Blocks that a row of so many tokens holds at most, over all groups; `max_chunk`: its tokens in a step."""
-        total = 0
-        for group in self.groups:
-            most = -(-num_tokens // self.block_size)
-            if group.spec.kind == KIND_SLIDING:  # as in _fast/tables: the window, two chunks and ragged ends
-                most = min(most, (group.spec.window + 2 * max_chunk) // self.block_size + 3)
-            total += most
-        return total
+        kinds = [group.spec.kind for group in self.groups]
+        return sum(kind.row_blocks(num_tokens, self.block_size, max_chunk) for kind in kinds)
 
     def allocate(self, num_blocks: int, poison: bool, device: torch.device | str = "cpu") -> list[LayerCache]:
         """Each layer's cache, not written yet; with `poison` what was not written is not a number."""

@@ -1,9 +1,9 @@
-"""What a layer keeps per token: one spec per decoder layer, declared by the model, read by cache/layout.
+"""What a layer stores: one spec per decoder layer, declared by the model, read by cache/layout.
 
-In: numbers of the model. Out: bytes of a block, and the layer's cache as views of pages. Layers whose specs have equal
-`shared` share block tables, whatever the bytes of their numbers. A new kind of cache is a spec of its own: the engine
-hands its LayerCache to the layer unread. Which blocks a token still needs is decided in _fast/tables, by `kind` and
-`window`.
+In: numbers of the model. Out: bytes of a block, the layer's cache as views of pages, and its kind: how a row uses
+blocks. Layers whose specs have equal `shared` share block tables, whatever the bytes of their numbers. Each kind of
+cache is a file here (tokens, window) and a branch in _fast/kinds, where the scheduler asks which blocks a row needs,
+where a chunk may end and what the prefix index names. The engine hands a LayerCache to its layer unread.
 """
 
 from __future__ import annotations
@@ -15,28 +15,39 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from _fast import kinds
 from engine.kernels.pages import given_scales
 
-KIND_FULL = 0  # of a group, as _fast/types.pxd has them
-KIND_SLIDING = 1
-
 LayerCache = tuple[Tensor, ...]  # what a layer reads and writes; only the layer and its spec know what the tensors are
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """How a row uses the blocks of a group of layers; the rules are those of _fast/kinds."""
+
+    number: int  # kinds.FULL or kinds.SLIDING
+    window: int = 0  # the kind's own number; sliding: how many of the last tokens are read, the newest included
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a row holds every block to its end."""
+        return kinds.lasts(self.number, self.window)
+
+    def row_blocks(self, num_tokens: int, block_size: int, max_chunk: int) -> int:
+        """Blocks that a row of so many tokens holds at most; `max_chunk`: tokens that it computes in a step."""
+        return kinds.row_blocks(self.number, self.window, num_tokens, block_size, max_chunk)
 
 
 class CacheSpec(Protocol):
     """One layer's cache."""
 
     @property
+    def kind(self) -> CacheKind:
+        """How a row uses the blocks of the layer's group."""
+
+    @property
     def shared(self) -> Hashable:
         """Equal for layers that share block tables."""
-
-    @property
-    def kind(self) -> int:
-        """KIND_FULL or KIND_SLIDING."""
-
-    @property
-    def window(self) -> int:
-        """How many of the last tokens are read, the newest included; 0: all."""
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes that a block of so many tokens takes in this layer."""
@@ -50,7 +61,10 @@ class CacheSpec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyValueSpec:
-    """Keys and values of every KV head, side by side in a page; behind codes of e4m3 the scales that come with them."""
+    """Bytes of keys and values, every KV head's side by side in a page; behind codes of e4m3 the scales of these.
+
+    Of which tokens they are read is up to the kind: FullSpec in tokens, SlidingSpec in window.
+    """
 
     num_kv_heads: int
     head_dim: int
@@ -86,79 +100,3 @@ class KeyValueSpec:
             return numbers
         behind = pages[:, self._number_bytes(block_size) : self.block_bytes(block_size)].view(torch.float32)
         return *numbers, *behind.unflatten(1, (2, heads, block_size)).unbind(1)
-
-
-@dataclass(frozen=True, slots=True)
-class FullSpec(KeyValueSpec):
-    """Every earlier token is read."""
-
-    @property
-    def kind(self) -> int:
-        return KIND_FULL
-
-    @property
-    def window(self) -> int:
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class NothingSpec:
-    """Nothing is kept: of models that compute a prompt in one step. A slot holds one block of no bytes."""
-
-    @property
-    def shared(self) -> Hashable:
-        return (type(self),)
-
-    @property
-    def kind(self) -> int:
-        return KIND_FULL
-
-    @property
-    def window(self) -> int:
-        return 0
-
-    def block_bytes(self, block_size: int) -> int:
-        return 0
-
-    def views(self, pages: Tensor, block_size: int) -> LayerCache:
-        return ()
-
-
-@dataclass(frozen=True, slots=True)
-class SlidingSpec(KeyValueSpec):
-    """Only the last `window` tokens, the newest included, are read."""
-
-    window: int
-
-    @property
-    def shared(self) -> Hashable:
-        return type(self), self.num_kv_heads, self.head_dim, self.window
-
-    @property
-    def kind(self) -> int:
-        return KIND_SLIDING
-
-
-@dataclass(frozen=True, slots=True)
-class TapsSpec:
-    """A row of numbers for each of the last `window` tokens, the newest included: what a short convolution reads."""
-
-    width: int
-    dtype: torch.dtype
-    window: int
-
-    @property
-    def shared(self) -> Hashable:
-        return type(self), self.width, self.window
-
-    @property
-    def kind(self) -> int:
-        return KIND_SLIDING
-
-    def block_bytes(self, block_size: int) -> int:
-        return self.width * block_size * self.dtype.itemsize
-
-    def views(self, pages: Tensor, block_size: int) -> LayerCache:
-        """[num_blocks, block_size, width], blocks a page apart."""
-        numbers = pages[:, : self.block_bytes(block_size)].view(self.dtype)
-        return (numbers.unflatten(1, (block_size, self.width)),)

@@ -90,9 +90,13 @@ def read_pooling(
 
 
 def _embedder(
-    folder: Path, root: Section, modules: list[tuple[str, str]], body: Body, given: Mapping[str, Any],
+    folder: Path,
+    root: Section,
+    modules: list[tuple[str, str]],
+    body: Body,
+    given: Mapping[str, Any],
     prompts: dict[str, Any],
-) -> PoolingConfig:  # fmt: skip
+) -> PoolingConfig:
     kind, pools_prompt = _usual(root, body), True
     layers: list[HeadLayer] = []
     normalize = not modules

@@ -26,9 +26,12 @@ BODIES = "BERT, RoBERTa, XLM-R, CamemBERT, DistilBERT, MPNet, ELECTRA, ALBERT an
 
 
 def lexical(
-    folder: Path, modules: Sequence[tuple[str, str]], head: tuple[HeadLayer, ...], said: dict[str, Any],
+    folder: Path,
+    modules: Sequence[tuple[str, str]],
+    head: tuple[HeadLayer, ...],
+    said: dict[str, Any],
     **every: Any,
-) -> PoolingConfig:  # fmt: skip
+) -> PoolingConfig:
     """said: config_sentence_transformers.json; every: fields of all checkpoints. Raises ConfigError."""
     names = [name for name, _ in modules]
     if len(names) != 2 or names[0] not in FIRST or names[1] != POOLING:

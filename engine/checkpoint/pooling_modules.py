@@ -64,8 +64,10 @@ def kind_of(section: Section) -> tuple[PoolingKind, bool]:
         raise ConfigError(f"{section.path}: pooling {', '.join(named) or 'none'}; one of {', '.join(KINDS)} is needed")
     kind, pools_prompt = KINDS[named[0]], section.boolean("include_prompt", True)
     if kind == "cls" and not pools_prompt:
-        raise ConfigError(f"{section.path}: include_prompt=false with {named[0]}: versions of sentence-transformers "
-                          "differ in which token they take; supported are the other kinds of pooling")  # fmt: skip
+        raise ConfigError(
+            f"{section.path}: include_prompt=false with {named[0]}: versions of sentence-transformers "
+            "differ in which token they take; supported are the other kinds of pooling"
+        )
     return kind, pools_prompt
 
 

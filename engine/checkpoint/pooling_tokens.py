@@ -29,8 +29,10 @@ def token_heads(folder: Path, hidden: int, activation: Activation) -> tuple[Toke
         if (folder / f"{SPARSE}.pt").is_file() or (folder / f"{COLBERT}.pt").is_file():
             log.warning(
                 "%s: weights and vectors of tokens lie in .pt files, which are pickles and are not read; inputs are "
-                "served without them. To have both, run in that folder: %s", folder, CONVERT,
-            )  # fmt: skip
+                "served without them. To have both, run in that folder: %s",
+                folder,
+                CONVERT,
+            )
         return ()
     sparse, colbert = (
         HeadLayer("", hidden, width, bias=True, folder=file.name) for file, width in zip(files, (1, hidden))
@@ -68,8 +70,9 @@ def late_interaction(folder: Path, said: dict[str, Any]) -> dict[str, Any]:
     if said.get("do_query_expansion", True):
         log.warning(
             "%s: its queries were filled up with mask tokens (do_query_expansion); here they are not, and scores lack "
-            "the products of these tokens", folder,
-        )  # fmt: skip
+            "the products of these tokens",
+            folder,
+        )
     prompts = said.get("prompts") or {}
     return {
         "markers": {role: known[prefix] for role, prefix in prefixes.items() if prefix},

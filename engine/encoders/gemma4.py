@@ -111,7 +111,7 @@ def bounded(layer: str, target: str, products: Mapping[str, str]) -> tuple[Row, 
 LAYER, TARGET = "vision_tower.encoder.layers.*.", "vision.layers.*."
 PRODUCTS = {  # part -> module
     **{f"{name}": f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")},
-    **{f"{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    **{f"mlp.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
 ROWS = (
     Row(("vision_tower.patch_embedder.input_proj",), "vision.patch_embed"),
@@ -182,13 +182,26 @@ def by_pairs(rows: Tensor, head_dim: int) -> Tensor:
     return rows.unflatten(0, (-1, 2, 2, head_dim // 4)).transpose(1, 2).flatten(0, 3).contiguous()
 
 
+class Gemma4VisionMLP:
+    """down(act(gate(x)) * up(x)), between numbers that the checkpoint has."""
+
+    def __init__(self, config: Gemma4VisionConfig) -> None:
+        size, wide = config.hidden_size, config.intermediate_size
+        self.activation = BY_NAME[config.activation]
+        self.gate, self.up = Clipped(config.clipped, size, wide), Clipped(config.clipped, size, wide)
+        self.down = Clipped(config.clipped, wide, size)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [patches, hidden] -> [patches, hidden]."""
+        return self.down(pointwise(self.gate(x), self.activation).mul_(self.up(x)))
+
+
 class Gemma4VisionLayer:
     """x += norm(attention(norm(x))); x += norm(mlp(norm(x)))."""
 
     def __init__(self, config: Gemma4VisionConfig, ones: Tensor) -> None:
-        size, head_dim, wide = config.hidden_size, config.head_dim, config.intermediate_size
+        size, head_dim = config.hidden_size, config.head_dim
         self.head_dim, self.eps, self.ones = head_dim, config.eps, ones
-        self.activation = BY_NAME[config.activation]
         self.q, self.k, self.v = (
             Clipped(config.clipped, size, heads * head_dim) for heads in (config.num_heads, *(config.num_kv_heads,) * 2)
         )
@@ -196,8 +209,7 @@ class Gemma4VisionLayer:
             product.linear.arrange = lambda _, rows: by_pairs(rows, head_dim)
         self.q_norm, self.k_norm = TurnedNorm(head_dim, config.eps), TurnedNorm(head_dim, config.eps)
         self.o = Clipped(config.clipped, config.num_heads * head_dim, size)
-        self.gate, self.up = Clipped(config.clipped, size, wide), Clipped(config.clipped, size, wide)
-        self.down = Clipped(config.clipped, wide, size)
+        self.mlp = Gemma4VisionMLP(config)
         self.norm1, self.norm1_behind, self.norm2, self.norm2_behind = (RMSNorm(size, config.eps) for _ in range(4))
 
     def __call__(self, x: Tensor, bounds: Tensor, turns: Turns) -> None:
@@ -207,8 +219,7 @@ class Gemma4VisionLayer:
         q, k = (apply_rope(part, *turns, norm.weight, self.eps) for part, norm in ((q, self.q_norm), (k, self.k_norm)))
         attended = dense_attention(q, k, rms_norm(v, self.ones, self.eps), bounds, 1.0)
         x += self.norm1_behind(self.o(attended))
-        read = self.norm2(x)
-        x += self.norm2_behind(self.down(pointwise(self.gate(read), self.activation).mul_(self.up(read))))
+        x += self.norm2_behind(self.mlp(self.norm2(x)))
 
 
 class Gemma4VisionTower(PatchTower):

@@ -161,7 +161,7 @@ def _without(root: str, steps: Steps) -> Steps:
 def kept_of(spec: CacheSpec) -> str:
     """What a layer keeps of each token."""
     size = spec.block_bytes(BLOCK) // BLOCK
-    window = f" of the last {spec.window:,} tokens" if spec.window else ""
+    window = f" of the last {spec.kind.window:,} tokens" if spec.kind.window else ""
     if isinstance(spec, KeyValueSpec):
         dtype = str(spec.dtype).removeprefix("torch.")
         what = f"keys and values of {spec.num_kv_heads} heads of {spec.head_dim} in {dtype}"

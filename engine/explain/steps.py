@@ -97,7 +97,7 @@ def _zeros(count: int, device: str) -> Tensor:
 
 
 def _work(model: Model, spec: object, rows: Rows, block_size: int, device: str) -> WorkList | None:
-    """Room for the lists of this step; as engine/step/buffers has it for any step."""
+    """Room for the lists of this step; engine/step/backend/device/buffers.py has it for any step."""
     if not isinstance(spec, KeyValueSpec):
         return None
     codes, heads = spec.dtype.itemsize == 1, model.config.text.num_heads

@@ -280,16 +280,30 @@ class GrammarRows:
         """Matchers that are alive; zero when idle."""
         return {"matchers": len(self.rows)}
 
-    def consume(self, slots: np.ndarray, tokens: np.ndarray) -> dict[int, RowEnd]:
-        """The tokens of a step's sampled rows, int [S], once per step, in order; which of these rows end."""
+    def consume(self, slots: np.ndarray, runs: np.ndarray) -> dict[int, tuple[int, RowEnd | None]]:
+        """Takes the runs of a step's sampled rows, int [S, width], once per step, in order.
+
+        Returns, by place, how many of its tokens a row keeps whose run is cut: where its grammar ends (how is said,
+        too), or begins, as what follows was chosen without it.
+        """
         if not self.rows:
             return {}
-        ends, named, chosen = {}, slots.tolist(), tokens.tolist()
-        for place in np.flatnonzero(self._has[slots]).tolist():
-            end = self.rows[named[place]].take(chosen[place])
-            if end is not None:
-                ends[place] = end
-        return ends
+        return {
+            place: cut
+            for place in np.flatnonzero(self._has[slots]).tolist()
+            if (cut := self._take(self.rows[int(slots[place])], runs[place].tolist())) is not None
+        }
+
+    def _take(self, row: GrammarRow, run: list[int]) -> tuple[int, RowEnd | None] | None:
+        for place, token in enumerate(run):
+            if place and token < 0:
+                break
+            waited = row.waits_for
+            if (end := row.take(token)) is not None:
+                return place + end.keeps_token, end
+            if waited and not row.waits_for:
+                return place + 1, None
+        return None
 
     def fill(
         self,

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.base.model_config import LayerConfig, TextConfig
-from engine.cache.spec import CacheSpec, FullSpec, LayerCache, NothingSpec, SlidingSpec
+from engine.cache.spec import CacheSpec, LayerCache
+from engine.cache.tokens import FullSpec, NothingSpec
+from engine.cache.window import SlidingSpec
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.gemm.pack import Placement

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.base.model_config import ConvolutionConfig
-from engine.cache.spec import CacheSpec, LayerCache, TapsSpec
+from engine.cache.spec import CacheSpec, LayerCache
+from engine.cache.window import TapsSpec
 from engine.kernels.convolution import gated_convolution
 from engine.kernels.gemm.pack import Placement
 from engine.layers.linear import Linear

@@ -7,8 +7,6 @@ never imported: it is logged and ignored.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,11 +27,11 @@ from engine.checkpoint.pooling_modules import is_lexical
 from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
-from engine.models.base.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
+from engine.models.base.both_ways import attends_ahead, pooled_text, sees_all
 from engine.models.base.family import Family
 from engine.models.base.model import Model
-from engine.models.base.spelling import nearest_families
-from engine.models.lookup import MIXED, families, family_of, inner_decoder, served
+from engine.models.implementation import implementation_of
+from engine.models.lookup import family_of
 from engine.quant.assign import assign
 from engine.quant.online import ONLINE
 from engine.quant.settings import refuse_quantized, with_quantisation
@@ -41,8 +39,6 @@ from engine.weights.files import Shard
 
 log = logging.getLogger(__name__)
 MODALITIES = get_args(Modality)
-
-BACKEND = "pip install 'transformers>=5.10' greenlet"
 
 
 def load_model_config(
@@ -63,7 +59,7 @@ def load_model_config(
     text_only = set(MODALITIES) <= set(without)
     root = with_quantisation(read_root(folder, overrides, text_only), folder)
     generation = read_json(folder / "generation_config.json", required=False)
-    architecture, form, implementation = _served(root, text_only, implementation)
+    architecture, form, implementation = implementation_of(root, text_only, implementation)
     if "auto_map" in root.values:
         log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
     refuse_quantized(root)
@@ -148,85 +144,3 @@ def _turns_experts(config: ModelConfig, shards: Sequence[Shard] | None) -> bool:
     if shards is None:
         return bool(method != ONLINE)
     return any(".experts.0." in name for shard in shards for name in shard.tensors)
-
-
-def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, Form, str]:
-    """The architecture, what its class makes and how it is served: by a file of ours, or else through transformers."""
-    named = [str(name) for name in root.items("architectures", ())]
-    for name in named if implementation != "transformers" else ():
-        if (found := _own(name)) is not None:
-            return *found, "native"
-    through = implementation != "native" and _has_backend()
-    if implementation == "transformers" and not through:
-        raise ConfigError(f"--model-impl transformers: a package is not installed; run {BACKEND}")
-    inside = _decoder_inside(root, implementation, through)
-    if through:
-        from engine.models.transformers_backend.skeleton import known, seeing  # transformers, which takes seconds
-
-        suits = importlib.import_module(MIXED).suits
-        for name in named:
-            if name in seeing() and not text_only and implementation == "auto" and suits(name, root.values):
-                return name, "generate", "mixed"
-            if name in known() or (name in seeing() and not (text_only and inside)):
-                return name, "generate", "transformers"
-    if inside and text_only:
-        log.info("%s without its towers is served as %s", ", ".join(named), inside[0])
-        return inside[0], "generate", inside[1]
-    if implementation == "transformers":
-        got = ", ".join(named) or "none"
-        raise ConfigError(
-            f"--model-impl transformers: {got} is among neither the decoders nor the models with towers of the "
-            "installed transformers"
-        )
-    lacks = implementation == "auto" and not _has_backend()
-    more = f"; transformers may serve it: run {BACKEND}" if lacks else ""
-    raise ConfigError(_unsupported(root, named, bool(inside)) + more)
-
-
-def _has_backend() -> bool:
-    """Whether what models through transformers need is installed."""
-    return all(map(importlib.util.find_spec, ("transformers", "greenlet")))
-
-
-def _decoder_inside(root: Section, implementation: str, through: bool) -> tuple[str, str] | None:
-    """The decoder of a model that has no name here, and how it is served where nothing but text is wanted."""
-    section = root.values.get("text_config")
-    kind = section.get("model_type") if isinstance(section, dict) else None
-    if kind and implementation != "transformers" and (family := inner_decoder(kind)) is not None:
-        return family.architectures[0], "native"
-    if kind and through:
-        from engine.models.transformers_backend.skeleton import known
-
-        return next(((name, "transformers") for name, each in known().items() if each == kind), None)
-    return None
-
-
-def _unsupported(root: Section, named: list[str], has_decoder: bool) -> str:
-    """Why a checkpoint is not served, and what can be done."""
-    if not named:
-        return (
-            f"config.json names no architecture (model_type {root.values.get('model_type')!r}); if its class is among "
-            f"the {len(families())} that `omniloop docs models` lists, name it with --hf-overrides architectures=..."
-        )
-    code = "auto_map" in root.values
-    near = nearest_families(named[0], families())
-    said = (
-        f"config.json: architecture {', '.join(named)} is not supported",
-        ": its classes are code in the checkpoint (auto_map), which is never run" if code else "",
-        "; with --language-model-only its decoder is served" if has_decoder else "",
-        "; a copy for transformers' own classes may be served" if code else "",
-        f"; the nearest are {', '.join(near)}, and" if near else ";",
-        f" `omniloop docs models` lists all {len(families())} that are",
-    )
-    return "".join(said)
-
-
-def _own(name: str) -> tuple[str, Form] | None:
-    """The class, as its family spells it, of an architecture for which we have a file, and what the class makes."""
-    causal, form = class_of_body(name)
-    if (found := served(name)) is not None:
-        spelled, family = found
-        embeds: Form = "embed" if form == "generate" else form  # an encoder with the head of its training
-        return spelled, embeds if family.head is not None else "generate"
-    names = (causal, causal.replace("ForCausalLM", "ForConditionalGeneration")) if form != "generate" else ()
-    return next(((name, form) for name in names if (found := served(name)) is not None and found[0] == name), None)

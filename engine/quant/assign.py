@@ -85,8 +85,10 @@ def assign(model: Weighted, table: Table, config: ModelConfig, shards: Sequence[
     if listed:
         log.warning(
             "%d modules that the configuration leaves out of quantisation are codes in the files, and are read as "
-            "codes: %s", len(listed), compact(listed),
-        )  # fmt: skip
+            "codes: %s",
+            len(listed),
+            compact(listed),
+        )
 
 
 def _stored(

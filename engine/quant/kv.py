@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.base.errors import ConfigError
-from engine.cache.spec import KIND_SLIDING, CacheSpec, KeyValueSpec
+from engine.cache.spec import CacheSpec, KeyValueSpec
 from engine.weights.files import Shard
 from engine.weights.names import compact
 from engine.weights.table import Weighted
@@ -118,8 +118,10 @@ def _scheme_is_fp8(model: Caching) -> bool:
         isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
     ):
         return model.config.implementation != "transformers"
-    log.warning("KV cache: the checkpoint's scheme %s is none that is served: kept in the activations' dtype",
-                scheme or algorithm)  # fmt: skip
+    log.warning(
+        "KV cache: the checkpoint's scheme %s is none that is served: kept in the activations' dtype",
+        scheme or algorithm,
+    )
     return False
 
 
@@ -127,8 +129,10 @@ def _check_architecture(model: Caching, specs: Sequence[CacheSpec], word: str) -
     """Refuses models whose attention does not read what is asked for."""
     name = model.config.architecture
     if model.config.implementation == "transformers":
-        raise ConfigError(f"{FLAG} {word}: {name} runs through transformers, whose cache has the activations' dtype; "
-                          "leave the flag out")  # fmt: skip
+        raise ConfigError(
+            f"{FLAG} {word}: {name} runs through transformers, whose cache has the activations' dtype; "
+            "leave the flag out"
+        )
     if not any(isinstance(spec, KeyValueSpec) for spec in specs):
         raise ConfigError(f"{FLAG} {word}: {name} keeps no keys and values; leave the flag out")
 
@@ -138,7 +142,7 @@ def _skipped(specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:
     kept: set[int] = set()
     for word in words:
         if word == "sliding_window":
-            kept |= {number for number, spec in enumerate(specs) if spec.kind == KIND_SLIDING}
+            kept |= {number for number, spec in enumerate(specs) if spec.kind.window}
         elif word.isdecimal() and int(word) < len(specs):
             kept.add(int(word))
         else:

@@ -9,21 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from _fast import cpu
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
-from engine.base.request import Request, SamplingParams
 from engine.checkpoint.config import resolve_dtype
 from engine.device.accelerator import Accelerator
 from engine.device.host import choose_device, usable_cores
-from engine.device.memory import enough_for
 from engine.kernels.target import target
 from engine.models.base.model import check_prompt_rows
 from engine.models.registry import build_model, load_model_config
@@ -34,8 +31,8 @@ from engine.run.executors import on_device, on_host
 from engine.run.planned import planned
 from engine.run.runtime import Runtime
 from engine.run.summary import summary
+from engine.run.warmup import warmed
 from engine.run.weights import read_weights
-from engine.step.live import LiveRow, Place
 from engine.weights.files import open_checkpoint
 
 log = logging.getLogger("omniloop.engine")
@@ -77,9 +74,8 @@ def load_runtime(config: EngineConfig, startup: dict[str, float], wake: Callable
         read_weights(config, model, accelerator)
     build = on_host if accelerator is None else on_device
     runtime = build(config, plan, accelerator, wake, phase)
-    room = enough_for("warmup", accelerator.memory) if accelerator is not None else nullcontext()
-    with phase("warmup"), room:
-        warm_up(runtime)
+    with phase("warmup"):
+        warmed(runtime, accelerator)
     for line in summary(config, model, runtime.sizes, runtime.layout, runtime.limits.num_blocks):
         log.info("start: %s", line)
     log.debug("start-up: %s", ", ".join(f"{name} {seconds:.3f} s" for name, seconds in startup.items()))
@@ -103,28 +99,3 @@ def _log_transformers(config: EngineConfig, model: ModelConfig, device: str) -> 
 def open_accelerator(device: str) -> Accelerator | None:
     """The accelerator, bound to the calling thread; None on a CPU."""
     return None if device == "cpu" else Accelerator(device)
-
-
-def warm_up(runtime: Runtime) -> None:
-    """One prompt and two decode steps through the real path: the first request meets nothing for the first time."""
-    scheduler, executor = runtime.scheduler, runtime.executor
-    prompt = np.zeros(max(1, min(32, runtime.limits.max_model_len - 3)), np.int32)
-    request = Request(prompt, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
-    empty = np.zeros(0, np.int32)
-    slot = scheduler.add(
-        0, prompt, max_tokens=2, min_tokens=0, ignore_eos=True, eos_ids=empty, stop_ids=empty, priority=0, arrival=0.0,
-        root=bytes(16), read_cache=False,
-    )  # fmt: skip
-    executor.admit(slot, LiveRow(0, 0, request, 0, Place(bytes(16))))
-    while (plan := executor.plan(scheduler)) is not None:
-        step = executor.launch_forward(plan)
-        executor.launch_sample(step, lambda _: None)
-        if not step.event.wait(runtime.config.step_timeout * 10):
-            raise ConfigError("the warm-up step did not end; is the machine out of memory?")
-        if step.error is not None:
-            raise step.error
-        executor.collect(step)
-        assert step.home.tokens is not None
-        scheduler.commit(plan, step.home.tokens.reshape(-1))
-    scheduler.reset_prefix_cache()
-    executor.reset(slot, poison=False)

@@ -96,7 +96,11 @@ class SteadySteps:
     def _logprobs(self, plan: StepPlan) -> dict[int, tuple[Any, ...]]:
         """Log-probabilities of a committed plan's rows that have a token, by place."""
         asked = self._asked[np.asarray(plan.row_slot)[: plan.num_rows]]
-        rows = np.flatnonzero((asked > 0) & (np.asarray(plan.out_count)[: plan.num_rows] > 0)).tolist()
+        counts = np.minimum(np.asarray(plan.out_count)[: plan.num_rows], self._lines.shape[2])
         lines = self._lines[plan.number].numpy()
         places = columns(plan)[3]
-        return {places[row]: told_logprobs(lines[row], int(asked[row]) - 1) for row in rows}
+        return {
+            places[row] + k: told_logprobs(lines[row, k], int(asked[row]) - 1)
+            for row in np.flatnonzero(asked).tolist()
+            for k in range(int(counts[row]))
+        }

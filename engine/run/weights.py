@@ -25,9 +25,13 @@ def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | 
     check_weights(config, weight_bytes(model), accelerator.memory(), model.dtype)
     with enough_for("weights", accelerator.memory):
         placement = Placement(
-            model.dtype, model.device, config.deterministic, accelerator.algorithms, accelerator.scaled,
+            model.dtype,
+            model.device,
+            config.deterministic,
+            accelerator.algorithms,
+            accelerator.scaled,
             accelerator.long,
-        )  # fmt: skip
+        )
         load_weights(model, config.model, config.load_format, placement, config.seed, line)
         _read_pooler(config, model, placement)
 

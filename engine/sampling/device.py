@@ -180,13 +180,19 @@ class DeviceSampler:
         """
         rows = inputs.sample_row, inputs.sample_slot
         choose(
-            tokens_out, self._slots, self.lines.tables, self._room, logits if drawn is None else drawn, *rows,
-            inputs.sample_place, thresholds,
-        )  # fmt: skip
+            tokens_out,
+            self._slots,
+            self.lines.tables,
+            self._room,
+            logits if drawn is None else drawn,
+            *rows,
+            inputs.sample_place,
+            thresholds,
+        )
         if self._raw:
             top_logprobs(
                 self.told, self._tops, logits, self._slots, tokens_out, inputs.home, *rows, as_logits=self._as_logits
-            )  # fmt: skip
+            )
 
     def warm_up(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor) -> None:
         """Runs every kernel of a special row once, on logits [1, vocab]: none is compiled while requests wait.

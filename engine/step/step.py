@@ -63,18 +63,25 @@ class Home:
     def take_tokens(self, sampled: np.ndarray, chosen: np.ndarray, num_embeddings: int) -> None:
         """The runs of the sampled rows, int [num_sampled, at most `width`].
 
-        A run that begins with INVALID or OUTSIDE ends its row, without a log-probability.
+        A run with INVALID or OUTSIDE in it ends its row, without a token or a log-probability.
         """
-        first = chosen[:, 0]
-        for place in np.flatnonzero((first == TokenCode.INVALID) | (first == TokenCode.OUTSIDE)).tolist():
+        outside = (chosen == TokenCode.OUTSIDE).any(1)
+        for place in np.flatnonzero(outside | (chosen == TokenCode.INVALID).any(1)).tolist():
             row = int(sampled[place])
-            error = TokenIdError(num_embeddings) if first[place] == TokenCode.OUTSIDE else InvalidLogitsError()
+            error = TokenIdError(num_embeddings) if outside[place] else InvalidLogitsError()
             self.invalid.setdefault(row, error)
         self.tokens = np.full((self.num_rows, self.width), -1, np.int32)
         self.tokens[sampled] = TokenCode.END
         self.tokens[sampled, : chosen.shape[1]] = chosen
         for row in self.invalid:
             self.drop(row)
+
+    def cut(self, row: int, count: int) -> None:
+        """The row's run ends behind `count` tokens."""
+        if count == 0:
+            self.drop(row)
+        elif self.tokens is not None:
+            self.tokens[row, count:] = TokenCode.END
 
     def drop(self, row: int) -> None:
         """The row brings no token."""

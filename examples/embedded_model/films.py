@@ -186,8 +186,19 @@ def talking_film(dice: Dice) -> list[Turn]:
     sound, said = digit_sound(dice) if dice.chance(0.5) else command_sound(dice)
     made.seconds = max(made.seconds, len(sound.data) / sound.rate)
     media = _shoot(dice, made)
-    spoken = Turn([dice.pick(("What is said?", "What is said in the video?", "What do you hear in the video?", "What does the voice say?"))],
-                  said if said.isdigit() else sentence(said))  # fmt: skip
+    spoken = Turn(
+        [
+            dice.pick(
+                (
+                    "What is said?",
+                    "What is said in the video?",
+                    "What do you hear in the video?",
+                    "What does the voice say?",
+                )
+            )
+        ],
+        said if said.isdigit() else sentence(said),
+    )
     turns = [spoken, dice.pick(made.turns)]
     if dice.chance(0.5):
         turns.reverse()

@@ -123,8 +123,16 @@ def request(dice: Dice, asked: tuple[str, ...], among: tuple[str, ...]) -> Reque
         thing = f"{thing} {plain_words(dice, 1)[0]}"
     last = thing.split()[-1]
     roll = dice.r.random()
-    name = spelled(dice, [verb, last] if roll < 0.25 else [other, last] if roll < 0.5 else
-                   [other, *plain_words(dice, 1)] if roll < 0.9 else [last, dice.pick(("of", "by", "in", "list"))])  # fmt: skip
+    name = spelled(
+        dice,
+        [verb, last]
+        if roll < 0.25
+        else [other, last]
+        if roll < 0.5
+        else [other, *plain_words(dice, 1)]
+        if roll < 0.9
+        else [last, dice.pick(("of", "by", "in", "list"))],
+    )
     value, *numbers = some_keys(dice, 2 if number else 1, among)
     if number and dice.chance(0.4) and unit != value:  # the key is the word beside the number
         numbers = [unit]

@@ -218,10 +218,15 @@ class Meter:
     def line(self, step: int, spent: float, rate: float) -> str:
         """One line of the log."""
         now = time.time() - self.since
-        short = " ".join(f"{n.replace('text_', 't_').replace('image_', 'i_').replace('audio_', 'a_')}={100 * a / b:.0f}"
-                         for n, a, b in zip(ROWS, self.right.tolist(), self.asked.tolist(), strict=True) if b)  # fmt: skip
-        text = (f"[{spent / 60:5.1f} min] step {step} loss {self.loss / max(1, self.looks):.4f} rate {rate:.1e} "
-                f"{self.tokens / now / 1e3:.0f}k tok/s {now / max(1, self.steps) * 1e3:.0f} ms/step wait {100 * self.wait / now:.0f}% | {short}")  # fmt: skip
+        short = " ".join(
+            f"{n.replace('text_', 't_').replace('image_', 'i_').replace('audio_', 'a_')}={100 * a / b:.0f}"
+            for n, a, b in zip(ROWS, self.right.tolist(), self.asked.tolist(), strict=True)
+            if b
+        )
+        text = (
+            f"[{spent / 60:5.1f} min] step {step} loss {self.loss / max(1, self.looks):.4f} rate {rate:.1e} "
+            f"{self.tokens / now / 1e3:.0f}k tok/s {now / max(1, self.steps) * 1e3:.0f} ms/step wait {100 * self.wait / now:.0f}% | {short}"
+        )
         self.clear()
         return text
 

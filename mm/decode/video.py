@@ -75,8 +75,7 @@ class FilmFile:
         if not isinstance(file, Bounded):
             check_whole(file, file_format)
             file = bound_media(file, file_format, is_film=True)
-        self._data = file.data
-        self._opening = file.opening
+        self._file = file
         self._demuxer = _DEMUXERS[file_format]
         self._limits = limits
         self._recovers = options.frame_recovery
@@ -93,7 +92,7 @@ class FilmFile:
             context.options = self._codec_options
             # Recovery takes the next readable frame, whichever it is; other codecs do not mark such frames reliably.
             self._skips = context.codec.canonical_name == "h264" and not self._recovers
-            self._packets = _scan(self._container, self._stream, limits, alarm, len(self._data))
+            self._packets = _scan(self._container, self._stream, limits, alarm, len(self._file.data))
             if options.key_frames:
                 self._packets = [entry for entry in self._packets if entry[1].is_keyframe]
                 if not self._packets:
@@ -115,14 +114,14 @@ class FilmFile:
     @property
     def cost(self) -> int:
         """Bytes held at most by one decoder: packets, frames inside it, one frame as RGB, the kept frames."""
-        return len(self._data) + self._opening + self._decoder_bytes(self._threads) + self.plan.pixels * 3
+        return len(self._file.data) + self._file.opening + self._decoder_bytes(self._threads) + self.plan.pixels * 3
 
     @property
     def split_cost(self) -> int:
         """Bytes held at most by `num_decoders` decoders: each opens the film for itself."""
         num_decoders = self.num_decoders
-        decoders = num_decoders * (self._decoder_bytes(self._threads_each(num_decoders)) + self._opening)
-        return len(self._data) + decoders + self.plan.pixels * 3
+        decoders = num_decoders * (self._decoder_bytes(self._threads_each(num_decoders)) + self._file.opening)
+        return len(self._file.data) + decoders + self.plan.pixels * 3
 
     @property
     def num_decoders(self) -> int:
@@ -131,7 +130,7 @@ class FilmFile:
             return 1
         sizes = [part.num_packets for part in self._parts]
         useful = -(-sum(sizes) // max(sizes))  # more would wait for the largest part
-        room = self._limits.request_decoded_bytes // 8 * 7 - len(self._data) - self.plan.pixels * 3
+        room = self._limits.request_decoded_bytes // 8 * 7 - len(self._file.data) - self.plan.pixels * 3
         counts = range(2, min(useful, self._threads) + 1)
         fitting = (count for count in counts if count * self._decoder_bytes(self._threads_each(count)) <= room)
         return max(fitting, default=1)
@@ -139,10 +138,10 @@ class FilmFile:
     @property
     def sound_cost(self) -> int:
         """Bytes of the longest sound track that may come with a film, once in pieces and once joined."""
-        return int(self._limits.video_max_seconds * SAMPLE_RATE * 4 * 2) + self._opening
+        return int(self._limits.video_max_seconds * SAMPLE_RATE * 4 * 2) + self._file.opening
 
     def _open(self, alarm: Alarm) -> av.container.InputContainer:
-        return open_container(self._data, self._demuxer, self._limits, alarm, PROBED_FILM)
+        return open_container(self._file.data, self._demuxer, self._limits, alarm, PROBED_FILM)
 
     def close(self) -> None:
         self._packets = []
@@ -233,7 +232,7 @@ class FilmFile:
 
     def sound(self, alarm: Alarm) -> np.ndarray | None:
         """The first sound track, float32 [samples] at 16 kHz; None when the film is silent."""
-        samples = decode_track(self._data, self._demuxer, self._limits, self._limits.video_max_seconds + 1, alarm)
+        samples = decode_track(self._file.data, self._demuxer, self._limits, self._limits.video_max_seconds + 1, alarm)
         return samples if samples is not None and len(samples) else None
 
     def _fps(self) -> float:

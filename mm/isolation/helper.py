@@ -87,9 +87,13 @@ class Helper:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-m", "mm.isolation.decoder", str(theirs.fileno()), str(os.getpid())],
-                env=environment(), cwd="/", pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+                env=environment(),
+                cwd="/",
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         except BaseException:
             ours.close()
             raise

@@ -17,7 +17,7 @@ import numpy as np
 from engine import Delta, Engine, FinishReason, Request, SamplingParams
 from engine.base.stats import StepStats
 from server.flags.config import Config
-from server.start.load import hub_of, located
+from server.start.folders import hub_of, located
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from server.bench.options import MediaBenchOptions, ServeOptions
 from server.bench.output import finish, on_loop
 from server.bench.random_media import Part, film, picture, size_of, sound
 from server.flags.config import Config
-from server.start import load
+from server.start import folders, load
 from server.state import AppState
 
 KINDS: dict[str, Callable[[np.random.Generator, ServeOptions], Part]] = {
@@ -40,7 +40,7 @@ async def measure(options: MediaBenchOptions, config: Config) -> dict[str, float
     state = AppState(config)
     found: dict[str, float] = {}
     try:
-        await load.fetch(state)
+        await folders.fetch(state)
         state.engine = Engine(config.engine(state.folder))
         await load.load(state)
         if state.media is None:

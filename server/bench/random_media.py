@@ -34,10 +34,11 @@ def pixels(draw: np.random.Generator, width: int, height: int) -> np.ndarray:
     from PIL import Image
 
     coarse, fine = (
-        Image.fromarray(draw.integers(0, 256, (max(1, height // cell), max(1, width // cell), 3), dtype=np.uint8))
-        .resize((width, height), Image.Resampling.BILINEAR)
+        Image.fromarray(
+            draw.integers(0, 256, (max(1, height // cell), max(1, width // cell), 3), dtype=np.uint8)
+        ).resize((width, height), Image.Resampling.BILINEAR)
         for cell in (64, 8)
-    )  # fmt: skip
+    )
     return np.asarray(Image.blend(coarse, fine, 0.3))
 
 
@@ -56,8 +57,11 @@ def picture(draw: np.random.Generator, options: ServeOptions) -> Part:
 def sound(draw: np.random.Generator, options: ServeOptions) -> Part:
     """Noise under a slow envelope, 16-bit mono."""
     count = round(options.sound_seconds * RATE)
-    envelope = np.interp(np.arange(count), np.arange(0, count + RATE, RATE // 4)[: count // (RATE // 4) + 2],
-                         draw.random(count // (RATE // 4) + 2))  # fmt: skip
+    envelope = np.interp(
+        np.arange(count),
+        np.arange(0, count + RATE, RATE // 4)[: count // (RATE // 4) + 2],
+        draw.random(count // (RATE // 4) + 2),
+    )
     samples = (draw.normal(0, 4000, count) * envelope).clip(-32768, 32767).astype("<i2")
     out = io.BytesIO()
     with wave.open(out, "wb") as file:

@@ -301,9 +301,18 @@ class Exchanges:
         if exchange.route in PROBES:
             return
         times = RequestTimes(
-            exchange.request_id, exchange.method, exchange.route, exchange.status, exchange.reason, state.names[0],
-            exchange.traceparent, exchange.arrival, exchange.first_token, ended, exchange.generation,
-        )  # fmt: skip
+            exchange.request_id,
+            exchange.method,
+            exchange.route,
+            exchange.status,
+            exchange.reason,
+            state.names[0],
+            exchange.traceparent,
+            exchange.arrival,
+            exchange.first_token,
+            ended,
+            exchange.generation,
+        )
         if state.trace is not None:
             state.trace.request(exchange.request_id, times.phases(), route=exchange.route, **exchange.details)
         if state.spans is not None:

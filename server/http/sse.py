@@ -39,7 +39,6 @@ class EventStream:
     """One streamed answer. Owner: loop. `ended` is done when the last byte was handed over or the reader was lost."""
 
     def __init__(self, exchange: Exchange, on_writable: Callable[[], None]) -> None:
-        server, limits = exchange.state.config.server, exchange.state.config.limits
         self.loop = asyncio.get_running_loop()
         self.exchange = exchange
         self.ended: asyncio.Future[None] = self.loop.create_future()
@@ -49,8 +48,7 @@ class EventStream:
         self._on_writable = on_writable
         self._send = exchange.raw_send
         self._chunk = exchange.chunk
-        self._stall = limits.stream_stall_timeout
-        self._interval = server.sse_keep_alive_interval
+        self._interval = exchange.state.config.server.sse_keep_alive_interval
         self.opened = False  # the 200 has gone out; before that an error can still be a status
         self._last_write = self.loop.time()
         self._pump: asyncio.Task[None] | None = None
@@ -117,7 +115,8 @@ class EventStream:
                 self._finish()
             return
         self.paused = True
-        self._stall_timer = self.loop.call_later(self._stall, self.give_up)
+        stall = self.exchange.state.config.limits.stream_stall_timeout
+        self._stall_timer = self.loop.call_later(stall, self.give_up)
         self._pump = self.loop.create_task(self._resume(Started(step, waiting), last))
 
     async def _resume(self, started: Started[None], last: bool) -> None:

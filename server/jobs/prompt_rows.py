@@ -33,9 +33,11 @@ def refuse_others(state: AppState, body: SamplingFields) -> None:
     """Rows are allowed here, and nothing beside them asks for what they do not tell."""
     if not state.config.rows.enable_prompt_embeds:
         raise ApiError(
-            403, "override_not_trusted", "prompt_embeds: this server takes none; --enable-prompt-embeds allows them",
+            403,
+            "override_not_trusted",
+            "prompt_embeds: this server takes none; --enable-prompt-embeds allows them",
             "prompt_embeds",
-        )  # fmt: skip
+        )
     for name, nothing in NEEDS_TOKENS.items():
         if getattr(body, name, None) not in nothing:
             raise invalid(name, f"{name}: needs token ids, which prompt_embeds do not have; leave the field out")

@@ -28,6 +28,9 @@ def room_for(connections: int) -> int:
     if room < connections:
         log.warning(
             "--max-connections %d: this process may open %d files, so it takes %d connections; raise ulimit -n to %d",
-            connections, soft, room, needed,
-        )  # fmt: skip
+            connections,
+            soft,
+            room,
+            needed,
+        )
     return min(connections, room)

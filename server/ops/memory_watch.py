@@ -76,8 +76,11 @@ class MemoryWatch:
             log.warning(
                 "after loading the server has %.1f GiB, above --rss-soft-fraction (%.1f of %.1f GiB): load is shed "
                 "from %.1f GiB on; a smaller model or KV cache, or a larger limit, leaves room",
-                self.held / GIB, usual / GIB, self.limit / GIB, self.soft / GIB,
-            )  # fmt: skip
+                self.held / GIB,
+                usual / GIB,
+                self.limit / GIB,
+                self.soft / GIB,
+            )
         self.look()
 
     def numbers(self) -> MemoryNumbers:

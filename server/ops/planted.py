@@ -10,14 +10,27 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.base.faults import Faults
 
 if TYPE_CHECKING:
+    from engine.engine import Engine
     from mm.load import MediaLoader
+
+
+class Loading(Protocol):
+    """AppState, whose engine comes late."""
+
+    engine: Engine
+
+
+def faults_of(state: Loading) -> Faults | None:
+    """What tests let fail; None without --debug-faults, and while the engine loads."""
+    engine = getattr(state, "engine", None)
+    return None if engine is None else engine.config.faults
 
 
 def into_handlers(app: ASGIApp, armed: Callable[[], Faults | None]) -> ASGIApp:

@@ -19,12 +19,17 @@ from server.ops.metrics import Metrics
 
 if TYPE_CHECKING:
     from engine.engine import Engine
-    from server.ops.canary import Canary
 
 log = logging.getLogger("omniloop.status")
 
 INTERVAL_S = 10.0
 OF_A_STEP = ("schedule", "launch", "wait", "commit")  # what a turn of the device thread consists of
+
+
+class Checked(Protocol):
+    """A Canary."""
+
+    answered: int  # each took a step
 
 
 class Counted(Protocol):
@@ -33,7 +38,10 @@ class Counted(Protocol):
     engine: Engine
     metrics: Metrics
     experts: expert_watch.ExpertWatch | None
-    canary: Canary | None
+
+    @property
+    def canary(self) -> Checked | None:
+        """None until the engine is ready."""
 
 
 @dataclass(frozen=True, slots=True)

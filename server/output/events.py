@@ -55,25 +55,38 @@ class Spelling(NamedTuple):
     json: Mapping[int, str]
 
 
+class CallBounds(NamedTuple):
+    """How many calls an answer may have; 0: any number."""
+
+    most: int  # those beyond are dropped, for the client wants no more
+    limit: int  # those beyond are content
+    argument_bytes: int  # of one call; those beyond are content
+
+
 PLAIN = Spelling({}, {})
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """What is known of the newest call's arguments."""
+
+    size: int = 0  # bytes
+    begun: bool = False
+    cut: bool = False  # they are content from here on
 
 
 class Sink:
     """What parsers write to. `spaced`: white space is held until it is clear that no call follows."""
 
     __slots__ = (
-        "_argument_limit",
-        "_begun",
-        "_call_limit",
-        "_cut",
+        "_bounds",
         "_events",
         "_kind",
-        "_most",
         "_new_id",
+        "_newest",
         "_parts",
         "_rejected",
         "_shows_reasoning",
-        "_size",
         "_space",
         "_spaced",
         "_spelling",
@@ -99,11 +112,8 @@ class Sink:
         self.thinking = False  # the newest token is reasoning
         self.muted = False  # content is left out from here on
         self._new_id = new_id
-        self._most = most_calls  # 0: as many as there are
-        self._call_limit = call_limit  # 0: none
-        self._argument_limit = argument_limit  # bytes; 0: none
-        self._size = 0  # bytes of the newest call's arguments
-        self._cut = False  # they are content from here on
+        self._bounds = CallBounds(most_calls, call_limit, argument_limit)
+        self._newest = OpenCall()
         self._spaced = spaced
         self._spelling = spelling
         self._shows_reasoning = shows_reasoning
@@ -111,7 +121,6 @@ class Sink:
         self._parts: list[str] = []  # of the newest event, still growing
         self._kind: type[Reasoning] | type[Content] | type[CallArguments] | None = None
         self._space: list[str] = []
-        self._begun = False  # the call's arguments have begun
         self._rejected = False  # the newest opening marker began no call
 
     def take(self) -> list[Event]:
@@ -143,8 +152,8 @@ class Sink:
             raise TooManyCalls
         self._space.clear()
         self._close()
-        self._begun = self._rejected = self._cut = False
-        self._size = 0
+        self._newest = OpenCall()
+        self._rejected = False
         self.after_call = True
         if not self._dropped:
             self._events.append(CallStart(self.num_calls, self._new_id(name, self.num_calls), name))
@@ -152,24 +161,25 @@ class Sink:
 
     def arguments(self, text: str) -> None:
         """More of the arguments' JSON text."""
-        self._begun = True
-        if 0 < self._most < self.num_calls:
+        newest, bounds = self._newest, self._bounds
+        newest.begun = True
+        if 0 < bounds.most < self.num_calls:
             return
-        self._size += len(text) if text.isascii() else len(text.encode(errors="replace"))
-        if self._size <= self._argument_limit or not self._argument_limit:
+        newest.size += len(text) if text.isascii() else len(text.encode(errors="replace"))
+        if newest.size <= bounds.argument_bytes or not bounds.argument_bytes:
             self._add(CallArguments, text)
             return
-        if not self._cut:
+        if not newest.cut:
             self.end_call()
-            self._cut = True
+            newest.cut = True
         self.content(text)
 
     def end_call(self) -> None:
         """The call is complete; without arguments, they are an empty object."""
-        if not self._begun:
+        if not self._newest.begun:
             self.arguments("{}")
         self._close()
-        if not self._cut and (self.num_calls <= self._most or not self._most):
+        if not self._newest.cut and (self.num_calls <= self._bounds.most or not self._bounds.most):
             self._events.append(CallEnd(self.num_calls - 1))
 
     def reject(self, text: str) -> None:
@@ -197,16 +207,16 @@ class Sink:
     @property
     def begun(self) -> bool:
         """Whether the newest call has arguments."""
-        return self._begun
+        return self._newest.begun
 
     @property
     def is_full(self) -> bool:
         """Whether another call is content."""
-        return 0 < self._call_limit <= self.num_calls and not self._dropped
+        return 0 < self._bounds.limit <= self.num_calls and not self._dropped
 
     @property
     def _dropped(self) -> bool:
-        return 0 < self._most <= self.num_calls
+        return 0 < self._bounds.most <= self.num_calls
 
     def _add(self, kind: type[Reasoning] | type[Content] | type[CallArguments], text: str) -> None:
         if not text:

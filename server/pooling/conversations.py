@@ -107,9 +107,10 @@ class Conversations:
                 return
         roles = "`query` and `document`" if contents == 2 else "`user`"
         raise ApiError(
-            501, "not_implemented", f"the checkpoint's chat template drops messages of the roles {roles}; use "
-                                    "another one with --chat-template",
-        )  # fmt: skip
+            501,
+            "not_implemented",
+            f"the checkpoint's chat template drops messages of the roles {roles}; use another one with --chat-template",
+        )
 
     def rendered(self, contents: Sequence[Content]) -> str:
         """The text of a conversation. Parts are texts for templates that read texts, or understand both."""
@@ -180,10 +181,17 @@ async def seen(exchange: Exchange, parts: Mapping[int, Parts], salt: str) -> dic
     """Each item's content, its media fetched, decoded and processed."""
     renderer = exchange.state.renderer
     config = renderer.config
-    reader = MessageReader(MessageRules(
-        "openai", PARTS, renderer.media, config.max_media_items, config.limit_mm_per_prompt, config.max_messages,
-        config.max_parts,
-    ))  # fmt: skip
+    reader = MessageReader(
+        MessageRules(
+            "openai",
+            PARTS,
+            renderer.media,
+            config.max_media_items,
+            config.limit_mm_per_prompt,
+            config.max_messages,
+            config.max_parts,
+        )
+    )
     read: dict[int, tuple[Content, slice]] = {}
     for at, (given, path) in parts.items():
         first = len(reader.media)

@@ -181,12 +181,20 @@ def prepared(
     if config.template:
         made = pairs_of(state, config, instruction)
         side = replace(cut, side="right")  # of a document; the query stands on the left
-        return PooledInputs([
-            LATER if pairs.shows(query, document) else
-            made.ids((pairs.queries[query], pairs.documents[document]), side, per_document,
-                     pairs.document_named(document), pairs.query_named(query))
-            for query, document in pairs.of
-        ])  # fmt: skip
+        return PooledInputs(
+            [
+                LATER
+                if pairs.shows(query, document)
+                else made.ids(
+                    (pairs.queries[query], pairs.documents[document]),
+                    side,
+                    per_document,
+                    pairs.document_named(document),
+                    pairs.query_named(query),
+                )
+                for query, document in pairs.of
+            ]
+        )
     if instruction is not None:
         raise invalid("instruction", "instruction: this model takes none; leave the field out")
     prompt = config.prompts.get(config.default_prompt or "", "")

@@ -64,9 +64,10 @@ def check_queries(config: PoolingConfig, parts: Mapping[int, Parts], count: int)
     if config.page and shown < count:
         param = parts[shown][1]
         raise invalid(
-            param, f"{param}: is an image; this model finds pages by a text, so send the query as a text and "
-                   "images as documents",
-        )  # fmt: skip
+            param,
+            f"{param}: is an image; this model finds pages by a text, so send the query as a text and "
+            "images as documents",
+        )
 
 
 async def shown(
@@ -112,7 +113,14 @@ def reader_of(state: AppState) -> MessageReader:
     """Of one message or one item; a server without a tower refuses pictures by name."""
     config = state.renderer.config
     media = NONE if state.media is None else TOKENS
-    return MessageReader(MessageRules(
-        "openai", FORMAT_FACTS, media, config.max_media_items, config.limit_mm_per_prompt, config.max_messages,
-        config.max_parts,
-    ))  # fmt: skip
+    return MessageReader(
+        MessageRules(
+            "openai",
+            FORMAT_FACTS,
+            media,
+            config.max_media_items,
+            config.limit_mm_per_prompt,
+            config.max_messages,
+            config.max_parts,
+        )
+    )

@@ -129,9 +129,13 @@ async def tokenized(
         return await in_pool_if(large, state, encode)
     lists = inputs
     large = sum(map(len, lists)) > 4096
-    return await in_pool_if(large, state, lambda: PooledInputs([
-        shaped(config, checked(state, ids, cut, where(param, k, len(lists)))) for k, ids in enumerate(lists)
-    ]))  # fmt: skip
+    return await in_pool_if(
+        large,
+        state,
+        lambda: PooledInputs(
+            [shaped(config, checked(state, ids, cut, where(param, k, len(lists)))) for k, ids in enumerate(lists)]
+        ),
+    )
 
 
 def frame_of(state: AppState, role: str) -> Frame:
@@ -159,9 +163,9 @@ def encoded(
     found: list[list[int]] = []
     for start in range(0, len(texts), SLICE):
         part = texts[start : start + SLICE]
-        found += state.tokenizer.encode_batch([
-            checked_text(state, text, where(param, at, len(texts)), most, side) for at, text in enumerate(part, start)
-        ])  # fmt: skip
+        found += state.tokenizer.encode_batch(
+            [checked_text(state, text, where(param, at, len(texts)), most, side) for at, text in enumerate(part, start)]
+        )
     return found
 
 
@@ -190,8 +194,11 @@ def _part_of(state: AppState, text: str, name: str, most: int, side: Side) -> st
         part = text[:size] if side == "right" else text[-size:]
         if len(state.tokenizer.encode(part)) >= most or len(part) == len(text):
             return part
-    raise invalid(name, f"{name}: {len(part)} characters of it make fewer than {most} tokens; leave out white space",
-                  "context_length_exceeded")  # fmt: skip
+    raise invalid(
+        name,
+        f"{name}: {len(part)} characters of it make fewer than {most} tokens; leave out white space",
+        "context_length_exceeded",
+    )
 
 
 def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut: Cut, name: str) -> np.ndarray:
@@ -234,8 +241,13 @@ def counted_from(
     for at, ids in enumerate(inputs):
         if len(ids) <= count:
             name = where(param, at, len(inputs))
-            raise ApiError(400, "empty_prompt", f"{name}: has no tokens behind the prompt {shown(prompt)}, which this "
-                           f"model leaves out; send a text, or cut it to more than {count} tokens", name)  # fmt: skip
+            raise ApiError(
+                400,
+                "empty_prompt",
+                f"{name}: has no tokens behind the prompt {shown(prompt)}, which this "
+                f"model leaves out; send a text, or cut it to more than {count} tokens",
+                name,
+            )
     return np.full(len(inputs), count, np.int32)
 
 

@@ -39,12 +39,17 @@ def tokenizer_files(facts: Mapping[str, Any], path: object) -> tuple[dict[str, A
         raise ConfigError(f"{path}: {len(types)} types of {len(tokens)} tokens; convert the model again")
     marked = [
         {
-            "id": number, "content": tokens[number], "single_word": False, "lstrip": False, "rstrip": False,
-            "normalized": False, "special": types[number] == CONTROL,
+            "id": number,
+            "content": tokens[number],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": types[number] == CONTROL,
         }
         for number in range(len(tokens))
         if types[number] in (CONTROL, DEFINED) or (types[number] == UNKNOWN and kind == "llama")
-    ]  # fmt: skip
+    ]
     whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": marked, "post_processor": None}
     return {**whole, **_KINDS[kind](facts, tokens, types, path)}, _config(facts, tokens, kind)
 

@@ -128,9 +128,7 @@ def _frame(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, 
     single = [*map(str, front), "$A", *map(str, back)]
     second = [*(f"{token}:1" for token in front), "$B:1", *(f"{token}:1" for token in back)]
     spelled = [{"id": str(token), "ids": [token], "tokens": [core.id_to_token(token)]} for token in {*front, *back}]
-    core.post_processor = processors.TemplateProcessing(
-        single=single, pair=[*single, *second], special_tokens=spelled
-    )  # fmt: skip
+    core.post_processor = processors.TemplateProcessing(single=single, pair=[*single, *second], special_tokens=spelled)
 
 
 def _register_special(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Vocabulary: the facts about a model's tokens that a request's fields are checked against.
 
-Owner: none, a frozen value, made once at start (server/start/load). In: the width of the model's logits, its end tokens
-and its tokenizer. Out: the limits of token ids, and the tokens of words and of stop strings.
+Owner: none, a frozen value, made once at start (server/start/load.py). In: the width of the model's logits, its end
+tokens and its tokenizer. Out: the limits of token ids, and the tokens of words and of stop strings.
 """
 
 from __future__ import annotations

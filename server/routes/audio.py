@@ -109,9 +109,13 @@ def transcript(task: Task, hearer: Hearer, recording: Recording, said: list[Said
         for word in found.words
     ]
     return Transcript(
-        task.name, hearer.language, recording.seconds, text, segments if task.with_segments else None,
+        task.name,
+        hearer.language,
+        recording.seconds,
+        text,
+        segments if task.with_segments else None,
         words if task.with_words else None,
-    )  # fmt: skip
+    )
 
 
 def typed(form: Form, kind: type[Kind]) -> Kind:

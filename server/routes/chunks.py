@@ -195,9 +195,14 @@ class CompletionChunks(Chunks):
     kind = "text_completion"
 
     def __init__(
-        self, answer: Answer, response_id: str, model: str, return_token_ids: bool, makers: list[CompletionLogprobs],
+        self,
+        answer: Answer,
+        response_id: str,
+        model: str,
+        return_token_ids: bool,
+        makers: list[CompletionLogprobs],
         echo: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(answer, response_id, model, return_token_ids)
         self.makers = makers  # one per choice; empty without logprobs
         self.echo = echo

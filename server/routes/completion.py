@@ -70,9 +70,15 @@ async def create(request: Request) -> Response | None:
 
     skip_special_tokens = body.skip_special_tokens is not False
     return await answer_with(
-        request, asked, jobs, frames, response,
-        name=name, num_prompts=num_prompts, skip_special_tokens=skip_special_tokens,
-    )  # fmt: skip
+        request,
+        asked,
+        jobs,
+        frames,
+        response,
+        name=name,
+        num_prompts=num_prompts,
+        skip_special_tokens=skip_special_tokens,
+    )
 
 
 def prompts_of(state: AppState, body: CompletionBody) -> Prompts:

@@ -244,18 +244,16 @@ async def inputs_made(exchange: Exchange, body: ClassifyBody, cut: Cut, salt: st
         check_queries(config, parts, len(inputs) if body.prompt_name == "query" else 0)
         return await shown_instead(exchange, made, parts, cut, salt)
     found, prompts = await seen(exchange, parts, salt), dict.fromkeys(parts, before)
-    return await in_pool_if(
-        True, state, lambda: replaced(made, messages_of(state, config, found, parts, prompts, cut))
-    )  # fmt: skip
+    return await in_pool_if(True, state, lambda: replaced(made, messages_of(state, config, found, parts, prompts, cut)))
 
 
 def as_messages(state: AppState, texts: Sequence[Any], prompt: str, cut: Cut) -> PooledInputs:
     """Each text as a user's message; the prompt is the system's. Pool."""
     made = Conversations(state, message(prompt), 1, pooling_of(state).template_opens_answer)
     state.tokenizer.require_texts("input")
-    return PooledInputs([
-        made.ids([text], cut, None, name := where("input", at, len(texts)), name) for at, text in enumerate(texts)
-    ])  # fmt: skip
+    return PooledInputs(
+        [made.ids([text], cut, None, name := where("input", at, len(texts)), name) for at, text in enumerate(texts)]
+    )
 
 
 def check_steps(state: AppState, inputs: list[np.ndarray]) -> None:

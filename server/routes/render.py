@@ -19,6 +19,7 @@ from server.jobs.job import Job
 from server.jobs.sampling import Asked
 from server.render.widened import features_of
 from server.routes import chat as chat_route
+from server.routes import chat_fields
 from server.routes import completion as completion_route
 from server.routes.endpoint import check_model, generating_route, json_response, response_id
 from server.schema.chat import ChatBody
@@ -37,7 +38,7 @@ async def chat(request: Request) -> Response:
     state = exchange.state
     body = await read_json(request, ChatBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
-    asked, tools = chat_route.check(state, body)
+    asked, tools = chat_fields.check(state, body)
     name = response_id("chatcmpl-", body.request_id, exchange)
     async with client_present(request):
         with exchange.hold(1, "texts"):

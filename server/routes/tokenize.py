@@ -21,7 +21,7 @@ from server.http.exchange import exchange_of, state_of
 from server.http.watch import client_present, preparing
 from server.jobs.sampling import token_out_of_range
 from server.render.prompt import context_error, empty, id_array
-from server.routes.chat import check_function
+from server.routes.chat_fields import check_function
 from server.routes.endpoint import check_model, json_response, route
 from server.schema.tokenize import DetokenizeBody, TokenizeBody
 from server.state import AppState

@@ -67,9 +67,12 @@ class Qwen3AsrHearer(ChatHearer):
         """The language of a window, as the model spells it."""
         mark, asked = self._state.tokenizer.id_of(MARK), self._task.asked
         params = replace(
-            asked.params, max_tokens=MOST_TOKENS, temperature=0.0, logprobs=None,
+            asked.params,
+            max_tokens=MOST_TOKENS,
+            temperature=0.0,
+            logprobs=None,
             stop_token_ids=(*asked.params.stop_token_ids, *(() if mark is None else (mark,))),
-        )  # fmt: skip
+        )
         said = await ask(self._job(processed, self._with(""), replace(asked, params=params, max_tokens=MOST_TOKENS)))
         return said.text.partition(MARK)[0].removeprefix(LANGUAGE).strip() or NONE
 

@@ -35,7 +35,9 @@ from server.speech.growing import GrowingSound
 from server.speech.realtime_events import PLAIN_RATE, SAMPLE_BYTES, described, new_id, opened, plain, vad_of
 from server.speech.realtime_settings import LOGPROBS, Settings, form_with
 from server.speech.realtime_turns import TaskOf, Turn, TurnWorker
+from server.speech.sound_buffer import HeldBytes, SoundBuffer
 from server.speech.turns import Edge, TurnFinder, Vad
+from server.state import AppState
 
 RATES = (8000, 48000)
 IN_POOL = 32768  # characters of an event that are read in the pool, bytes of sound that are heard there
@@ -51,16 +53,12 @@ class RealtimeSession:
         self, exchange: Exchange, receive: Receive, form: TranscriptionForm, task_of: TaskOf, client: str
     ) -> None:
         """`task_of` checks what a client asks of its turns; raises ApiError. `client`: whose share its bytes take."""
-        self._exchange, self._state, self._receive = exchange, exchange.state, receive
-        self._client = client
-        self._id = f"sess_{exchange.request_id}"
+        self._exchange, self._receive = exchange, receive
         self._task_of = task_of
         self._gone = False
         self._settings = Settings(form)
-        self._pcm = bytearray()
-        self._origin = 0  # samples that came before `_pcm`
-        self._heard = 0  # bytes of `_pcm` that the finder has seen
-        self._held = 0  # bytes counted in the body budget
+        self._sound = SoundBuffer()
+        self._held = HeldBytes(exchange.state.body_budget, client)
         self._finder = TurnFinder(self._settings.rate, Vad())
         self._turn_start: int | None = None  # sample at which the open turn begins
         self._item_id = new_id("item")
@@ -69,6 +67,14 @@ class RealtimeSession:
         self._live: GrowingSound | None = None  # of the open turn, where the model hears it already
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._worker = TurnWorker(exchange, self.tell, self._events.join, task_of, self._count_less)
+
+    @property
+    def _state(self) -> AppState:
+        return self._exchange.state
+
+    @property
+    def _id(self) -> str:
+        return f"sess_{self._exchange.request_id}"
 
     async def run(self) -> None:
         """Until the client has left, or the session cannot go on."""
@@ -89,7 +95,7 @@ class RealtimeSession:
                 ended = await asyncio.gather(*tasks, return_exceptions=True)
             finally:
                 del self._worker  # it holds the session
-                self._count(0)
+                self._held.become(0)
                 self._exchange.arrival = arrival
         for result in ended:
             if isinstance(result, OSError):  # written to a client that has left
@@ -172,7 +178,7 @@ class RealtimeSession:
 
     def _begin_plain(self, model: str) -> None:
         """vLLM's form from here on. Turns are found by their energy, so a text grows before its sound has ended."""
-        if not self._plain and (self._origin or self._pcm):
+        if not (self._plain or self._sound.is_untouched):
             raise invalid("model", "model: a session of this form begins with session.update, before the first audio")
         self._plain = True
         form = form_with(self._settings.form, model=model)
@@ -189,7 +195,7 @@ class RealtimeSession:
             settings = replace(settings, form=form_with(settings.form, include=["logprobs"] if include else None))
         if given.format is not msgspec.UNSET and given.format.rate != settings.rate:
             rate = given.format.rate
-            if not RATES[0] <= rate <= RATES[1] or self._origin or self._pcm:
+            if not (RATES[0] <= rate <= RATES[1] and self._sound.is_untouched):
                 text = f"rate: got {rate}; {RATES[0]} to {RATES[1]} are read, and it is set before the first audio"
                 raise invalid("session.audio.input.format.rate", text)
             settings = replace(settings, rate=rate)
@@ -215,9 +221,9 @@ class RealtimeSession:
         """In what comes; an open turn goes on, else what the buffer holds is looked through."""
         settings, speaking = self._settings, self._turn_start is not None
         if not speaking:
-            self._heard = 0
-        start = self._origin + self._heard // SAMPLE_BYTES
-        self._finder = TurnFinder(settings.rate, settings.vad or Vad(), start, speaking, self._finder.recent)
+            self._sound.look_again()
+        start, recent = self._sound.seen, self._finder.recent
+        self._finder = TurnFinder(settings.rate, settings.vad or Vad(), start, speaking, recent)
 
     async def _append(self, pcm: bytes) -> None:
         if self._live is not None and self._live.late:  # its turn has failed, and what comes now is another's
@@ -225,14 +231,14 @@ class RealtimeSession:
         most = min(self._state.config.media.audio_max_bytes, self._longest())
         if self._size() + len(pcm) > most and self._settings.vad is None:
             raise invalid("audio", f"audio: the buffer holds {most} bytes at most; commit what is there, or clear it")
-        self._count(self._all_bytes() + len(pcm))
-        self._pcm += pcm
-        end = len(self._pcm) // SAMPLE_BYTES * SAMPLE_BYTES
+        sound = self._sound
+        self._held.become(self._all_bytes() + len(pcm))
+        sound.pcm += pcm
         if self._settings.vad is None:
             if self._live is not None:
-                self._feed(self._live, self._origin + end // SAMPLE_BYTES)
+                self._feed(self._live, sound.end)
             return
-        fresh, self._heard = bytes(self._pcm[self._heard : end]), end
+        fresh = sound.fresh()
         if len(fresh) > IN_POOL:
             loop = asyncio.get_running_loop()
             edges = await loop.run_in_executor(self._state.pool, edges_of, self._finder, fresh)
@@ -240,15 +246,14 @@ class RealtimeSession:
             edges = edges_of(self._finder, fresh)
         for edge in edges:
             if edge.begins:
-                await self._begin_turn(max(edge.at, self._origin))
+                await self._begin_turn(max(edge.at, sound.origin))
             else:
                 milliseconds = edge.at * 1000 // self._settings.rate
                 self.tell("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=self._item_id)
                 await self._commit(edge.at)
-        now = self._origin + self._heard // SAMPLE_BYTES
+        now = sound.seen
         if self._turn_start is None:  # before a turn nothing is needed but its padding
-            kept = (self._finder.padding + self._settings.rate // 10) * SAMPLE_BYTES
-            self._drop(max(0, self._heard - kept))
+            self._drop(now - self._finder.padding - self._settings.rate // 10)
         elif self._live is not None:
             self._feed(self._live, now)
         if self._turn_start is not None and self._size() > most:  # the turn goes on as another
@@ -267,10 +272,9 @@ class RealtimeSession:
     def _feed(self, live: GrowingSound, end: int) -> None:
         """The open turn's samples up to one, which the buffer forgets."""
         assert self._turn_start is not None, "a turn is open"
-        first, last = ((at - self._origin) * SAMPLE_BYTES for at in (self._turn_start, end))
-        live.feed(bytes(self._pcm[first:last]))
+        live.feed(self._sound.between(self._turn_start, end))
         self._turn_start = end
-        self._drop(last)
+        self._drop(end)
 
     def _forget_all(self) -> None:
         """The open turn, and all that the buffer holds."""
@@ -283,8 +287,7 @@ class RealtimeSession:
 
     def _empty(self) -> None:
         """No turn is open: what comes next begins with a whole sample."""
-        self._drop(len(self._pcm))
-        self._pcm.clear()
+        self._sound.clear()
         self._count_less()
         self._find_anew()
 
@@ -297,69 +300,57 @@ class RealtimeSession:
         if not self._plain:
             await self._commit_now()
         elif final:
-            if self._settings.vad is None and self._turn_start is None and len(self._pcm) >= SAMPLE_BYTES:
-                self._turn_start = self._origin
+            if self._settings.vad is None and self._turn_start is None and len(self._sound) >= SAMPLE_BYTES:
+                self._turn_start = self._sound.origin
             if self._turn_start is not None:
-                await self._commit(self._origin + len(self._pcm) // SAMPLE_BYTES)
+                await self._commit(self._sound.end)
             self._empty()
             await self._worker.turns.put(None)
 
     async def _commit_now(self) -> None:
-        held = len(self._pcm) // SAMPLE_BYTES / self._settings.rate
+        held = len(self._sound) // SAMPLE_BYTES / self._settings.rate
         held += self._live.seconds if self._live is not None else 0.0
         if held < MIN_TURN_S:
             text = f"the buffer holds {held * 1000:.0f} ms of audio; a turn has at least {MIN_TURN_S * 1000:.0f} ms"
             raise ApiError(400, "input_audio_buffer_commit_empty", text)
         if self._turn_start is None:
-            self._turn_start = self._origin
-        await self._commit(self._origin + len(self._pcm) // SAMPLE_BYTES)
+            self._turn_start = self._sound.origin
+        await self._commit(self._sound.end)
         self._empty()
 
     async def _commit(self, end: int) -> None:
         """The open turn ends at a sample; it waits until the turn before has its place in the worker."""
         assert self._turn_start is not None, "a turn is open"
         live, self._live = self._live, None
-        first, last = ((at - self._origin) * SAMPLE_BYTES for at in (self._turn_start, end))
-        pcm, item_id, settings = bytes(self._pcm[first:last]), self._item_id, self._settings
+        pcm, item_id, settings = self._sound.between(self._turn_start, end), self._item_id, self._settings
         self.tell("input_audio_buffer.committed", item_id=item_id, previous_item_id=self._last_item_id)
         self._last_item_id, self._item_id, self._turn_start = item_id, new_id("item"), None
         if live is None:
             turn = Turn(item_id, pcm, settings.form, settings.rate, self._plain)
             self._worker.hold(turn)
-            self._drop(last)
+            self._drop(end)
             await self._worker.turns.put(turn)
         else:
             live.feed(pcm)
             live.end()
-            self._drop(last)
+            self._drop(end)
 
     def _size(self) -> int:
         """Bytes of the buffer and the open turn."""
-        return len(self._pcm) + (self._live.nbytes if self._live is not None else 0)
+        return len(self._sound) + (self._live.nbytes if self._live is not None else 0)
 
     def _all_bytes(self) -> int:
         """And of turns that are not yet heard."""
-        return len(self._pcm) + self._worker.nbytes
+        return len(self._sound) + self._worker.nbytes
 
-    def _drop(self, size: int) -> None:
-        """Forgets the beginning of the buffer: whole samples."""
-        size -= size % SAMPLE_BYTES
-        del self._pcm[:size]
-        self._origin += size // SAMPLE_BYTES
-        self._heard = max(0, self._heard - size)
+    def _drop(self, sample: int) -> None:
+        """Forgets what the buffer holds before a sample."""
+        self._sound.drop(sample)
         self._count_less()
 
     def _count_less(self) -> None:
         """Gives back what is held no more."""
-        self._count(min(self._held, self._all_bytes()))
-
-    def _count(self, size: int) -> None:
-        """The buffer has so many bytes now. Raises where the server holds too many."""
-        if size > self._held:
-            self._state.body_budget.require(self._client, size - self._held)
-        else:
-            self._state.body_budget.give(self._client, self._held - size)
-        self._held = size
+        self._held.become(min(self._held.count, self._all_bytes()))
 
     # -- writer
 

@@ -116,9 +116,13 @@ class WhisperHearer:
         )
         rows = int((window.end - window.start) / FRAME_S + 1e-6)
         work = partial(
-            words_of, text, weights[:, len(prompt) - 1 :, :rows], state.tokenizer.decode, self.language,
+            words_of,
+            text,
+            weights[:, len(prompt) - 1 :, :rows],
+            state.tokenizer.decode,
+            self.language,
             tokens.median_width,
-        )  # fmt: skip
+        )
         return await asyncio.get_running_loop().run_in_executor(state.pool, work)
 
     def _is_poor(self, said: Said) -> bool:
@@ -139,9 +143,14 @@ class WhisperHearer:
         """The language that a window seems to be in, and how likely nobody speaks."""
         tokens = self._tokens
         params = replace(
-            self._task.asked.params, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=0,
-            logprob_token_ids=(tokens.no_speech,), allowed_token_ids=tuple(tokens.languages.values()) or None,
-        )  # fmt: skip
+            self._task.asked.params,
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=0,
+            logprob_token_ids=(tokens.no_speech,),
+            allowed_token_ids=tuple(tokens.languages.values()) or None,
+        )
         asked = replace(self._task.asked, params=params, max_tokens=1)
         said = await ask(self._made(processed, [*self._previous, tokens.start], asked))
         if not said.logprobs:  # aborted
@@ -194,9 +203,15 @@ class WhisperHearer:
         tokens, decode = self._tokens, self._exchange.state.tokenizer.decode
         return [
             Segment(
-                window.start + piece.start, window.start + piece.end, text_of(piece, tokens.first_marker, decode),
-                piece.token_ids, round(window.start * 100), said.temperature, self._average(said),
-                compression_ratio(said.text.strip()), said.no_speech_prob,
+                window.start + piece.start,
+                window.start + piece.end,
+                text_of(piece, tokens.first_marker, decode),
+                piece.token_ids,
+                round(window.start * 100),
+                said.temperature,
+                self._average(said),
+                compression_ratio(said.text.strip()),
+                said.no_speech_prob,
             )
             for piece in timed(said.token_ids, tokens.first_time, window.end - window.start)
-        ]  # fmt: skip
+        ]

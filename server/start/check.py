@@ -20,9 +20,10 @@ from engine.run.estimate import Estimate, described
 from engine.weights.files import Shard, open_checkpoint
 from server.flags.config import Config
 from server.render.load_tokenizer import load_tokenizer
+from server.start.folders import check_folder, hub_of, is_hub_name, tokenizer_folder
 from server.start.gguf import as_folder, is_gguf
 from server.start.joined import is_split, join
-from server.start.load import check_chat, check_folder, hub_of, is_hub_name, tokenizer_folder
+from server.start.makers import check_chat
 
 
 def lines(config: Config) -> Iterator[str]:

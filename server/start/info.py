@@ -123,7 +123,7 @@ def flags(config: Config) -> Iterator[str]:
 def of_model(config: Config) -> Iterator[str]:
     """Architecture, size, what prompts hold, and the names that clients may use."""
     from engine.models.registry import family_of, load_model_config
-    from server.start.load import check_folder, hub_of, located
+    from server.start.folders import check_folder, hub_of, located
 
     folder = located(config, config.folder, hub_of(config), weights=False)
     check_folder(folder)

@@ -26,7 +26,7 @@ from server.ops.canary import Canary
 from server.ops.memory_watch import MemoryWatch
 from server.ops.otel import Spans
 from server.ops.status import StatusLine
-from server.start import load
+from server.start import folders, load
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
@@ -65,7 +65,7 @@ class Lifespan:
             tracing.check_place(config.traces.trace)
         if config.traces.otlp_traces_endpoint:
             state.spans = Spans(config.traces.otlp_traces_endpoint)
-        if not await self.unless_stopped(load.fetch(state), None):
+        if not await self.unless_stopped(folders.fetch(state), None):
             return
         engine = state.engine = Engine(config.engine(state.folder))
         engine.on_death = self.on_death
@@ -79,8 +79,8 @@ class Lifespan:
         logs.log_startup({**state.startup, **state.engine.startup}, time.perf_counter() - begun)
         self.memory.start()
         state.metrics.memory = self.memory.numbers
-        state.canary = Canary(engine, config.health.canary_interval)
-        state.canary.start()
+        state.canary = canary = Canary(engine, config.health.canary_interval)
+        canary.start()
         if engine.config.faults is not None:
             log.warning("--debug-faults is on: whoever may post to /debug/faults can make this server fail")
         if not config.server.disable_log_stats:
@@ -175,9 +175,9 @@ class Lifespan:
             await tracing.write(state, state.config.traces.trace)
         if state.spans is not None:
             await asyncio.get_running_loop().run_in_executor(None, state.spans.close)
-        state.stop_fetching.set()
-        if state.fetching is not None:  # gives up, so that no half of a file stays behind
-            await asyncio.get_running_loop().run_in_executor(None, wait, [state.fetching], FETCH_S)
+        state.download.stop.set()
+        if state.download.running is not None:  # gives up, so that no half of a file stays behind
+            await asyncio.get_running_loop().run_in_executor(None, wait, [state.download.running], FETCH_S)
         if state.media is not None:
             await state.media.close()
         if getattr(state, "engine", None) is not None and not self.cut_short:

@@ -29,6 +29,7 @@ from server.app import make_app
 from server.flags.config import Config
 from server.http.listen import BindError, Listener, address, bind, make_listener
 from server.ops import logs
+from server.ops.planted import faults_of
 from server.start import signals
 from server.start.budgets import fitted
 from server.start.lifespan import JOIN_S, Lifespan
@@ -107,14 +108,18 @@ class Process:
         """Loads, and says where the server listens."""
         config = self.state.config
         if not self.state.keys and not config.is_loopback:
-            log.warning("the server listens on %s without an API key, and every client that reaches it may use "
-                        "it; set --api-key, or --host 127.0.0.1",
-                        config.server.host)  # fmt: skip
+            log.warning(
+                "the server listens on %s without an API key, and every client that reaches it may use "
+                "it; set --api-key, or --host 127.0.0.1",
+                config.server.host,
+            )
         await self.lifespan.start()
         if self.state.phase == "ready":
             if recommends_isolation(self.state):
-                log.warning("media are decoded in this process; strangers' media are better decoded in processes of "
-                            "their own: --media-isolation all")  # fmt: skip
+                log.warning(
+                    "media are decoded in this process; strangers' media are better decoded in processes of their own: "
+                    "--media-isolation all"
+                )
             own_interpreter()
             logs.say(f"Listening on {self.where}")
 
@@ -143,8 +148,8 @@ async def reread_keys(state: AppState, before: asyncio.Task[None] | None = None)
     """Reads the key file behind the reading `before`, so that the last one counts; a bad file changes nothing."""
 
     def read() -> None:
-        if state.faults is not None:
-            state.faults.at("disk")
+        if (faults := faults_of(state)) is not None:
+            faults.at("disk")
         state.keys.reload()
 
     if before is not None:

@@ -1,7 +1,8 @@
-"""Notations: how forms of calls that are not JSON write the values of arguments (structure/call_values.py).
+"""Notations: how forms of calls write the values of arguments (structure/call_values.py).
 
 Owner: as there. In: a schema of one type. Out: the Lark of its spelling, as the form's parser reads it back.
 
+    Json      {"k": "text", "n": [1, 2]}
     Tagged    <parameter=k>text</parameter>       strings as they are, everything else as JSON
     Braces    {k:<|"|>text<|"|>,n:[1,2]}          strings between markers, keys bare
     Elements  M<k>text M</k> M<l>M<item>1 ...     elements in elements; M stands in front of every tag
@@ -29,6 +30,16 @@ from server.structure.call_values import (
 )
 
 BARE = re.compile(r"[A-Za-z0-9_.-]+\Z")
+
+
+class Json(Values):
+    """JSON's own notation."""
+
+    def _branch(self, schema: dict[str, Any], union: Union, path: str) -> str:
+        return self.json(schema)
+
+    def _any(self) -> str:
+        return self.json(True)
 
 
 class Tagged(Values):

@@ -23,9 +23,9 @@ from server.errors import shown
 from server.output.source import fits_tool
 from server.output.tools import json_calls, python_calls, tag_calls
 from server.output.tools.base import ToolFormat
-from server.structure.call_notations import Braces, Elements, Tagged
-from server.structure.call_values import Tool, Values, before_token, in_order, joined, literal, plain, spelled, without
-from server.structure.schema_rules import wrong
+from server.structure.call_notations import Braces, Elements, Json, Tagged
+from server.structure.call_values import Tool, before_token, in_order, joined, literal, plain, spelled, without
+from server.structure.schema_faults import wrong
 
 NL = r"NL: /[ \n]{0,2}/"
 
@@ -286,7 +286,7 @@ def _code_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool])
     rules: list[str] = []
     calls = []
     for at, tool in enumerate(tools):
-        values = Values(tool, at, ids, python_calls.can_name)
+        values = Json(tool, at, ids, python_calls.can_name)
         pairs = [
             (needed, joined(literal(f"{name}="), values.json(schema)))
             for name, needed, schema in values.members(values.arguments(), tool.path)

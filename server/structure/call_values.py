@@ -10,6 +10,7 @@ The notations stand in structure/call_notations.py.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ import orjson
 from server.errors import shown
 from server.output.tools.base import kinds_of
 from server.structure.patterns import searched
-from server.structure.schema_rules import NUMBERS, TYPES, subschemas, too_complex, wrong
+from server.structure.schema_faults import too_complex, wrong
+from server.structure.schema_keywords import NUMBERS, TYPES, subschemas
 
 SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> what %json takes
 Leave = Callable[[str, str], None]  # (keyword, path) of what a notation cannot hold: raises, or tells
@@ -91,7 +93,7 @@ def plain(text: str) -> str:
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
-class Values:
+class Values(ABC):
     """The rules of one tool's values. A notation says how a value of one type is spelled, and how any value is."""
 
     marks_strings = False  # strings stand between marks, so that no text is taken for anything else
@@ -251,18 +253,18 @@ class Values:
     def _ordered(self, members: dict[str, Any]) -> list[tuple[str, Any]]:
         return list(members.items())
 
+    @abstractmethod
     def _branch(self, schema: dict[str, Any], union: Union, path: str) -> str:
         """A value of one type, or of an enum; "" where it cannot be written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _any(self) -> str:
         """Any value."""
-        raise NotImplementedError
 
     # -- schemas
 
     def _union(self, schema: dict[str, Any], branches: list[dict[str, Any]]) -> Union:
-        """What a string of this schema stands beside."""
+        """The branches of the schema that are not strings."""
         if self.marks_strings:
             return Union()
         types, values = {branch.get("type") for branch in branches}, [v for b in branches for v in b.get("enum", ())]

@@ -2,13 +2,13 @@
 
 Owner: none, pure functions; called in the pool, since a large schema takes tens of milliseconds. In: a client's schema.
 Out: a schema that holds nothing but keywords which the grammar library enforces. A keyword that the library cannot
-enforce is refused with its path; in tools without `strict` it is left out and told (`dropped`). Annotations and unknown
-keywords constrain nothing and are left out, the library's own options (x-guidance) among them.
+enforce is refused with its path; in tools without `strict` it is left out and listed in `dropped`. Annotations and
+unknown keywords constrain nothing and are left out, the library's own options (x-guidance) among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -17,50 +17,16 @@ from server.errors import ApiError, shown
 from server.flags.config import LimitsConfig
 from server.structure.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, inside, num_remainders
 from server.structure.patterns import check_pattern, json_pattern
+from server.structure.schema_branches import are_apart
+from server.structure.schema_faults import too_complex, wrong
 from server.structure.schema_formats import ENFORCED, FORMATS, format_rules
+from server.structure.schema_keywords import COUNTS, NAMED_OF, NUMBERS, SCHEMA_OF, SCHEMAS_OF, TYPES, subschemas
 
-SCHEMA_OF = ("items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties")
-SCHEMAS_OF = ("anyOf", "oneOf", "allOf", "prefixItems")
-NAMED_OF = ("properties", "patternProperties", "$defs", "definitions")
-NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 NEVER: tuple[tuple[str, tuple[Any, ...]], ...] = (  # with the values under which a keyword asks for nothing
     ("uniqueItems", (False,)), ("contains", ()), ("minContains", (0,)), ("maxContains", ()), ("not", (False,)),
     ("if", ()), ("then", ()), ("else", ()), ("dependentRequired", ({},)), ("dependentSchemas", ({},)),
     ("dependencies", ({},)), ("unevaluatedItems", (True, {})), ("$dynamicRef", ()), ("$recursiveRef", ()),
 )  # fmt: skip
-MAX_BRANCHES = 64  # of a oneOf whose branches are compared
-
-
-def too_complex(path: str, text: str) -> ApiError:
-    return ApiError(400, "grammar_too_complex", f"{path}: {text}", path)
-
-
-def wrong(path: str, text: str) -> ApiError:
-    return ApiError(400, "grammar_invalid", f"{path}: {text}", path)
-
-
-def measure(value: Any, path: str, limits: LimitsConfig) -> None:
-    """Depth, values and enums of a schema, counted before anything else looks at it."""
-    nodes, stack = 0, [(value, 1)]
-    while stack:
-        value, depth = stack.pop()
-        nodes += 1
-        if depth > limits.schema_max_depth:
-            most = limits.schema_max_depth
-            raise too_complex(path, f"nests deeper than {most} levels, the most that are allowed (--schema-max-depth)")
-        if nodes > limits.schema_max_nodes:
-            most = limits.schema_max_nodes
-            raise too_complex(path, f"has more than {most} values, the most that are allowed (--schema-max-nodes)")
-        if isinstance(value, dict):
-            enum = value.get("enum")
-            if isinstance(enum, list) and len(enum) > limits.schema_max_enum:
-                most = limits.schema_max_enum
-                raise too_complex(path, f"an enum has {len(enum)} entries; at most {most} (--schema-max-enum)")
-            stack += [(item, depth + 1) for item in value.values()]
-        elif isinstance(value, list):
-            stack += [(item, depth + 1) for item in value]
 
 
 class Cleaner:
@@ -108,31 +74,35 @@ class Cleaner:
     # -- keywords by kind of value
 
     def _schema(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """A keyword whose value is a schema."""
         if key == "items" and isinstance(value, list):  # before 2020 a tuple
             found["prefixItems"] = [self.clean(item, f"{path}[{at}]") for at, item in enumerate(value)]
         else:
             found[key] = self.clean(value, path)
 
     def _schemas_in(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """A keyword whose value is a list of schemas."""
         if not isinstance(value, list) or not value:
             raise wrong(path, "must be a list of at least one schema")
         branches = [self.clean(item, f"{path}[{at}]") for at, item in enumerate(value)]
         if key != "oneOf":
             found[key] = found.get(key, []) + branches
             return
-        if not self._apart(value):
+        if not are_apart(value, self._resolved):
             if not self._relax:
                 raise wrong(path, "its branches must exclude each other, by type or by a required property's const")
             self.dropped[key] = None
         found["allOf"] = [*found.get("allOf", []), {"anyOf": branches}]
 
     def _named(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """A keyword whose value is an object of schemas."""
         if not isinstance(value, dict):
             raise wrong(path, "must be an object of schemas")
         as_written = self._expression if key == "patternProperties" else _same
         found[key] = {as_written(name, path): self.clean(item, f"{path}.{shown(name)}") for name, item in value.items()}
 
     def _number(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """A bound of numbers, or what they are multiples of."""
         if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
             found[key] = value
         elif isinstance(value, bool) or not isinstance(value, int | float) or not are_exact(value):
@@ -145,6 +115,7 @@ class Cleaner:
             found[key] = int(value) if key == "multipleOf" else value
 
     def _count(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """A bound of items, characters or properties."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
             raise wrong(path, "must be a number from 0 on")
         if int(value) != value:
@@ -152,17 +123,20 @@ class Cleaner:
         found[key] = int(value)
 
     def _type(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """A type, or a list of types."""
         names = value if isinstance(value, list) else [value]
         if not names or any(not isinstance(name, str) or name not in TYPES for name in names):
             raise wrong(path, f"got {shown(value)}; must be of {', '.join(TYPES)}")
         found[key] = value
 
     def _required(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """Names of properties."""
         if not isinstance(value, list) or any(not isinstance(name, str) for name in value):
             raise wrong(path, "must be a list of property names")
         found[key] = list(dict.fromkeys(value))
 
     def _values(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """const or enum."""
         if key == "enum" and (not isinstance(value, list) or not value):
             raise wrong(path, "must be a list of at least one value")
         if not are_exact(value):
@@ -170,6 +144,7 @@ class Cleaner:
         found[key] = value
 
     def _pattern(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """The regular expression of a string."""
         if not isinstance(value, str):
             raise wrong(path, "must be a regular expression")
         found[key] = self._expression(value, path)
@@ -188,6 +163,7 @@ class Cleaner:
         return written
 
     def _format(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """The format of a string, as the rules that enforce it."""
         rules = format_rules(value)
         if rules is None:
             raise wrong(path, f"got {shown(value)}; the formats that are enforced are {', '.join(ENFORCED)}")
@@ -197,6 +173,7 @@ class Cleaner:
             found["allOf"] = [*found.get("allOf", []), *rules]
 
     def _ref(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
+        """A reference inside the document that leads to a schema."""
         if not isinstance(value, str) or self._target(value) is None:
             raise wrong(path, f"got {shown(value)}; must point to a schema of this document, as #/$defs/name")
         seen, target = {value}, self._target(value)
@@ -209,16 +186,19 @@ class Cleaner:
         found[key] = value
 
     def _target(self, ref: str) -> Any:
+        """The schema that a reference names; None: there is none."""
         return self._schemas.get(unquote(ref)) if ref.startswith("#") else None
 
     # -- what several keywords say together
 
     def _arrays(self, schema: dict[str, Any], found: dict[str, Any]) -> None:
+        """additionalItems bounds what stands behind a tuple."""
         rest = found.pop("additionalItems", None)
         if isinstance(schema.get("items"), list) and rest is not None:
             found["items"] = rest
 
     def _objects(self, schema: dict[str, Any], found: dict[str, Any], path: str) -> None:
+        """Keywords of objects that depend on each other."""
         rest = found.pop("unevaluatedProperties", None)
         if rest not in (None, True, {}):
             spread = ("anyOf", "allOf", "oneOf", "$ref", "if", "additionalProperties", "dependentSchemas")
@@ -252,6 +232,7 @@ class Cleaner:
             del found[key]
 
     def _property_names(self, found: dict[str, Any], path: str) -> None:
+        """propertyNames as properties or patternProperties, where these say the same."""
         names = found.pop("propertyNames")
         if isinstance(names, dict) and names.keys() == {"$ref"}:  # an enum that other places of the schema name too
             target = self._resolved(names)
@@ -275,6 +256,7 @@ class Cleaner:
             self.refuse("propertyNames", path, "only an enum, or a pattern without properties, can be enforced")
 
     def _ranges(self, found: dict[str, Any]) -> None:
+        """Bounds of draft 4, and bounds of numbers that are not whole."""
         for bound, key in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if isinstance(found.get(key), bool):
                 exclusive = found.pop(key)
@@ -299,17 +281,8 @@ class Cleaner:
             if not idle.get(key, False):
                 self.refuse(key, path)
 
-    # -- oneOf
-
-    def _apart(self, branches: list[Any]) -> bool:
-        """Whether no value can satisfy two branches."""
-        if len(branches) > MAX_BRANCHES:
-            return False
-        resolved = [self._resolved(branch) for branch in branches]
-        pairs = ((a, b) for at, a in enumerate(resolved) for b in resolved[at + 1 :])
-        return all(_exclude(a, b, self._resolved) for a, b in pairs)
-
     def _resolved(self, schema: Any) -> dict[str, Any]:
+        """What a chain of $ref leads to."""
         for _ in range(16):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 break
@@ -332,69 +305,6 @@ _CLEAN: dict[str, Callable[[Cleaner, dict[str, Any], str, Any, str], None]] = {
 }
 
 
-def subschemas(root: Any) -> Iterator[tuple[str, Any]]:
-    """Every schema inside a schema by its JSON pointer, `#` the root's: what $ref may point to."""
-    stack = [("#", root)]
-    while stack:
-        pointer, schema = stack.pop()
-        if not isinstance(schema, dict | bool):
-            continue
-        yield pointer, schema
-        for key, value in schema.items() if isinstance(schema, dict) else ():
-            if key in SCHEMA_OF and not isinstance(value, list):
-                stack.append((f"{pointer}/{key}", value))
-            elif (key in SCHEMAS_OF or key == "items") and isinstance(value, list):
-                stack += [(f"{pointer}/{key}/{at}", item) for at, item in enumerate(value)]
-            elif key in NAMED_OF and isinstance(value, dict):
-                names = ((name.replace("~", "~0").replace("/", "~1"), item) for name, item in value.items())
-                stack += [(f"{pointer}/{key}/{name}", item) for name, item in names]
-
-
 def _same(name: str, path: str) -> str:
+    """A name as it is."""
     return name
-
-
-def _exclude(a: dict[str, Any], b: dict[str, Any], resolved: Callable[[Any], dict[str, Any]]) -> bool:
-    """Whether no value can satisfy both."""
-    if not _types(a) & _types(b):
-        return True
-    values = _consts(a), _consts(b)
-    if values[0] is not None and values[1] is not None:
-        return not values[0] & values[1]
-    if _types(a) | _types(b) != {"object"}:
-        return False
-    for name in {*a.get("required", ())} & {*b.get("required", ())}:
-        first, second = (resolved(side.get("properties", {}).get(name)) for side in (a, b))
-        if _exclude_values(first, second):
-            return True
-    return False
-
-
-def _exclude_values(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    values = _consts(a), _consts(b)
-    if values[0] is not None and values[1] is not None:
-        return not values[0] & values[1]
-    return not _types(a) & _types(b)
-
-
-def _types(schema: dict[str, Any]) -> set[str]:
-    """The types that a schema may allow; integers are numbers."""
-    named = schema.get("type")
-    if named is None:
-        values = _consts(schema)
-        return set(TYPES) - {"integer"} if values is None else {kind for kind, _ in values}
-    names = [named] if isinstance(named, str) else named
-    return {"number" if name == "integer" else name for name in names if isinstance(name, str)}
-
-
-def _consts(schema: dict[str, Any]) -> set[tuple[str, Any]] | None:
-    """The values that `const` or `enum` leave, as (type, value); None where any value may be allowed."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return {_named_value(value) for value in values} if isinstance(values, list) else None
-
-
-def _named_value(value: Any) -> tuple[str, Any]:
-    for kind, of in (("null", type(None)), ("boolean", bool), ("number", (int, float)), ("string", str)):
-        if isinstance(value, of):
-            return kind, value
-    return ("array" if isinstance(value, list) else "object"), None  # never told apart

@@ -20,7 +20,7 @@ from server.errors import shown
 from server.flags.config import LimitsConfig
 from server.structure.call_values import literal, plain
 from server.structure.patterns import check_pattern, expression
-from server.structure.schema_rules import measure, too_complex, wrong
+from server.structure.schema_faults import measure, too_complex, wrong
 
 SchemaText = Callable[[Any, str], str]
 ANY = "/(?s:.*)/"

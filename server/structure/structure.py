@@ -23,7 +23,8 @@ from server.flags.config import LimitsConfig
 from server.schema.common import SamplingFields
 from server.structure.call_values import literal
 from server.structure.patterns import check_pattern, expression, space_pattern
-from server.structure.schema_rules import Cleaner, measure, too_complex, wrong
+from server.structure.schema_faults import measure, too_complex, wrong
+from server.structure.schema_rules import Cleaner
 from server.structure.structural_tags import structural_tag_spec
 
 logger = logging.getLogger(__name__)

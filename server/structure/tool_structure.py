@@ -20,7 +20,7 @@ from server.render.tools import ToolPlace
 from server.structure.call_shapes import grammar_of, wake_of
 from server.structure.call_values import Tool
 from server.structure.harmony_calls import harmony_calls
-from server.structure.schema_rules import too_complex, wrong
+from server.structure.schema_faults import too_complex, wrong
 from server.structure.structure import Structure, content_key, relaxed, schema_text
 
 ANY_OBJECT = {"type": "object", "properties": {}}

@@ -21,9 +21,13 @@ PARTS = {
     f"{parts} parts, {warps} warps, {stages} stages, {keys} keys{', ahead' * (ahead > 0)}"
     f"{f', {registers} registers' * (registers > 0)}": (parts, warps, stages, keys, ahead, registers)
     for parts, warps, stages, keys, ahead, registers in (
-        (8, 1, 3, 32, 8, 0), (10, 1, 3, 32, 8, 200), (8, 1, 3, 32, 0, 0), (5, 2, 3, 64, 8, 200), (4, 2, 4, 64, 8, 0),
+        (8, 1, 3, 32, 8, 0),
+        (10, 1, 3, 32, 8, 200),
+        (8, 1, 3, 32, 0, 0),
+        (5, 2, 3, 64, 8, 200),
+        (4, 2, 4, 64, 8, 0),
     )
-}  # fmt: skip
+}
 # Name -> whether tiles are large, launch options.
 TILES = {
     "two tiles": (False, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}),

@@ -195,9 +195,19 @@ class Stack:
         for weights, (k_cache, v_cache) in zip(self.packed, caches):
             h = rms_norm(residual, self.norm, 1e-6)
             q = qkv_rope_store(
-                weights["qkv"].linear(h), cos, sin, self.head_norm, self.head_norm, 1e-6,
-                HEADS, KV_HEADS, DIM, k_cache, v_cache, meta.slot_mapping,
-            )  # fmt: skip
+                weights["qkv"].linear(h),
+                cos,
+                sin,
+                self.head_norm,
+                self.head_norm,
+                1e-6,
+                HEADS,
+                KV_HEADS,
+                DIM,
+                k_cache,
+                v_cache,
+                meta.slot_mapping,
+            )
             weights["o"].linear(paged_attention(q, k_cache, v_cache, meta, DIM**-0.5), residual, residual)
             h = rms_norm(residual, self.norm, 1e-6)
             weights["down"].linear(weights["gate_up"].gated(h, Activation.SILU), residual, residual)

@@ -23,7 +23,11 @@ from server.render.load_tokenizer import load_tokenizer
 
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 TEXT = "The quick brown fox jumps over the lazy dog, 漢字 and 😀 too.\n"
-STOPS = {"none": [], "four": ["\n\nHuman:", "</s>", "END", "Observation:"], "32x256": ["T" * 255 + chr(65 + k % 26) * (1 + k // 26) for k in range(32)]}  # fmt: skip # noqa: E501
+STOPS = {
+    "none": [],
+    "four": ["\n\nHuman:", "</s>", "END", "Observation:"],
+    "32x256": ["T" * 255 + chr(65 + k % 26) * (1 + k // 26) for k in range(32)],
+}
 
 
 def best(work, count, rounds=5):

@@ -57,7 +57,7 @@ class Steps:
         cpu_s = time.clock_gettime(self._cpu_clock)
         self.moments.append(
             Moment(time.perf_counter(), *counts, stats.num_rows, stats.num_tokens, parts, stats.gap_s, cpu_s)
-        )  # fmt: skip
+        )
 
 
 class Crowd:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from engine.attention.meta import AttentionMeta
-from engine.cache.spec import FullSpec
+from engine.cache.tokens import FullSpec
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import PARTS_OF_CODES, empty_list, fill_list, max_parts
 from engine.kernels.pages import pages_of

@@ -179,8 +179,11 @@ def show_cuts(model: str, normed: bool, missing: bool) -> None:
                 theirs, ours, cut = choose_normed(*shape, rows, name in ("q|k|v", "gate|up"))
             else:
                 theirs, ours, cut = choose(*shape, rows)
-            print(f"{model} {name:<8}{shape!s:<24}{rows:3d} rows{' and a norm' * normed}: {theirs:6.1f} us, "
-                  f"ours {ours:6.1f} us: {tuple(cut)}{' (slower)' * (ours >= theirs)}", flush=True)  # fmt: skip
+            print(
+                f"{model} {name:<8}{shape!s:<24}{rows:3d} rows{' and a norm' * normed}: {theirs:6.1f} us, "
+                f"ours {ours:6.1f} us: {tuple(cut)}{' (slower)' * (ours >= theirs)}",
+                flush=True,
+            )
 
 
 def show_wave(model: str) -> None:
@@ -209,8 +212,11 @@ def show_layers(model: str) -> None:
             mock.patch.object(dense, "one_wave_gated", return_value=False),
         ):
             vendor = microseconds(calls)
-        print(f"{model} layer, {rows:3d} rows: vendor's products {vendor:6.1f} us, norms of their own {apart:6.1f} us, "
-              f"as served {served:6.1f} us in {count} kernels, attention not counted", flush=True)  # fmt: skip
+        print(
+            f"{model} layer, {rows:3d} rows: vendor's products {vendor:6.1f} us, norms of their own {apart:6.1f} us, "
+            f"as served {served:6.1f} us in {count} kernels, attention not counted",
+            flush=True,
+        )
 
 
 def main() -> None:

@@ -54,8 +54,7 @@ async def steps_of(engine: Any, requests: list[Any]) -> tuple[float, float]:
 
 def grammar_of(vocab: int) -> Any:
     """A schema over a vocabulary of single bytes and short words."""
-    from engine.base.grammar import GrammarSpec
-    from engine.grammar.compile import compile_now
+    from engine.grammar.compile import GrammarSpec, compile_now  # in an older checkout, too
     from engine.grammar.vocabulary import GrammarVocabulary
 
     letters = "abcdefghijklmnopqrstuvwxyz"

@@ -172,12 +172,16 @@ def with_rules(sizes: Sizes) -> list[Case]:
     return [plain] + [
         replace(plain, name=f"{name} on {ruled} of {count}", fields=(field,), ruled=ruled)
         for name, field, ruled in (
-            ("repetition_penalty", penalty, 1), ("repetition_penalty", penalty, count),
-            ("frequency_penalty", ("frequency_penalty", 0.5), count), ("logit_bias", bias, 1),
-            ("logit_bias", bias, count), ("min_tokens", ("min_tokens", sizes.equal[1]), count),
-            ("logprobs 5", ("logprobs", 5), 1), ("logprobs 5", ("logprobs", 5), count),
+            ("repetition_penalty", penalty, 1),
+            ("repetition_penalty", penalty, count),
+            ("frequency_penalty", ("frequency_penalty", 0.5), count),
+            ("logit_bias", bias, 1),
+            ("logit_bias", bias, count),
+            ("min_tokens", ("min_tokens", sizes.equal[1]), count),
+            ("logprobs 5", ("logprobs", 5), 1),
+            ("logprobs 5", ("logprobs", 5), count),
         )
-    ]  # fmt: skip
+    ]
 
 
 def with_grammars(sizes: Sizes) -> list[Case]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import http.client
 import json
 import os
@@ -23,7 +24,6 @@ import threading
 import time
 import traceback
 from collections import Counter
-from concurrent.futures import Future
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -91,22 +91,17 @@ def ask(port: int) -> None:
 
 
 class Announced:
-    """Reads what the process writes to standard output, copies it to `out`, and finds where the server listens."""
+    """Reads what the server writes to its stdout, for the line that says where it listens."""
 
     def __init__(self) -> None:
-        self.out = os.fdopen(os.dup(1), "w")
-        self.port: Future[int] = Future()
-        reading, writing = os.pipe()
-        os.dup2(writing, 1)
-        os.close(writing)
-        threading.Thread(target=self._copy, args=(reading,), daemon=True).start()
+        self.stdout = os.fdopen(os.dup(1), "w")  # where the caller reads
+        read, write = os.pipe()
+        os.dup2(write, 1)
+        self._lines = os.fdopen(read)
 
-    def _copy(self, reading: int) -> None:
-        with os.fdopen(reading) as lines:
-            for line in lines:
-                print(line, end="", file=self.out, flush=True)
-                if line.startswith("Listening on "):
-                    self.port.set_result(int(line.rpartition(":")[2]))
+    def port(self) -> int:
+        """Waits for the line; the process ends where the server does before it listens."""
+        return next(int(line.rpartition(":")[2]) for line in self._lines if line.startswith("Listening on "))
 
 
 def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: bool) -> None:
@@ -114,8 +109,7 @@ def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: b
     sys.setprofile(None)
     status = 1
     try:
-        port = announced.port.result()
-        sys.stdout = announced.out
+        port = announced.port()
         ask(port)
         rounds = []
         for number in range(ROUNDS):
@@ -126,12 +120,13 @@ def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: b
             time.sleep(0.2)
             recorder.is_on = False
             rounds.append(recorder.take(root))
-        report(set.intersection(*rounds), root, shows_names)
+        with contextlib.redirect_stdout(announced.stdout):
+            report(set.intersection(*rounds), root, shows_names)
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
+        announced.stdout.flush()
         os._exit(status)
 
 
@@ -238,8 +233,7 @@ def main() -> None:
         import _fast
 
         _fast.__path__.insert(0, str(root / TRACED / "lib/_fast"))
-    announced = Announced()
-    recorder = Recorder()
+    announced, recorder = Announced(), Recorder()
     threading.Thread(target=measure, args=(announced, recorder, root, asked.list), daemon=True).start()
     threading.setprofile(recorder)
     sys.setprofile(recorder)

@@ -170,14 +170,19 @@ GEMMA3_SEEING = {  # its decoder is shapes.GEMMA3_12B
 }  # fmt: skip
 TINY_VL = omni(
     {
-        "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 256, "vocab_size": 2048, "max_position_embeddings": 4096,
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "vocab_size": 2048,
+        "max_position_embeddings": 4096,
         "rope_scaling": {"rope_type": "default", "mrope_section": [4, 6, 6]},
     },
     {"depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "out_hidden_size": 128}
     | {"fullatt_block_indexes": [1]},
     2000,
-)  # fmt: skip
+)
 SEEING = {
     "vl-7b": QWEN25_VL_7B,
     "vl3-8b": QWEN3_VL_8B,

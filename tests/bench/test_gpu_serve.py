@@ -247,8 +247,18 @@ def test_lengths_that_differ_are_prompts_of_a_file(tmp_path):
 def of(place: int, first: float, ats: list[float], tokens: int) -> Reply:
     """An answer that was sent a second before its first event, whose others came at these times."""
     gaps = np.diff([first, *ats]).tolist()
-    return Reply(0, 0, place=place, sent=first - 1, first=first, last=ats[-1], end=ats[-1], gaps=gaps,
-                  events=len(ats) + 1, completion_tokens=tokens)  # fmt: skip
+    return Reply(
+        0,
+        0,
+        place=place,
+        sent=first - 1,
+        first=first,
+        last=ats[-1],
+        end=ats[-1],
+        gaps=gaps,
+        events=len(ats) + 1,
+        completion_tokens=tokens,
+    )
 
 
 def test_rates_of_unequal_answers_count_what_arrived():

@@ -8,7 +8,6 @@ import shlex
 import pytest
 
 from server import cli, docs
-from server.app import routes_of
 from server.bench.command import COMMANDS as BENCHES
 from server.bench.command import parse as parse_bench
 from server.bench.foreign_flags import FOREIGN as BENCH_FOREIGN
@@ -18,6 +17,7 @@ from server.flags.config import Config
 from server.flags.foreign_flags import FOREIGN
 from server.flags.help import COMMANDS
 from server.openapi import TABLE
+from server.routes.table import routes_of
 from tests.docs.blocks import blocks, text_of
 
 PAGES = ("README", *docs.NAMES)

@@ -117,9 +117,14 @@ def test_positions_and_logits_equal_transformers(encoder, extractor):
             given = arguments(row, extractor, _has_track(sample))
             mask = given.get("feature_attention_mask")
             positions, _ = thinker.model.get_rope_index(
-                given["input_ids"], given.get("image_grid_thw"), given.get("video_grid_thw"), given["attention_mask"],
-                _has_track(sample), mask.sum(1) if mask is not None else None, given.get("video_second_per_grid"),
-            )  # fmt: skip
+                given["input_ids"],
+                given.get("image_grid_thw"),
+                given.get("video_grid_thw"),
+                given["attention_mask"],
+                _has_track(sample),
+                mask.sum(1) if mask is not None else None,
+                given.get("video_second_per_grid"),
+            )
             assert np.array_equal(positions[:, 0].numpy(), np.concatenate(row.positions, 1))
             wanted = thinker(**given).logits[0]
             got = logits[batch["ends"][n] : batch["ends"][n + 1]]

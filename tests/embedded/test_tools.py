@@ -101,8 +101,9 @@ def test_responses_call_and_answer(openai):
 
 
 def test_messages_call_and_answer(anthropic):
-    tools = [{"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
-             for one in FUNCTIONS]  # fmt: skip
+    tools = [
+        {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]} for one in FUNCTIONS
+    ]
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     with anthropic.messages.stream(model="omniloop", max_tokens=100, messages=messages, tools=tools) as stream:
         first = stream.get_final_message()

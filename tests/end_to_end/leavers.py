@@ -41,9 +41,14 @@ def body_of(draw: random.Random, known: dict[str, Known]) -> tuple[str, str, dic
 
 
 async def crowd(
-    port: int, known: dict[str, Known], count: int, seed: int, share: float = 0.2, at_a_time: int = 64,
+    port: int,
+    known: dict[str, Known],
+    count: int,
+    seed: int,
+    share: float = 0.2,
+    at_a_time: int = 64,
     fresh: bool = False,
-) -> Tally:  # fmt: skip
+) -> Tally:
     """Sends `count` requests, of which `share` leave; `fresh`: no cache knows the media of another request."""
     draw, tally = random.Random(seed), Tally()
     places = asyncio.Semaphore(at_a_time)

@@ -72,8 +72,13 @@ def test_a_command_prints_what_the_page_promises(asked: ServerProcess, path: str
     environment = {**os.environ, **QUIET, "PATH": path}
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", here],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     if block.streams:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.app import FAMILIES
+from server.routes.table import FAMILIES
 from tests import tiny
 from tests.end_to_end.process import ROOT, SMALL, ServerProcess, serving
 from tests.end_to_end.wire import Connection, Stream, ask, greedy, read_events, request_bytes

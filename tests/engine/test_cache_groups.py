@@ -13,7 +13,8 @@ from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.base.request import Request, SamplingParams
 from engine.cache.layout import CacheLayout
-from engine.cache.spec import FullSpec, SlidingSpec, TapsSpec
+from engine.cache.tokens import EVERY_TOKEN, FullSpec
+from engine.cache.window import SlidingSpec, TapsSpec
 from engine.layers.attention import PagedSelfAttention
 from engine.run.start import load_runtime
 from engine.step.live import LiveRow, Place
@@ -49,9 +50,18 @@ def steps(runtime, prompt, count):
     scheduler, executor, empty = runtime.scheduler, runtime.executor, np.zeros(0, np.int32)
     request = Request(prompt, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True))
     slot = scheduler.add(
-        0, prompt, max_tokens=count, min_tokens=0, ignore_eos=True, eos_ids=empty, stop_ids=empty, priority=0,
-        arrival=0.0, root=bytes(16), read_cache=True,
-    )  # fmt: skip
+        0,
+        prompt,
+        max_tokens=count,
+        min_tokens=0,
+        ignore_eos=True,
+        eos_ids=empty,
+        stop_ids=empty,
+        priority=0,
+        arrival=0.0,
+        root=bytes(16),
+        read_cache=True,
+    )
     executor.admit(slot, LiveRow(0, 0, request, 0, Place(bytes(16))))
     while (plan := executor.plan(scheduler)) is not None:
         step = runtime.executor.launch_forward(plan)
@@ -191,8 +201,7 @@ class MarkedSpec:
     """A toy kind: keys, values and a mark for each token that was stored."""
 
     plain: FullSpec
-    kind = 0
-    window = 0
+    kind = EVERY_TOKEN
     shared = "marked"
 
     def block_bytes(self, block_size):

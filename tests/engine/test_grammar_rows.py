@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import engine.run.start
+from _fast.layout import TokenCode
 from engine import FinishReason, SamplingParams
 from engine.base.grammar import GrammarSpec
 from engine.grammar.advance import GrammarRow, GrammarRows
@@ -268,6 +269,30 @@ async def test_other_rules_meet_the_grammar(path, of, rules, said, finish):
     assert re.fullmatch(said, text(tokens))
 
 
+@pytest.mark.parametrize(
+    ("starts", "run", "count", "says"),
+    [
+        ((), "yes", 3, "complete"),
+        ((), "no!", 2, "complete"),  # what follows the end of the text is not the answer's
+        ((), "ye", None, None),
+        ((), "yn", 1, "error"),
+        (("z",), "aza", 2, None),  # what follows the beginning of the grammar was chosen without it
+        (("z",), "aa", None, None),
+    ],
+)
+def test_a_run_is_cut_where_the_grammar_ends_or_begins(starts, run, count, says):
+    rows, letters = GrammarRows(1), [TOKENIZER.encode(letter)[0] for letter in run]
+    starts = tuple(TOKENIZER.encode(letter)[0] for letter in starts)
+    rows.admit(0, grammar('start: "yes" | "no"', starts=starts), SamplingParams(eos_token_ids=(END,)))
+    found = rows.consume(np.zeros(1, np.int64), np.array([[*letters, *[TokenCode.END] * (4 - len(run))]]))
+    if count is None:
+        assert found == {}
+    else:
+        kept, end = found[0]
+        assert kept == count
+        assert says == (None if end is None else "error" if end.error else "complete")
+
+
 @pytest.mark.parametrize("number", range(3))
 def test_each_bit_says_whether_the_matcher_takes_the_token(number):
     """Of random states of a grammar, by brute force over the vocabulary."""
@@ -285,7 +310,7 @@ def test_each_bit_says_whether_the_matcher_takes_the_token(number):
             assert flags[: VOCABULARY.end].tolist() == taken
             assert not flags[VOCABULARY.end :].any()
             token = int(rng.choice(np.flatnonzero(flags)))
-            if rows.consume(np.zeros(1, np.int64), np.array([token])) or token == END:
+            if rows.consume(np.zeros(1, np.int64), np.array([[token]])) or token == END:
                 break
             own.consume_token(token)
         rows.reset(0)

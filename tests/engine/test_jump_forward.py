@@ -167,12 +167,19 @@ async def test_an_answer_that_is_left_in_the_middle_leaves_nothing():
 @pytest.mark.parametrize(
     "rules",
     [
-        {"presence_penalty": 0.1}, {"frequency_penalty": 0.1}, {"repetition_penalty": 1.1}, {"min_tokens": 3},
-        {"logit_bias": ((5, 1.0),)}, {"allowed_token_ids": (5,)}, {"bad_words": ((5,),)}, {"logprobs": 0},
-        {"logprob_token_ids": (5,)}, {"not_first_token_ids": (5,)},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+        {"repetition_penalty": 1.1},
+        {"min_tokens": 3},
+        {"logit_bias": ((5, 1.0),)},
+        {"allowed_token_ids": (5,)},
+        {"bad_words": ((5,),)},
+        {"logprobs": 0},
+        {"logprob_token_ids": (5,)},
+        {"not_first_token_ids": (5,)},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_rows_with_other_rules_choose_each_token(rules):
     params = SamplingParams(eos_token_ids=(END,), **rules)
     assert not chooses_freely(params)

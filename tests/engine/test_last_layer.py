@@ -112,9 +112,15 @@ async def test_a_prompt_on_an_accelerator(eager, computed, monkeypatch, tmp_path
 
     monkeypatch.setattr(Startup, "capture", capture)
     async with Device("cuda").running(
-        folder, dtype="bfloat16", max_num_batched_tokens=2048, max_num_seqs=64, num_gpu_blocks_override=1024,
-        enforce_eager=eager, logprobs_mode="raw_logits", enable_prefix_caching=False,
-    ) as served:  # fmt: skip
+        folder,
+        dtype="bfloat16",
+        max_num_batched_tokens=2048,
+        max_num_seqs=64,
+        num_gpu_blocks_override=1024,
+        enforce_eager=eager,
+        logprobs_mode="raw_logits",
+        enable_prefix_caching=False,
+    ) as served:
         if eager:
             computed.clear()  # the start ran the largest step once more; with graphs, their recording is counted
         deltas = (await answer_deltas(served, text_request(ids[:2048], 1, logprobs=20)))[0]

@@ -13,7 +13,7 @@ from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
 from engine.cache.sizing import check_weights, device_blocks, fit_context
-from engine.cache.spec import FullSpec
+from engine.cache.tokens import FullSpec
 from engine.device.host import choose_device
 from engine.device.memory import GIB, REMEDIES, DeviceMemory, enough_for
 from engine.kernels import target

@@ -193,9 +193,9 @@ async def test_wide_decode_reads_what_prefill_wrote(wide):
         again = [entry.top_ids[0] for entry in told[len(ids) :]]
         CUDA.check([again], [own], "in one go")
         others = [text_request(each, 64, ignore_eos=True) for each in prompts(30, 20011, seed=1, longest=900)]
-        crowd = await asyncio.gather(answer(engine, text_request(ids, 64, ignore_eos=True)), *[
-            answer(engine, each) for each in others
-        ])  # fmt: skip
+        crowd = await asyncio.gather(
+            answer(engine, text_request(ids, 64, ignore_eos=True)), *[answer(engine, each) for each in others]
+        )
         CUDA.check(crowd[0], [own], "in company")
 
 

@@ -13,7 +13,8 @@ import torch
 from _fast.steady import SPECIAL_VARIANT_SHIFT
 from engine import Request
 from engine.base.request import FinishReason
-from engine.cache.spec import FullSpec, LayerCache
+from engine.cache.spec import LayerCache
+from engine.cache.tokens import FullSpec
 from engine.layers.batch import Batch, LayerHook
 from engine.layers.stream import Stream
 from engine.run import start

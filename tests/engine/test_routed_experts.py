@@ -13,7 +13,8 @@ import engine.run.start
 from engine import Engine, FinishReason, Request, SamplingParams
 from engine.base.errors import ConfigError, RequestError
 from engine.cache.layout import CacheLayout
-from engine.cache.spec import FullSpec, SlidingSpec
+from engine.cache.tokens import FullSpec
+from engine.cache.window import SlidingSpec
 from engine.models.registry import build_model, load_model_config
 from engine.step.parts.routed import RoutedExperts
 from tests import tiny
@@ -117,10 +118,14 @@ async def follow(engine: Engine, number: int, request: Request) -> list[tuple[li
 @pytest.mark.parametrize(
     ("name", "on_device", "count", "blocks"),
     [
-        ("qwen3_moe", False, 200, 14), ("qwen3_moe", True, 60, 14), ("gpt_oss", False, 40, 24),
-        ("gpt_oss", True, 20, 24), ("deepseek_v3", False, 40, 14), ("deepseek_v3", True, 20, 14),
+        ("qwen3_moe", False, 200, 14),
+        ("qwen3_moe", True, 60, 14),
+        ("gpt_oss", False, 40, 24),
+        ("gpt_oss", True, 20, 24),
+        ("deepseek_v3", False, 40, 14),
+        ("deepseek_v3", True, 20, 14),
     ],
-)  # fmt: skip
+)
 async def test_the_experts_are_those_of_transformers(name, on_device, count, blocks, monkeypatch):
     """With prefix hits, preemption, two choices, aborts and choices that the client's side ends."""
     if on_device:

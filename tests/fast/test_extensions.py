@@ -16,8 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
-    "blocks", "detok", "encoder", "histogram", "lane", "launcher", "params", "plan", "prefix",
-    "queue", "ring", "running", "scheduler", "seqs", "settle", "shares", "steady", "tables", "turns",
+    "blocks", "detok", "device_calls", "encoder", "entries", "gap_clock", "graph_table", "histogram", "kinds", "lane",
+    "launcher", "names", "params", "plan", "planner", "prefix", "queue", "ring", "running", "scheduler", "seqs",
+    "settle", "shares", "steady", "tables", "turns",
 )  # fmt: skip
 WALKS = (
     "test_lane", "test_parts_walk", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_seqs",
@@ -32,12 +33,30 @@ def generated(tmp_path_factory):
     shutil.copytree(ROOT / "_fast", folder / "_fast", ignore=shutil.ignore_patterns("*.so", "c", "*.c"))
     done = subprocess.run(
         [
-            sys.executable, "-m", "cython", "-3", "--warning-errors", "-X", "show_performance_hints=True",
-            "-X", "boundscheck=False", "-X", "wraparound=False", "-X", "initializedcheck=False",
-            "-X", "cdivision=True", "-X", "freethreading_compatible=True", *[f"_fast/{name}.pyx" for name in ROOM],
+            sys.executable,
+            "-m",
+            "cython",
+            "-3",
+            "--warning-errors",
+            "-X",
+            "show_performance_hints=True",
+            "-X",
+            "boundscheck=False",
+            "-X",
+            "wraparound=False",
+            "-X",
+            "initializedcheck=False",
+            "-X",
+            "cdivision=True",
+            "-X",
+            "freethreading_compatible=True",
+            *[f"_fast/{name}.pyx" for name in ROOM],
         ],
-        cwd=folder, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return {name: (folder / "_fast" / f"{name}.c").read_text() for name in ROOM}, done.stdout + done.stderr
 

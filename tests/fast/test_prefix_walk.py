@@ -58,9 +58,13 @@ class Asker:
         reads = rng.random() < 0.9
         expected = self.longest(request) if reads else 0
         slot = self.scheduler.add(
-            self.number, np.array(request.tokens, np.int32), max_tokens=rng.randint(1, 8), root=request.root,
-            keys=np.array(request.keys, np.int64).T.copy(), read_cache=reads,
-        )  # fmt: skip
+            self.number,
+            np.array(request.tokens, np.int32),
+            max_tokens=rng.randint(1, 8),
+            root=request.root,
+            keys=np.array(request.keys, np.int64).T.copy(),
+            read_cache=reads,
+        )
         while self.scheduler.schedule(self.plan):
             if request.computed is None:
                 request.computed = self.plan.row_computed[0]

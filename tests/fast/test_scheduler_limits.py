@@ -1,8 +1,11 @@
 """Scheduler at the edges of what it is given: block-table changes that exceed a plan, pools of the least size."""
 
+import random
+
 import numpy as np
 import pytest
 
+from _fast import kinds
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 
@@ -53,13 +56,48 @@ def test_a_request_that_is_accepted_fits_alone_without_a_preemption(groups, chun
         scheduler = tiny(num_blocks=blocks, groups=groups, max_chunk=chunk, block_size=size, max_tokens=40)
         if scheduler.add(1, prompt, max_tokens=40) >= 0:
             break
-    plans = [StepPlan(4, 40, 256 * len(groups)) for _ in range(2)]
-    rows, turn = scheduler.schedule(plans[0]), 0
-    while rows:
-        turn += 1
-        rows = scheduler.schedule(plans[turn % 2])
-        scheduler.commit(plans[1 - turn % 2], np.full(4, 7, np.int32))
-        if not rows and scheduler.num_in_flight == 0:
-            rows = scheduler.schedule(plans[turn % 2])
+    for _ in paired_steps(scheduler, 256 * len(groups)):
+        pass
     assert scheduler.num_preemptions == 0
     assert scheduler.ledger()["slots"] == scheduler.ledger()["used"] == 0
+
+
+def paired_steps(scheduler, max_updates):
+    """Runs the scheduler's one request with two steps in flight; yields before each plan and behind each commit."""
+    plans, turn = [StepPlan(4, 40, max_updates) for _ in range(2)], 0
+    yield
+    rows = scheduler.schedule(plans[0])
+    while rows:
+        turn += 1
+        yield
+        rows = scheduler.schedule(plans[turn % 2])
+        scheduler.commit(plans[1 - turn % 2], np.full(4, 7, np.int32))
+        yield
+        if not rows and scheduler.num_in_flight == 0:
+            rows = scheduler.schedule(plans[turn % 2])
+
+
+@pytest.mark.parametrize("window", [0, 1, 9, 40])
+def test_a_row_holds_no_more_blocks_than_its_kind_demands(window):
+    """Chunks of random lengths, behind a random part of the prompt that the prefix cache has."""
+    kind = kinds.SLIDING if window else kinds.FULL
+    unused = []
+    for seed in range(40):
+        rng = random.Random(seed)
+        size, chunk, length = rng.choice([1, 4, 16]), rng.randrange(1, 41), rng.randrange(60, 200)
+        demand = kinds.row_blocks(kind, window, length, size, chunk)
+        scheduler = tiny(
+            num_blocks=1 + demand, groups=[(kind, window)], block_size=size, max_chunk=chunk, max_tokens=40
+        )
+        prompt, most = np.arange(length - 20, dtype=np.int32), 0
+        for number in range(2):
+            prompt = prompt.copy()
+            prompt[rng.randrange(len(prompt)) :] += number
+            slot = scheduler.add(number, prompt, max_tokens=21)
+            for _ in paired_steps(scheduler, 256):
+                scheduler.shares.prompt_budget = rng.randrange(1, 41)
+                most = max(most, int(np.count_nonzero(scheduler.tables.row(slot))))
+        assert scheduler.num_preemptions == 0, (size, chunk, length)
+        assert scheduler.ledger()["slots"] == 0 < most <= demand
+        unused.append(demand - most)
+    assert min(unused) <= 2, "a demand that no row comes near to refuses requests for nothing"

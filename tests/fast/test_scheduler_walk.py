@@ -111,11 +111,19 @@ class Walk:
         priority = rng.randint(-2, 2)
         self.clock += rng.choice([0.0, 1.0])
         slot = scheduler.add(
-            self.number, np.array(prompt, np.int32), **rules, eos_ids=[EOS], priority=priority, arrival=self.clock,
-            root=root, read_cache=rng.random() < 0.9, flow=(flow := self.number % self.flows), weight=1 + flow,
+            self.number,
+            np.array(prompt, np.int32),
+            **rules,
+            eos_ids=[EOS],
+            priority=priority,
+            arrival=self.clock,
+            root=root,
+            read_cache=rng.random() < 0.9,
+            flow=(flow := self.number % self.flows),
+            weight=1 + flow,
             media=np.array([m[:4] for m in media], np.int32).reshape(-1, 4) if media else None,
             keys=np.array(keys, np.int64).T.copy() if media else None,
-        )  # fmt: skip
+        )
         if slot < 0:
             for entry in {m[2] for m in media}:
                 if scheduler.discard_entry(entry):

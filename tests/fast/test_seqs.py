@@ -33,17 +33,26 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
     plan = StepPlan(1, 8, 64)
     entry = scheduler.add_entry(4)
     scheduler.add(
-        9, np.arange(12, dtype=np.int32), max_tokens=30, min_tokens=2, eos_ids=[5], stop_ids=[6], priority=3,
-        arrival=2.5, root=bytes(range(16)), keys=np.arange(24, dtype=np.int64).reshape(2, 12),
-        media=np.array([[0, 4, entry, 0], [5, 4, entry, 0]], np.int32), joints=np.array([[0, 4]], np.int32),
+        9,
+        np.arange(12, dtype=np.int32),
+        max_tokens=30,
+        min_tokens=2,
+        eos_ids=[5],
+        stop_ids=[6],
+        priority=3,
+        arrival=2.5,
+        root=bytes(range(16)),
+        keys=np.arange(24, dtype=np.int64).reshape(2, 12),
+        media=np.array([[0, 4, entry, 0], [5, 4, entry, 0]], np.int32),
+        joints=np.array([[0, 4]], np.int32),
         traced=True,
-    )  # fmt: skip
+    )
     for _ in range(6):
         scheduler.schedule(plan)
         scheduler.commit(plan, np.array([7], np.int32))
     scheduler.reset_prefix_cache()
     used = scheduler.seqs.snapshot(0)
-    passing = {"pending", "in_flight", "fails_at_settle", "restarting", "redoing", "closing", "state"}
+    passing = {"choosing", "pending", "in_flight", "fails_at_settle", "restarting", "redoing", "closing", "state"}
     same = {name for name in FIELDS if used[name] == new[name]} - passing
     assert same == {"order", "epoch"}, "this request should have touched every array"
     scheduler.abort(9)
@@ -137,6 +146,23 @@ def test_a_position_is_computed_again_with_the_token_that_was_just_committed():
     assert scheduler.ledger()["slots"] == scheduler.pool.num_used == 0
 
 
+def test_a_run_that_the_host_knows_replaces_what_a_preempted_rows_step_chooses():
+    scheduler = Scheduler(max_slots=2, max_rows=2, max_tokens=16, max_model_len=64, num_blocks=7, block_size=4)
+    plans = [StepPlan(2, 16, 64) for _ in range(2)]
+    for number in (1, 2):
+        scheduler.add(number, np.arange(number, number + 8, dtype=np.int32), max_tokens=9)
+    for _ in range(4):
+        scheduler.schedule(plans[0])
+        scheduler.commit(plans[0], np.array([7, 7], np.int32))
+    scheduler.schedule(plans[0])
+    scheduler.schedule(plans[1])  # takes the second row's blocks for the first one
+    assert scheduler.num_preemptions == 1
+    assert scheduler.settler.extend(1, np.array([8, 9], np.int32)), "its step is in flight, although it waits"
+    scheduler.commit(plans[0], np.array([7, 99], np.int32))
+    assert list(plans[0].out_token[:2]) == [7, -1]
+    assert scheduler.settler.room(1) == 3, "four tokens chosen, two that were known"
+
+
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_tokens_without_a_choice_follow_and_are_computed_in_one_step(in_flight):
     scheduler = Scheduler(max_slots=1, max_rows=1, max_tokens=8, max_model_len=64, num_blocks=20, block_size=4)
@@ -154,10 +180,14 @@ def test_tokens_without_a_choice_follow_and_are_computed_in_one_step(in_flight):
     assert settler.room(0) == 2
     scheduler.schedule(plans[2])
     row = plans[2]
-    assert (row.row_computed[0], row.row_len[0]) == (4, 4)
-    assert list(row.token_ids[:4]) == [7, 8, 9, 10]
     if in_flight:
+        assert (row.row_computed[0], row.row_len[0]) == (5, 3), "the step in flight computes the newest token"
+        assert list(row.token_ids[:3]) == [8, 9, 10]
         scheduler.commit(plans[1], np.array([99], np.int32))
+    else:
+        assert (row.row_computed[0], row.row_len[0]) == (4, 4)
+        assert list(row.token_ids[:4]) == [7, 8, 9, 10]
+    if in_flight:
         assert (plans[1].out_token[0], plans[1].out_finish[0]) == (-1, 0), "what was chosen in their place is dropped"
     scheduler.commit(plans[2], np.array([11], np.int32))
     assert (plans[2].out_token[0], settler.room(0)) == (11, 1)

@@ -27,9 +27,11 @@ from _fast.steady import (
     REASON_PREEMPTED,
     REASON_PYTHON,
     REASON_RING,
+    REASON_WOKEN,
     SPECIAL_ALWAYS,
     SPECIAL_PROMPT,
     SPECIAL_VARIANT_SHIFT,
+    SPECIAL_WATCHED,
     SteadyLoop,
 )
 from tests.fast.oracles.runtime import COPY, GRAPH, QUERY, RECORD, SYNC, Rig, seed_words
@@ -71,7 +73,8 @@ class Engine:
                 prompt = (np.arange(length) * PROMPT[0] % PROMPT[1]).astype(np.int32)
                 slot = self.scheduler.add(number, prompt, max_tokens=most, eos_ids=[EOS])
                 if slot >= 0:
-                    self.rig.params.stage(slot, seed_words(slot, length, number))
+                    most_len = min(length + most, self.scheduler.max_model_len)
+                    self.rig.params.stage(slot, seed_words(slot, length, number, most_len))
                     self.special[slot] = flags
                     self.live[number] = slot
                 else:
@@ -160,9 +163,6 @@ class Engine:
         return self.news
 
 
-NOBODY_WAITS = np.full((1024, 1), -1, np.int32)  # by slot: tokens that bring a step back to Python
-
-
 class Mixed(Engine):
     """The same with SteadyLoop, and Python for a share of the turns; news pass through the ring."""
 
@@ -170,10 +170,17 @@ class Mixed(Engine):
         super().__init__(script, **settings)
         self.ring = OutputRing(self.scheduler.max_rows, entries, asked, lines, self.width)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.watched = np.full((1024, 1), -1, np.int32)  # by slot: tokens that bring a step back to Python
         self.steady = SteadyLoop(
-            self.scheduler, self.rig.plans, self.rig.params, self.rig.launcher, self.ring, self.special,
-            NOBODY_WAITS, self.wake,
-        )  # fmt: skip
+            self.scheduler,
+            self.rig.plans,
+            self.rig.params,
+            self.rig.launcher,
+            self.ring,
+            self.special,
+            self.watched,
+            self.wake,
+        )
         self.rng = np.random.default_rng(seed)
         self.python = python
         self.reasons = dict.fromkeys((*range(1, 7), REASON_PREEMPTED), 0)
@@ -318,8 +325,10 @@ def test_a_ring_that_is_full_loses_and_reorders_nothing(seed, entries):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_pool_that_preempts_makes_no_difference(seed):
-    expected, told, mixed = both(script_of(seed, flags=(0,)), num_blocks=34, vocab=500, python=0.1, seed=seed)
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_pool_that_preempts_makes_no_difference(seed, width):
+    script = script_of(seed, flags=(0,))
+    expected, told, mixed = both(script, num_blocks=34, vocab=500, width=width, python=0.1, seed=seed)
     assert told == expected
     assert mixed.scheduler.num_preemptions > 0
     assert mixed.reasons[REASON_PREEMPTED] > 0
@@ -396,7 +405,7 @@ def test_a_step_tells_what_it_did_and_how_long_its_parts_took():
 
 
 def test_log_probabilities_go_out_with_the_tokens_of_the_slots_that_asked():
-    lines = np.random.default_rng(3).integers(0, 2**30, (8, 8, 3 + 2 * 4), np.int32)
+    lines = np.random.default_rng(3).integers(0, 2**30, (8, 8, 3, 3 + 2 * 4), np.int32)
     asked = np.array([0, 3, 1, 0, 0, 0, 0, 0], np.uint8)  # 1 + how many of the most likely
     mixed = steady_case(most=20, prompts=(5, 9, 7), asked=asked, lines=lines)
     slots = dict(mixed.live)
@@ -407,7 +416,7 @@ def test_log_probabilities_go_out_with_the_tokens_of_the_slots_that_asked():
         wanted = {}
         for row, request in enumerate(ids):
             if asked[slots[request]]:
-                words = lines[numbers.step_id % len(mixed.rig.plans), row]
+                words = lines[numbers.step_id % len(mixed.rig.plans), row, 0]
                 wanted[row] = told_logprobs(words, asked[slots[request]] - 1)
                 assert wanted[row][0] == words[0]
                 assert wanted[row][3] == words[3 : 3 + len(wanted[row][4])].tolist()
@@ -420,6 +429,47 @@ def test_log_probabilities_go_out_with_the_tokens_of_the_slots_that_asked():
         OutputRing(9, 1, asked, lines)
     with pytest.raises(ValueError, match="need `asked`"):
         OutputRing(8, 1, None, lines)
+
+
+def test_each_token_of_a_run_has_its_log_probabilities():
+    lines = np.random.default_rng(3).integers(0, 2**30, (8, 8, 3, 3 + 2 * 4), np.int32)
+    mixed = steady_case(most=40, prompts=(5,), asked=np.full(8, 2, np.uint8), lines=lines, width=3)
+    assert mixed.steady.run(-1) == REASON_FREED
+    lengths = set()
+    while (entry := mixed.ring.pop()) is not None:
+        numbers, ids, *_, told = entry
+        row = lines[numbers.step_id % len(mixed.rig.plans), 0]
+        assert told == {place: told_logprobs(row[place], 1) for place in range(len(ids))}
+        lengths.add(len(ids))
+    assert lengths - {0} == {1, 2, 3}, "behind the answer's end a step has no news"
+    mixed.close()
+
+
+def test_a_watched_token_anywhere_in_a_run_brings_its_step_back_to_python():
+    mixed = steady_case(most=60, prompts=(5,), flags=SPECIAL_WATCHED, width=3)
+    run: list[int] = []
+    place = 0
+    while len(run) < 3 or place < 10:  # the device's runs, one after the other
+        count = 1 + mixed.rig.draw(0, place) % 3
+        run = [mixed.rig.draw(0, place + k) for k in range(count)]
+        place += count
+    mixed.watched[:, 0] = run[2]
+    assert mixed.steady.run(-1) == REASON_WOKEN
+    tokens = mixed.rig.ring[mixed.steady.uncommitted][:3]
+    assert run[2] in tokens.tolist()
+    mixed.settle(mixed.steady.uncommitted, wait=False)
+    mixed.close()
+
+
+@pytest.mark.parametrize("run", [(-1, 4, 4), (4, -1, 4), (4, 4, -2)])
+def test_a_run_with_anything_but_tokens_and_an_end_is_pythons(run):
+    mixed = steady_case(most=60, prompts=(5,), width=3)
+    mixed.rig.lib.set_faulty_step(5)
+    mixed.rig.lib.set_faulty_run(*run)
+    assert mixed.steady.run(-1) == REASON_INVALID
+    assert mixed.rig.plans[mixed.steady.uncommitted].step_id == 5
+    mixed.settle(mixed.steady.uncommitted, wait=False)
+    mixed.close()
 
 
 def test_the_gaps_between_steps_are_told_with_those_behind_them():
@@ -462,7 +512,7 @@ def test_a_step_without_a_graph_is_left_to_python():
     rows = mixed.scheduler.max_rows
     mixed.rig = Rig(rows, 80, 1 << 12, 8, graphs=False)
     mixed.rig.set_graphs(rows, 64, whole=True)  # for 70 tokens there is none
-    parts = mixed.rig.plans, mixed.rig.params, mixed.rig.launcher, mixed.ring, mixed.special, NOBODY_WAITS, mixed.wake
+    parts = mixed.rig.plans, mixed.rig.params, mixed.rig.launcher, mixed.ring, mixed.special, mixed.watched, mixed.wake
     mixed.rig.params.stage(0, seed_words(0, 70, 0))
     mixed.steady = SteadyLoop(mixed.scheduler, *parts)
     assert mixed.steady.run(-1) == REASON_PYTHON
@@ -591,7 +641,7 @@ def test_a_mistake_is_refused_in_words():
     for wrong, words in ((-1, "1 steps are in flight"), (1, "does not hold the step in flight")):
         with pytest.raises(ValueError, match=words):
             steady.run(wrong)
-    parts = [mixed.scheduler, rig.plans, rig.params, rig.launcher, mixed.ring, mixed.special, NOBODY_WAITS, mixed.wake]
+    parts = [mixed.scheduler, rig.plans, rig.params, rig.launcher, mixed.ring, mixed.special, mixed.watched, mixed.wake]
     for place, wrong, words in (
         (1, rig.plans[:2], "2 plans, 3 records"),
         (1, [rig.plans[1], rig.plans[0], rig.plans[2]], "does not lie in record 0"),

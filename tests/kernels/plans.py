@@ -17,7 +17,8 @@ from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowFlag, SlotWord
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.cache.layout import CacheLayout
-from engine.cache.spec import FullSpec, SlidingSpec
+from engine.cache.tokens import FullSpec
+from engine.cache.window import SlidingSpec
 from engine.step.backend.host.slots import HostSlots
 
 MAX_LEN = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.cache.spec import FullSpec
+from engine.cache.tokens import FullSpec
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.pages import decode, pages_of
 from engine.kernels.rotate import qkv_rope_store, qkv_rope_store_reference

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.cache.spec import FullSpec
+from engine.cache.tokens import FullSpec
 from engine.kernels.attention import prefill
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.work import empty_list, fill_list, max_parts

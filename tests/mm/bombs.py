@@ -35,9 +35,17 @@ def sound_entry(kind: bytes = b"sowt", *more: bytes) -> bytes:
 
 def film_entry(kind: bytes = b"avc1", *more: bytes) -> bytes:
     return box(
-        kind, bytes(6), u32(1)[2:], bytes(16), struct.pack(">HH", 64, 64), u32(72 << 16, 72 << 16, 0),
-        struct.pack(">H", 1), bytes(32), struct.pack(">Hh", 24, -1), *more,
-    )  # fmt: skip
+        kind,
+        bytes(6),
+        u32(1)[2:],
+        bytes(16),
+        struct.pack(">HH", 64, 64),
+        u32(72 << 16, 72 << 16, 0),
+        struct.pack(">H", 1),
+        bytes(32),
+        struct.pack(">Hh", 24, -1),
+        *more,
+    )
 
 
 def sizes(size: int, count: int) -> bytes:
@@ -154,9 +162,11 @@ def keys_without_end(count: int) -> bytes:
 
 def encrypted_samples(count: int) -> bytes:
     scheme = box(
-        b"sinf", box(b"frma", b"avc1"), full(b"schm", b"cenc", u32(65536)),
+        b"sinf",
+        box(b"frma", b"avc1"),
+        full(b"schm", b"cenc", u32(65536)),
         box(b"schi", full(b"tenc", bytes(2), b"\1\0", bytes(16))),
-    )  # fmt: skip
+    )
     table = times((1, 512)) + sizes(8, 1) + chunks(1, 1, 40) + full(b"senc", u32(count))
     return movie(track(b"vide", film_entry(b"encv", scheme), table))
 
@@ -237,18 +247,29 @@ def matroska(tracks: bytes, *more: bytes, doctype: bytes = b"webm") -> bytes:
 def vp9_track(number: int = 1, *more: bytes) -> bytes:
     video = element(b"\xe0", element(b"\xb0", b"\x40"), element(b"\xba", b"\x40"))
     return element(
-        b"\xae", element(b"\xd7", bytes([number])), element(b"\x73\xc5", bytes([number])), element(b"\x83", b"\1"),
-        element(b"\x86", b"V_VP9"), video, *more,
-    )  # fmt: skip
+        b"\xae",
+        element(b"\xd7", bytes([number])),
+        element(b"\x73\xc5", bytes([number])),
+        element(b"\x83", b"\1"),
+        element(b"\x86", b"V_VP9"),
+        video,
+        *more,
+    )
 
 
 def opus_track(*more: bytes) -> bytes:
     head = b"OpusHead\1\1" + struct.pack("<HIhB", 0, 48000, 0, 0)
     audio = element(b"\xe1", element(b"\xb5", struct.pack(">d", 48000.0)), element(b"\x9f", b"\1"))
     return element(
-        b"\xae", element(b"\xd7", b"\1"), element(b"\x73\xc5", b"\1"), element(b"\x83", b"\2"),
-        element(b"\x86", b"A_OPUS"), element(b"\x63\xa2", head), audio, *more,
-    )  # fmt: skip
+        b"\xae",
+        element(b"\xd7", b"\1"),
+        element(b"\x73\xc5", b"\1"),
+        element(b"\x83", b"\2"),
+        element(b"\x86", b"A_OPUS"),
+        element(b"\x63\xa2", head),
+        audio,
+        *more,
+    )
 
 
 def cluster(*blocks: bytes) -> bytes:
@@ -359,8 +380,11 @@ def tagged_matroska(count: int) -> bytes:
     tags = b"".join(
         element(b"\x67\xc8", element(b"\x45\xa3", b"%05x" % at), element(b"\x44\x87", b"v")) for at in range(count)
     )
-    return matroska(vp9_track(), element(b"\x12\x54\xc3\x67", element(b"\x73\x73", tags)),
-                    cluster(element(b"\xa3", b"\x81\0\0\x80", bytes(16))))  # fmt: skip
+    return matroska(
+        vp9_track(),
+        element(b"\x12\x54\xc3\x67", element(b"\x73\x73", tags)),
+        cluster(element(b"\xa3", b"\x81\0\0\x80", bytes(16))),
+    )
 
 
 def ape_tagged_mp3(size: int) -> bytes:

@@ -123,8 +123,9 @@ def pictures_refused() -> Iterator[Odd]:
     yield refused("float TIFF", "image", saved(flat("F", 0.5), "TIFF"), UNSUPPORTED)
     yield refused("TIFF without a directory", "image", b"II*\0\xff\xff\xff\x7f" + bytes(32))
     yield refused("TIFF with tiles of a terabyte", "image", tiled(1 << 20, 1 << 20), LARGE, INVALID)
-    yield refused("JPEG of endless scans", "image", saved(flat("RGB", RED), "JPEG") + b"\xff\xda" * 200,
-                  "media_too_complex")  # fmt: skip
+    yield refused(
+        "JPEG of endless scans", "image", saved(flat("RGB", RED), "JPEG") + b"\xff\xda" * 200, "media_too_complex"
+    )
 
 
 def tiled(width: int, height: int) -> bytes:

@@ -95,8 +95,10 @@ def test_a_request_may_lower_frames_and_the_server_bounds_them(processor):
     counts = [
         len(processor.plan_film(300, 30.0, 64, 64, options, limits).indices)
         for options, limits in (
-            (PLAIN, FREE), (MediaOptions(num_frames=5), FREE), (MediaOptions(fps=0.5), FREE),
+            (PLAIN, FREE),
+            (MediaOptions(num_frames=5), FREE),
+            (MediaOptions(fps=0.5), FREE),
             (PLAIN, MediaLimits(video_max_frames=8)),
         )
-    ]  # fmt: skip
+    ]
     assert counts == [20, 5, 5, 8]

@@ -31,8 +31,12 @@ OMNI = "qwen_omni:QwenOmni"
 PROCESSOR = processor_for(OMNI, EMBEDDED, RAW)
 IMAGE = made.data_url(made.png(made.noise(60, 80)), "image/png")
 JPEG = made.data_url(made.picture(made.noise(60, 80), "JPEG"), "image/jpeg")
-TURNED = made.data_url(made.picture(made.noise(40, 90), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01"
-    b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"), "image/jpeg")  # fmt: skip
+TURNED = made.data_url(
+    made.picture(
+        made.noise(40, 90), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    ),
+    "image/jpeg",
+)
 SOUND = made.data_url(made.sound(made.tone(1.0)), "audio/wav")
 FILM = made.data_url(made.film(made.ramp(30), 10, track=made.tone(3.0)), "video/mp4")
 

@@ -194,9 +194,12 @@ def test_rows_are_the_published_models():
             assert shared.untyped_storage().nbytes() == shared.nbytes
             ids = torch.full((1, len(rows)), IMAGE)
             want = theirs(
-                ids, torch.zeros(1, len(rows), rows.shape[1]), made["image_pixel_values"], made["image_sizes"],
+                ids,
+                torch.zeros(1, len(rows), rows.shape[1]),
+                made["image_pixel_values"],
+                made["image_sizes"],
                 made["image_attention_mask"],
-            )[0]  # fmt: skip
+            )[0]
             assert (rows - want).abs().max() < 2e-2 * want.abs().max(), "pixels differ by a rounding"
             exact = {**features, "pixel_values": as_patches(made["image_pixel_values"][0])}
             assert (tower.encode(exact) - want).abs().max() < 2e-4 * want.abs().max()

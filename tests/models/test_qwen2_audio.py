@@ -48,9 +48,12 @@ def wanted(count: int) -> list[int]:
 
     extractor = WhisperFeatureExtractor.from_pretrained(qwen2_audio())
     made = extractor(
-        np.pad(sound(count), (0, max(0, 480 - count))), sampling_rate=16000, return_tensors="pt", padding="max_length",
+        np.pad(sound(count), (0, max(0, 480 - count))),
+        sampling_rate=16000,
+        return_tensors="pt",
+        padding="max_length",
         return_attention_mask=True,
-    )  # fmt: skip
+    )
     rows = ((int(made.attention_mask.sum()) - 1) // 2 + 1 - 2) // 2 + 1
     with tiny.quiet():
         options = {"dtype": torch.float32, "attn_implementation": "eager"}

@@ -84,8 +84,9 @@ def test_frames_and_prompt_are_the_published_processors(count):
 
 
 def test_rows_are_transformers_alone_and_beside_others():
-    items = [{"input_features": torch.from_numpy(processed(count).parts[0].features["input_features"])}
-             for count in SAMPLES]  # fmt: skip
+    items = [
+        {"input_features": torch.from_numpy(processed(count).parts[0].features["input_features"])} for count in SAMPLES
+    ]
     with torch.inference_mode():
         tower = load(folder()).towers["audio"]
         together = tower.encode_together(items)

@@ -13,7 +13,8 @@ import engine.run.start
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.cache.layout import CacheLayout
-from engine.cache.spec import FullSpec, NothingSpec, SlidingSpec
+from engine.cache.tokens import FullSpec, NothingSpec
+from engine.cache.window import SlidingSpec
 from engine.layers.attention import PagedSelfAttention
 from engine.models.registry import build_model, load_model_config
 from engine.quant.kv import numbers_line, stored_specs
@@ -153,12 +154,12 @@ def test_layers_that_are_skipped_share_tables_with_the_others_and_waste_nothing(
     shapes = [[view.shape[0] for view in cache] for cache in layout.allocate(5, poison=True)]
     assert shapes == [[5] * 4, [5] * 2, [5] * 4]
     near = specs_of(tiny.checkpoint("qwen2-window"), skipped=("sliding_window",))
-    assert [spec.dtype for spec in near] == [torch.float32 if spec.kind else E4M3 for spec in near]
+    assert [spec.dtype for spec in near] == [torch.float32 if spec.kind.window else E4M3 for spec in near]
 
 
 def test_a_block_of_codes_is_1_9_times_smaller():
     for spec in (FullSpec(8, 128, BF16), SlidingSpec(8, 128, BF16, 512)):
-        codes = type(spec)(8, 128, E4M3, *([512] if spec.window else []))
+        codes = type(spec)(8, 128, E4M3, *([512] if spec.kind.window else []))
         assert spec.block_bytes(16) / codes.block_bytes(16) >= 1.9
 
 

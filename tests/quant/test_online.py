@@ -95,12 +95,25 @@ def test_experts_that_lie_in_one_tensor_become_codes_too(name, device):
 
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("gptq 32", "gptq"), ("gptq 32", "GPTQ"), ("gptq 32", "gptq_marlin"), ("gptq 32", "moe_wna16"),
-     ("awq 32", "moe_wna16"), ("awq 32", "awq_marlin"), ("modelopt nvfp4", "modelopt_fp4"),
-     ("modelopt nvfp4", "petit_nvfp4"), ("ct w4 32", "compressed-tensors"), ("ct int8", "w8a8_int8"),
-     ("fp8 tensor", "fp8"), ("auto-round awq", "auto-round"), ("gptq 32", "auto_gptq"), ("awq 32", "auto_awq"),
-     ("modelopt mxfp8", "modelopt_mxfp8"), ("ct float channel", "w8a8_fp8")],
-)  # fmt: skip
+    [
+        ("gptq 32", "gptq"),
+        ("gptq 32", "GPTQ"),
+        ("gptq 32", "gptq_marlin"),
+        ("gptq 32", "moe_wna16"),
+        ("awq 32", "moe_wna16"),
+        ("awq 32", "awq_marlin"),
+        ("modelopt nvfp4", "modelopt_fp4"),
+        ("modelopt nvfp4", "petit_nvfp4"),
+        ("ct w4 32", "compressed-tensors"),
+        ("ct int8", "w8a8_int8"),
+        ("fp8 tensor", "fp8"),
+        ("auto-round awq", "auto-round"),
+        ("gptq 32", "auto_gptq"),
+        ("awq 32", "auto_awq"),
+        ("modelopt mxfp8", "modelopt_mxfp8"),
+        ("ct float channel", "w8a8_fp8"),
+    ],
+)
 def test_the_method_of_the_checkpoint_may_be_named(tmp_path, name, word):
     config = load_model_config(write(tmp_path, VARIANTS[name]))
     assert requested(config, word) is config

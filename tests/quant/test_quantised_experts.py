@@ -144,7 +144,7 @@ def test_an_accelerator_reads_experts_for_integers_and_refuses_columns_in_anothe
         ("gptq 32", "gptq channel", r"0-4.gate_proj \(5\), .* scales \[6, 320\]; .*1.up_proj .* scales \[1, 320\]; "),
         ("fp8 tensor static", "fp8 tensor weight_scale", r"1.up_proj as input_scale \[\], weight \[320, 192\]"),
     ],
-)  # fmt: skip
+)
 def test_experts_in_unlike_forms_are_refused(sparse, name, change, said, tmp_path):
     """One matrix of one expert is stored as another dialect would store it, or in floats."""
     draw, tensors = torch.Generator().manual_seed(2), {}
@@ -283,8 +283,10 @@ def test_columns_in_no_whole_blocks_are_refused(gpt_oss, tmp_path):
 
 def test_a_broken_scale_is_refused(gpt_oss):
     layer = load(gpt_oss[0], "float32").layers[0].experts.down
-    drawn = {kind: [torch.zeros(piece.shape, dtype=piece.dtypes[0]) for piece in pieces]
-             for kind, pieces in layer.expects().items()}  # fmt: skip
+    drawn = {
+        kind: [torch.zeros(piece.shape, dtype=piece.dtypes[0]) for piece in pieces]
+        for kind, pieces in layer.expects().items()
+    }
     drawn["down_proj_scales"][0][1, 2, 0] = 255
     with pytest.raises(ConfigError, match="1 of 192 values of scales are negative, NaN or infinite"):
         layer.fill(drawn, Placement(torch.float32, "cpu"))

@@ -114,8 +114,14 @@ def nibbles(draw: torch.Generator, rows: int, columns: int) -> Tensor:
     return torch.randint(0, 256, (rows, columns // 2), generator=draw, dtype=torch.uint8)
 
 
-def floats8(kind: str = "weight_scale_inv", per: str = "tensor", block: int = 128, dtype: torch.dtype = torch.float32,
-            shape: tuple[int, ...] = (), static: str = "") -> Writer:  # fmt: skip
+def floats8(
+    kind: str = "weight_scale_inv",
+    per: str = "tensor",
+    block: int = 128,
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, ...] = (),
+    static: str = "",
+) -> Writer:
     def made(draw: torch.Generator, rows: int, columns: int) -> Tensors:
         sizes = {"tensor": shape, "row": (rows, 1), "flat": (rows,), "block": (-(-rows // block), -(-columns // block))}
         sizes["group"] = (rows, columns // 32)
@@ -363,8 +369,11 @@ MIXED = {
                                 "symmetric": True}},
     },
 }  # fmt: skip
-LAYERS = {f"model.layers.{number}.{name}": {"quant_algo": "FP8"} if "attn" in name else {"quant_algo": "NVFP4"}
-          for number in range(2) for name in PROJECTIONS}  # fmt: skip
+LAYERS = {
+    f"model.layers.{number}.{name}": {"quant_algo": "FP8"} if "attn" in name else {"quant_algo": "NVFP4"}
+    for number in range(2)
+    for name in PROJECTIONS
+}
 ROWS8, STATIC_TENSOR = floats8("weight_scale", "row"), floats8("weight_scale", static="input_scale")
 VARIANTS |= {
     "ct mixed": Variant(MIXED, packed(4, 32), others={

@@ -19,7 +19,7 @@ import pytest_asyncio
 from engine.engine import Engine
 from server.app import make_app
 from server.flags.config import Config
-from server.start import load
+from server.start import folders, load
 from server.state import AppState
 from tests import tiny
 from tests.engine_kit import GONE
@@ -86,7 +86,7 @@ async def ready(config: Config) -> AsyncIterator[AppState]:
     """A state whose engine runs."""
     asyncio.get_running_loop().set_debug(True)
     state = AppState(config)
-    await load.fetch(state)
+    await folders.fetch(state)
     state.engine = Engine(state.config.engine(state.folder))
     await load.load(state)
     state.phase = "ready"

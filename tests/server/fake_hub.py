@@ -130,9 +130,12 @@ class FakeHub:
 
 
 def send(
-    request: BaseHTTPRequestHandler, body: bytes, status: int = 200, headers: dict[str, str] | None = None,
+    request: BaseHTTPRequestHandler,
+    body: bytes,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
     cut: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     request.send_response(status)
     for key, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
         request.send_header(key, value)

@@ -415,8 +415,10 @@ def test_a_value_that_only_another_server_knows_is_taken_for_what_it_means(tmp_p
     model = config.model
     assert config.cache.kv_cache_dtype == "bfloat16"
     assert (model.dtype, model.structured_outputs_backend, model.max_model_len) == ("float32", "auto", 0)
-    assert capsys.readouterr().err.splitlines()[0] == "omniloop: --structured-outputs-backend xgrammar: " \
-        "one library compiles all grammars; taken as auto"  # fmt: skip
+    assert (
+        capsys.readouterr().err.splitlines()[0] == "omniloop: --structured-outputs-backend xgrammar: "
+        "one library compiles all grammars; taken as auto"
+    )
 
 
 def test_a_file_may_hold_flags_of_another_server(tmp_path, capsys):

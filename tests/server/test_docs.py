@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from server.app import FAMILIES
 from server.openapi import TABLE
 from server.routes import docs, pages, playground
+from server.routes.table import FAMILIES
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -10,9 +10,9 @@ from engine.models.lookup import families
 from engine.quant.dialects import DIALECTS
 from engine.weights.table import FLOATS
 from mm.processors.base import Processor
-from server.app import routes_of
 from server.flags.config import Config
 from server.openapi import TABLE
+from server.routes.table import routes_of
 
 MODALITIES = {"image": "images", "video": "video", "audio": "audio"}
 REFUSED_FORMATS = "HQQ, AQLM, Quark; pickles (`.bin`, `.pt`)"

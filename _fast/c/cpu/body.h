@@ -13,6 +13,7 @@ static const float COUNTING[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
 #include "float8.h"
 #include "body_rows.h"
 
+#include "body_keys.h"
 #include "body_attention.h"
 
 #define PASTE_(a, b) a##b

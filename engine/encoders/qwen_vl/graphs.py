@@ -32,9 +32,14 @@ class TowerGraphs:
     """The fixed places, and what replays the graphs."""
 
     def __init__(
-        self, config: VisionConfig, numbers: int, compute: Compute, dtype: torch.dtype, device: str,
+        self,
+        config: VisionConfig,
+        numbers: int,
+        compute: Compute,
+        dtype: torch.dtype,
+        device: str,
         budgets: tuple[int, ...] = BUDGETS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`numbers`: of a patch. `compute`: patches and tables of one room -> rows [blocks, row_width * row_parts]."""
         self._config = config
         self._compute = compute

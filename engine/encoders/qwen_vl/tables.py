@@ -112,9 +112,14 @@ def grid_parts(grid: Grid, config: VisionConfig) -> GridParts:
     if config.position_side:
         places, shares = (part.repeat(t, 1) for part in interpolation(h, w, config.position_side, merge))
     return GridParts(
-        (first + one).view(-1), [tile.numel() * unit for tile in tiles] * t, [h * w] * t,
-        cos[blocks].view(count, -1), sin[blocks].view(count, -1), places, shares,
-    )  # fmt: skip
+        (first + one).view(-1),
+        [tile.numel() * unit for tile in tiles] * t,
+        [h * w] * t,
+        cos[blocks].view(count, -1),
+        sin[blocks].view(count, -1),
+        places,
+        shares,
+    )
 
 
 def exact_room(parts: Sequence[GridParts], config: VisionConfig) -> Room:

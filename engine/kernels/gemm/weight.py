@@ -1,8 +1,14 @@
 """Weight: a matrix in the form in which a device multiplies by it, and what a layer asks of every form.
 
 Owner: the model; read only after loading. In: rows of activations. Out: products. A form is a class and a file:
-panels (CPU), dense (accelerators), invariant (accelerators, --deterministic). A form must know `linear`; it overrides
-the other products where it can fuse them. Nothing outside this folder asks which form a layer has.
+
+    floats            panels (CPU), dense (accelerators), invariant (accelerators, --deterministic)
+    codes             group_panels (CPU), group_weight (accelerators), float8_weight (FP8 that meets inputs in FP8)
+    pieces of each    parts: matrices of unlike forms, one below the other
+    with adapters     AdaptedWeight in engine/layers/adapted.py, around one of these
+
+A form must know `linear`; it overrides the other products where it can fuse them. pack.py chooses the form; nothing
+outside this folder asks which one a layer has.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Kept: where a step's tokens leave the numbers of their experts, beside the KV cache (engine/cache/routed).
+"""Kept: where the tokens of a step leave the numbers of their experts, in pages like those of the KV cache.
 
-Made once per step, read by every layer with experts; moe/route writes. Thread: device.
+Owner: the part engine/step/parts/routed.py, on the device thread. In: pages, and the place of each token. A step has
+one, every layer with experts gets it, and moe/route.py writes.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.base.request import Modality
-from engine.cache.spec import CacheSpec, NothingSpec
+from engine.cache.spec import CacheSpec
+from engine.cache.tokens import NothingSpec
 from engine.encoders.tower import Tower
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.attention.dense import dense_attention

@@ -30,9 +30,16 @@ def vision(section: Section) -> VitConfig:
     tokens = outer.size("mm_tokens_per_image", 256)
     side = math.isqrt(tokens)
     config = read_vision(
-        section, norm="rms", norm_eps=section.number("layer_norm_eps", 1e-6), norm_offset=1.0, products=1, bias=False,
-        norm_name=f"{PROJECTOR}.mm_soft_emb_norm", outer_name=PROJECTOR, turned="mm_input_projection_weight",
-    )  # fmt: skip
+        section,
+        norm="rms",
+        norm_eps=section.number("layer_norm_eps", 1e-6),
+        norm_offset=1.0,
+        products=1,
+        bias=False,
+        norm_name=f"{PROJECTOR}.mm_soft_emb_norm",
+        outer_name=PROJECTOR,
+        turned="mm_input_projection_weight",
+    )
     if side * side != tokens or config.side % side:
         raise ConfigError(
             f"{outer.path}: mm_tokens_per_image={tokens} of {config.side} x {config.side} patches; a square number "

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from torch import Tensor
 from engine.attention.meta import AttentionMeta
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig, TextConfig
-from engine.cache.spec import CacheSpec, FullSpec, LayerCache
+from engine.cache.spec import CacheSpec
+from engine.cache.tokens import FullSpec
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
@@ -33,71 +34,18 @@ from engine.encoders import whisper as encoder
 from engine.encoders.sound import EPS
 from engine.encoders.tower import by_modality
 from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, read_audio
-from engine.kernels.activation import gelu
-from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
-from engine.kernels.pages import pages_of
-from engine.kernels.rotate import qkv_rope_store
 from engine.layers.batch import Batch
 from engine.layers.embed import Embedding, Head, Positions
-from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.layers.rope import Rope, RopeTable
+from engine.layers.rope import RopeTable
 from engine.models.base.family import Family
 from engine.models.base.model import Model
+from engine.models.media.whisper_layer import Views, WhisperLayer
 from engine.weights.table import Row, Table
 
 LAYER = "decoder.layers.*."
 SELF, CROSS = LAYER + "self_attn.", LAYER + "encoder_attn."
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Views:
-    """What the tokens of a step see, each of them a row: of the text, and of the sound."""
-
-    text: AttentionMeta
-    sound: AttentionMeta
-    rope: Rope  # which turns nothing
-
-
-class WhisperLayer:
-    """A decoder layer; keys have no bias."""
-
-    def __init__(self, text: TextConfig) -> None:
-        size = text.hidden_size
-        self.num_heads, self.head_dim = text.num_heads, text.head_dim
-        self.self_norm, self.cross_norm, self.mlp_norm = (LayerNorm(size, EPS) for _ in range(3))
-        self.qkv = Linear(size, size, size, size, bias=(True, False, True))
-        self.cross_q = Linear(size, size, bias=True)
-        self.cross_kv = Linear(size, size, size, bias=(False, True))
-        self.out, self.cross_out = Linear(size, size, bias=True), Linear(size, size, bias=True)
-        self.fc1 = Linear(size, text.intermediate_size, bias=True)
-        self.fc2 = Linear(text.intermediate_size, size, bias=True)
-
-    def __call__(self, x: Tensor, views: Views, cache: LayerCache, overlay: tuple[Tensor, Tensor] | None) -> None:
-        """Adds to x [T, hidden]; `overlay`: which of the tokens are sound, [T, 1], and their rows [T, hidden]."""
-        size, scale, (keys, values, codes) = x.shape[1], self.head_dim**-0.5, pages_of(cache)
-        qkv = self.qkv(self.self_norm(x))
-        if overlay is not None:
-            shown, rows = overlay
-            qkv[:, size:] = torch.where(shown, self.cross_kv(rows), qkv[:, size:])
-        queries = self._store(qkv, views.rope, cache, views.text.slot_mapping)
-        self.out.add_to(x, paged_attention(queries, keys, values, views.text, scale, scales=codes))
-        queries = self.cross_q(self.cross_norm(x)).view(queries.shape)
-        self.cross_out.add_to(x, paged_attention(queries, keys, values, views.sound, scale, scales=codes))
-        self.fc2.add_to(x, gelu(self.fc1(self.mlp_norm(x))))
-
-    def store_sound(self, rows: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> None:
-        """Writes the keys and values of cross-attention of the encoder's rows [n, hidden]."""
-        queries = rows.new_zeros(rows.shape)
-        self._store(torch.cat([queries, self.cross_kv(rows)], dim=1), rope, cache, slots)
-
-    def _store(self, qkv: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> Tensor:
-        """Keys and values into the cache; returns the queries [T, num_heads, head_dim]."""
-        heads, (keys, values, scales) = self.num_heads, pages_of(cache)
-        return qkv_rope_store(
-            qkv, rope.cos, rope.sin, None, None, 0.0, heads, heads, self.head_dim, keys, values, slots, scales=scales
-        )
 
 
 class Whisper(Model):
@@ -200,8 +148,9 @@ class Whisper(Model):
         block_size = keys.shape[2]
         count = len(places)
         numbers = torch.arange(count + 1, dtype=torch.int32, device=places.device)
-        lines = torch.searchsorted(meta.query_start[1:].contiguous(), numbers[:-1] if chosen is None else chosen.int(),
-                                   right=True).clamp_(max=len(meta.context_len) - 1)  # fmt: skip
+        lines = torch.searchsorted(
+            meta.query_start[1:].contiguous(), numbers[:-1] if chosen is None else chosen.int(), right=True
+        ).clamp_(max=len(meta.context_len) - 1)
         if meta.table_row is not None:
             lines = meta.table_row[lines]
         texts = (places - (lead - 1)).clamp_(min=1).int()  # tokens of text up to each, itself included

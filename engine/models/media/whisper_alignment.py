@@ -17,7 +17,8 @@ from torch.nn import functional
 from engine.base.errors import RequestError
 from engine.kernels.activation import gelu
 from engine.models.base.model import Model
-from engine.models.media.whisper import Whisper, WhisperLayer
+from engine.models.media.whisper import Whisper
+from engine.models.media.whisper_layer import WhisperLayer
 
 LayerHead = tuple[int, int]
 

@@ -41,8 +41,9 @@ def pooling(folder: Path, body: Section, outer: Section, given: Mapping[str, Any
     skipped = string.punctuation if said.boolean("mask_punctuation", True) else ""
     log.warning(
         "%s: its queries were filled up with mask tokens; here they are not, and scores lack the products of these "
-        "tokens", folder,
-    )  # fmt: skip
+        "tokens",
+        folder,
+    )
     width = body.size("hidden_size")
     return PoolingConfig(
         task="embed",

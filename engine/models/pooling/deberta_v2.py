@@ -98,7 +98,7 @@ class DebertaLayer(EncoderLayer):
             self._of_distances = keys_of.to(queries.dtype).view(shape), queries_of.to(queries.dtype).view(shape)
         return disentangled_attention(
             queries, keys, values, *self._of_distances, self._away.buckets, bounds, self.scale
-        )  # fmt: skip
+        )
 
     def of_distances(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and the queries of all distances, float32 [n, hidden] each; table: float32 [n, hidden].
@@ -186,9 +186,13 @@ def both_ways(body: Section, **family: Any) -> TextConfig:
     if {str(kind).strip().lower() for kind in kinds} != {"c2p", "p2c"}:
         raise ConfigError(f"{body.path}: pos_att_type={body.values.get('pos_att_type')!r}; supported is c2p|p2c")
     read = post_norm_text(
-        Section({"layer_norm_eps": 1e-7, **body.values}, body.path, body.outer), None, gated_mlp=False, o_bias=True,
-        mlp_bias=True, **family,
-    )  # fmt: skip
+        Section({"layer_norm_eps": 1e-7, **body.values}, body.path, body.outer),
+        None,
+        gated_mlp=False,
+        o_bias=True,
+        mlp_bias=True,
+        **family,
+    )
     for key, wanted in (("embedding_size", read.hidden_size), ("attention_head_size", read.head_dim)):
         refuse(body, **{key: wanted})
     return every_layer(read, scale=(3 * read.head_dim) ** -0.5)  # a score is the sum of three products

@@ -52,9 +52,13 @@ class Gte(Encoder):
 def text(body: Section, outer: Section) -> TextConfig:
     """The encoder."""
     refuse(
-        body, position_embedding_type="rope", layer_norm_type="layer_norm", pack_qkv=True, logn_attention_scale=False,
+        body,
+        position_embedding_type="rope",
+        layer_norm_type="layer_norm",
+        pack_qkv=True,
+        logn_attention_scale=False,
         logn_attention_clip1=False,
-    )  # fmt: skip
+    )
     biases = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
     return post_norm_text(_without_ntk(body), RopeDefaults(160_000.0), qkv_layout="joined", joined_mlp=True, **biases)
 

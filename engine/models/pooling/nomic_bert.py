@@ -93,9 +93,16 @@ class NomicBert(Encoder):
 def text(body: Section, outer: Section) -> TextConfig:
     """The encoder."""
     refuse(
-        body, causal=False, prenorm=False, parallel_block=False, use_rms_norm=False, rotary_emb_fraction=1.0,
-        rotary_emb_interleaved=False, rotary_emb_scale_base=None, scale_attn_weights=True,
-    )  # fmt: skip
+        body,
+        causal=False,
+        prenorm=False,
+        parallel_block=False,
+        use_rms_norm=False,
+        rotary_emb_fraction=1.0,
+        rotary_emb_interleaved=False,
+        rotary_emb_scale_base=None,
+        scale_attn_weights=True,
+    )
     named = str(body.values.get("activation_function") or "swiglu")
     gated = named == "swiglu"
     if not gated and named not in BY_NAME:
@@ -108,9 +115,14 @@ def text(body: Section, outer: Section) -> TextConfig:
     refuse(body, mlp_fc2_bias=first)
     whole = Section({**body.values, "hidden_act": "silu" if gated else named}, body.path, body.outer)
     read = post_norm_text(
-        whole, RopeDefaults(1000.0), qkv_bias=attention, o_bias=attention, mlp_bias=first, gated_mlp=gated,
+        whole,
+        RopeDefaults(1000.0),
+        qkv_bias=attention,
+        o_bias=attention,
+        mlp_bias=first,
+        gated_mlp=gated,
         qkv_layout="joined",
-    )  # fmt: skip
+    )
     return _sparse(body, read)
 
 

@@ -44,9 +44,14 @@ def text(body: Section, outer: Section) -> TextConfig:
     ropes = body.section("rope_parameters").values
     as_near = {**body.values, "rope_parameters": ropes.get(SLIDING) or ROPES[SLIDING]}
     read = read_text(
-        Section(as_near, body.path, body.outer), outer, sliding="layers", head_dim=256, tied=True, qk_norm="head",
+        Section(as_near, body.path, body.outer),
+        outer,
+        sliding="layers",
+        head_dim=256,
+        tied=True,
+        qk_norm="head",
         activation="gelu_pytorch_tanh",
-    )  # fmt: skip
+    )
     layers = tuple(
         replace(layer, **_sizes(body, number, kind), **_sharing(body, kinds, number))
         for number, (layer, kind) in enumerate(zip(read.layers, kinds))

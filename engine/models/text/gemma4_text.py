@@ -21,125 +21,26 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.base.model_config import LayerConfig, ModelConfig, TextConfig
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.cache.spec import LayerCache
-from engine.kernels.activation import BY_NAME, pointwise
-from engine.kernels.gemm.pack import Placement
-from engine.kernels.projection_norm import normalise_projections
-from engine.kernels.rotate import apply_rope
-from engine.layers.attention import PagedSelfAttention
 from engine.layers.bare import Bare
 from engine.layers.batch import Batch
-from engine.layers.embed import Embedding
 from engine.layers.linear import Linear
 from engine.layers.moe import SparseMLP
-from engine.layers.norm import Norm, Normed, RMSNorm, stream_norm
+from engine.layers.norm import Norm, RMSNorm, stream_norm
 from engine.layers.rope import Rope
-from engine.layers.stream import Addend, Made, Product, Stream
+from engine.layers.stream import Addend, Made, Stream
 from engine.models.base.decoder import DecoderLayer
 from engine.models.base.family import Family
 from engine.models.text.gemma import KEYS, SANDWICH_ROWS
+from engine.models.text.gemma4_attention import Attention
+from engine.models.text.gemma4_beside import Beside, BesideTable
 from engine.models.text.gemma4_config import text
 from engine.models.text.llama import DECODER_IGNORE, Llama, LlamaLayer
 from engine.models.text.sparse import as_stored
-from engine.weights.table import Row, Table, Wanted
+from engine.weights.table import Row, Table
 
 KEPT = ("k_proj", "v_proj", "k_norm", "v_norm")  # released files have them of layers that never read them, too
-
-
-class Projections(Linear):
-    """Queries, keys and values, of which a checkpoint may have fewer: `stored` says which matrix makes which piece."""
-
-    __slots__ = ("ones", "stored")
-
-    ones: Tensor  # [values] float32: the weights of a norm without weights
-
-    def __init__(self, hidden_size: int, sizes: tuple[int, ...], stored: tuple[int, ...], bias: bool) -> None:
-        super().__init__(hidden_size, *sizes, bias=bias)
-        self.stored = stored
-
-    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        wanted = super().expects()
-        return {
-            kind: tuple(pieces[self.stored.index(n)] if n in self.stored else None for n in range(3))
-            for kind, pieces in wanted.items()
-        }
-
-    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        super().fill({kind: [given[n] for n in self.stored] for kind, given in pieces.items()}, placement)
-        self.ones = torch.ones(self.out_features[-1], device=placement.device)
-
-
-class Attention(PagedSelfAttention):
-    """Values are normalised; a layer that reads another one's keys and values has queries only."""
-
-    __slots__ = ("queries_only",)
-
-    qkv: Projections
-
-    def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
-        super().__init__(text, layer)
-        self.queries_only = layer.keys_of is not None
-        kv_size = self.num_kv_heads * self.head_dim
-        sizes: tuple[int, ...] = (self.num_heads * self.head_dim, kv_size, kv_size)
-        stored: tuple[int, ...] = (0, 1, 2)
-        if self.queries_only:
-            sizes, stored = sizes[:1], (0,)
-            self.k_norm = None
-        elif layer.values_are_keys:
-            stored = (0, 1, 1)
-        self.qkv = Projections(text.hidden_size, sizes, stored, text.qkv_bias)
-
-    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        if not self.window and meta.last_keys is not None:  # a picture's tokens see later ones in windows alone
-            meta = replace(meta, last_keys=None)
-        return super().__call__(x, rope, meta, cache)
-
-    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        if not self.queries_only:
-            return super().store(x, rope, meta, cache)
-        assert isinstance(self.q_norm, RMSNorm), "queries have a norm"
-        heads = self.qkv.of_normed(x).unflatten(1, (self.num_heads, self.head_dim))
-        return apply_rope(heads, rope.cos, rope.sin, self.q_norm.weight, self.q_norm.eps)
-
-    def _projected(self, x: Normed) -> Tensor:
-        qkv = super()._projected(x)
-        assert isinstance(self.k_norm, RMSNorm), "keys have a norm"
-        ones = self.qkv.ones
-        normalise_projections(qkv[:, -len(ones) :], ones, ones[:0], self.head_dim, 1, self.k_norm.eps, centre=False)
-        return qkv
-
-
-class BesideTable(Embedding):
-    """The embeddings of all layers."""
-
-    __slots__ = ("marks", "pad")
-
-    def __init__(self, vocab_size: int, width: int) -> None:
-        super().__init__(vocab_size, width, None)
-        self.pad = 0
-        self.marks: list[int] = []  # tokens of media, which read the row of `pad`
-
-    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        super().fill(pieces, placement)
-        for mark in self.marks:
-            self.table[mark : mark + 1] = self.table[self.pad]
-
-
-class Beside:
-    """What a layer adds from its own embedding of each token."""
-
-    def __init__(self, text: TextConfig, number: int) -> None:
-        self.number = number
-        self.activation = BY_NAME[text.activation]
-        self.gate = Linear(text.hidden_size, text.beside_width)
-        self.project = Linear(text.beside_width, text.hidden_size)
-        self.norm = stream_norm(text)
-
-    def add_to(self, x: Stream) -> None:
-        assert x.beside is not None, "the decoder makes it before the first layer"
-        gated = pointwise(self.gate(x.rows()), self.activation)
-        x.add(Product(self.project, gated * x.beside[:, self.number]), self.norm)
 
 
 class Gemma4Layer(LlamaLayer):

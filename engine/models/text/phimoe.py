@@ -26,9 +26,15 @@ def text(body: Section, outer: Section) -> TextConfig:
             values[key] = {**given, "attention_factor": long}
     body = Section(values, body.path)
     read = read_text(
-        body, outer, sliding="given", rope=ROPE, eps=1e-5, layer_norm=True, norm_bias=True,
+        body,
+        outer,
+        sliding="given",
+        rope=ROPE,
+        eps=1e-5,
+        layer_norm=True,
+        norm_bias=True,
         head_bias=body.boolean("lm_head_bias", False),
-    )  # fmt: skip
+    )
     near = 2 * body.number("router_jitter_noise", 0.01)
     return with_experts(read, read_experts(body, width="intermediate_size", score="near", nearness=near))
 

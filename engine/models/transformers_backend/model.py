@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from engine.base.errors import ConfigError
 from engine.base.model_config import LayerConfig, ModelConfig, RopeConfig, TextConfig
-from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
+from engine.cache.spec import CacheSpec
+from engine.cache.tokens import FullSpec
+from engine.cache.window import SlidingSpec
 from engine.checkpoint.section import Section
 from engine.layers.batch import Batch
 from engine.models.base.family import Family

@@ -3,8 +3,11 @@
 Owner: device thread. The step before is settled in the gap between a step's forward and its choice: matchers take its
 tokens (`collect`), then fill a line of allowed tokens for each row (`between`), which the choice obeys.
 
-    host    plan N+1, launch forward N+1 | settle N: collect | between | launch choice N+1
-    device  ............ forward N+1 .......................................... | masks, choose
+    host    plan N+1, launch forward N+1 | settle N: collect, after | between | launch choice N+1
+    device  ............ forward N+1 ................................................. | masks, choose
+
+Tokens that a grammar leaves no choice about are a run that the host knows (`after`): they join the sequence behind step
+N's token, forward N+1 computes that token, its choice is dropped, and step N+2 computes the run.
 
 A grammar may begin behind a token that ends an answer's free text (thinking, say). Until then it sleeps: steps are
 plain and two in flight, and the GIL-free loop asks Python behind one of the tokens that wake it. The step launched
@@ -118,15 +121,14 @@ class Grammar(StepPart):
         return self._grammars.rows[slot]
 
     def _consume(self, step: Step) -> None:
-        """Hands the tokens of rows to their matchers, and ends the rows that they end."""
+        """Hands the runs of rows to their matchers, which end rows and cut runs."""
         home, sampled = step.home, step.rows.sampled
         assert home.tokens is not None
-        for place, end in self._grammars.consume(step.sampled_slots, home.tokens[sampled, 0]).items():
+        for place, (count, end) in self._grammars.consume(step.sampled_slots, home.tokens[sampled]).items():
             row = int(sampled[place])
-            if end.error is not None:
+            if end is not None and end.error is not None:
                 home.invalid[row] = end.error
-            else:
+            elif end is not None:
                 home.finishes[row] = FinishReason.COMPLETE
                 home.invalid.pop(row, None)
-            if not end.keeps_token:
-                home.drop(row)
+            home.cut(row, count)

@@ -18,7 +18,7 @@ from _fast.scheduler import Scheduler
 from engine.base.errors import ConfigError
 from engine.base.model_config import TextConfig
 from engine.base.request import Request
-from engine.cache.spec import KIND_FULL, CacheSpec, LayerCache
+from engine.cache.spec import CacheSpec, LayerCache
 from engine.device.accelerator import Accelerator
 from engine.kernels.moe.kept import Kept
 from engine.layers.batch import Batch, LayerHook
@@ -53,7 +53,7 @@ class RoutedExperts(StepPart):
 
     def __init__(self, model: Model, specs: Sequence[CacheSpec]) -> None:
         self._layers, self._top_k, self._dtype = routed_shape(model.config.text)
-        self._sees_all = any(spec.kind == KIND_FULL for spec in specs)
+        self._sees_all = any(spec.kind.lasts for spec in specs)
         self._backend: Backend
         self._group: int  # the first whose layers see every token: its block tables say where a token is
         self._block_size: int
@@ -72,8 +72,7 @@ class RoutedExperts(StepPart):
         self._backend = steps.backend
         rank = steps.backend.rank
         self._block_size = rank.layout.block_size
-        kinds = [group.spec.kind for group in rank.layout.groups]
-        self._group = kinds.index(KIND_FULL)
+        self._group = next(number for number, group in enumerate(rank.layout.groups) if group.spec.kind.lasts)
         if rank.accelerator is not None:
             shape = (CHUNK, self._block_size, self._layers, self._top_k)
             self._gather = Gather(rank.accelerator, shape, self._dtype)

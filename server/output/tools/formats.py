@@ -60,9 +60,13 @@ DEEPSEEK = ToolFormat(
 LLAMA = ToolFormat(json_calls.calls, ("<|python_tag|>",), bare="{", separator=";")
 PYTHONIC = ToolFormat(python_calls.code, bare="[")
 COHERE = ToolFormat(
-    json_calls.calls, ("<|START_ACTION|>",), ("<|END_ACTION|>",), names=("tool_name", "name"),
-    skips=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"), variant="list",
-)  # fmt: skip
+    json_calls.calls,
+    ("<|START_ACTION|>",),
+    ("<|END_ACTION|>",),
+    names=("tool_name", "name"),
+    skips=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    variant="list",
+)
 LISTED = ToolFormat(json_calls.calls, ("<tool_calls>",), ("</tool_calls>",), variant="list")
 
 ANY_MODEL = ToolFormat(json_calls.calls, bare="[", variant="sure")  # where calls are forced on a model without a format

@@ -35,8 +35,10 @@ static int64_t num_calls;
 static int fail_call = -1, fail_code, fail_after;
 static int32_t max_rows, max_tokens, *ring[8], *records[8], num_records, *turn;
 static int32_t words[SLOTS][SLOT_WORDS], last_token[SLOTS], table_updates;
-static int32_t header[HEADER_LEN], rows_slot[ROWS], rows_place[ROWS], rows_sampled;
+static int32_t length[SLOTS]; /* of each slot: its tokens, those included that the host does not know yet */
+static int32_t header[HEADER_LEN], rows_slot[ROWS], rows_place[ROWS], rows_end[ROWS], rows_sampled;
 static int64_t fault, device_end, step_ns, faulty_step = -1;
+static int32_t faulty_run[3] = {-1, -1, -1}; /* what the first sampled row of that step brings home */
 static int32_t vocab = 1000, bare, width = 1; /* width: tokens that a row may bring home */
 static int32_t in_order = 1, next_prep;  /* every step's record was read, once, in order */
 static int32_t block_size, factor, modulus;          /* of the cache, 0: none; of the prompts: token p is p * factor % modulus */
@@ -125,6 +127,10 @@ static void prep(const int32_t *record)
     rows_sampled = 0;
     for (row = 0; row < record[HEADER_NUM_ROWS]; row++) {
         int32_t s = slot[row];
+        /* A fed row begins at the slot's newest token; its record says where at least. */
+        int32_t begin = flags[row] & ROW_FEED ? length[s] - 1 : computed[row];
+        fault |= (begin < computed[row] || (width == 1 && begin != computed[row])) << 15;
+        rows_end[row] = begin + len[row];
         fault |= start[row + 1] - start[row] != len[row] || words[s][SLOT_SLOT] != s;
         if (flags[row] & ROW_FEED)
             fault |= (token[start[row]] != -1) << 1;
@@ -132,15 +138,15 @@ static void prep(const int32_t *record)
             for (k = 0; k < len[row]; k++)
                 fault |= (token[start[row] + k] < 0) << 2;
         rows_slot[row] = s;
-        rows_place[row] = flags[row] & ROW_SAMPLE ? computed[row] + len[row] - words[s][SLOT_PROMPT_LEN] : -1;
+        rows_place[row] = flags[row] & ROW_SAMPLE ? rows_end[row] - words[s][SLOT_PROMPT_LEN] : -1;
         rows_sampled += flags[row] & ROW_SAMPLE ? 1 : 0;
         /* What a row reads: its newest token, fed here or known to the host, is the one drawn last. */
-        if (computed[row] >= words[s][SLOT_PROMPT_LEN]) {
+        if (begin >= words[s][SLOT_PROMPT_LEN]) {
             int32_t newest = flags[row] & ROW_FEED ? last_token[s] : token[start[row]];
-            fault |= (newest != draw(words[s][SLOT_SEED_LOW], computed[row] - words[s][SLOT_PROMPT_LEN])) << 3;
+            fault |= (newest != draw(words[s][SLOT_SEED_LOW], begin - words[s][SLOT_PROMPT_LEN])) << 3;
         }
-        if (block_size)
-            read_and_write(s, computed[row], len[row]);
+        if (block_size && (width == 1 || begin < words[s][SLOT_TOP_K] - 1)) /* what no answer may have, nobody computes */
+            read_and_write(s, begin, len[row]);
     }
     fault |= (rows_sampled != record[HEADER_NUM_SAMPLED]) << 4;
 }
@@ -156,18 +162,23 @@ static void sample(int32_t size)
     fault |= (rows_sampled > size) << 5;
     for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
         if (rows_place[row] >= 0) {
-            int32_t token = draw(words[rows_slot[row]][SLOT_SEED_LOW], rows_place[row]);
-            int32_t k, count = 1 + token % width;
-            for (k = 0; k < width; k++) {
-                last_token[rows_slot[row]] = draw(words[rows_slot[row]][SLOT_SEED_LOW], rows_place[row] + k);
-                tokens[row * width + k] = k < count ? last_token[rows_slot[row]] : TOKEN_END;
-            }
+            int32_t s = rows_slot[row], token = draw(words[s][SLOT_SEED_LOW], rows_place[row]);
+            int32_t k, p, count = 1 + token % width;
+            for (k = 0; k < count; k++)
+                tokens[row * width + k] = last_token[s] = draw(words[s][SLOT_SEED_LOW], rows_place[row] + k);
+            for (; k < width; k++)
+                tokens[row * width + k] = TOKEN_END;
+            length[s] = rows_end[row] + count;
+            /* The step has computed its run but for the newest token; of what no answer may have, nothing. */
+            for (p = rows_end[row]; block_size && p < length[s] - 1; p++)
+                if (p < words[s][SLOT_TOP_K] - 1)
+                    read_and_write(s, p, 1);
         } else
             tokens[row * width] = -7; /* nobody may read this */
     if (faulty_step >= 0 && header[HEADER_STEP_LOW] == faulty_step)
         for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
             if (rows_place[row] >= 0) {
-                tokens[row * width] = -1;
+                memcpy(tokens + row * width, faulty_run, (width < 3 ? width : 3) * sizeof(int32_t));
                 break;
             }
 }
@@ -339,6 +350,7 @@ void setup(int32_t rows, int32_t tokens, int32_t **host_ring, int32_t **host_rec
     in_order = 1;
     fail_call = -1;
     faulty_step = -1;
+    faulty_run[0] = faulty_run[1] = faulty_run[2] = -1;
     bodies = NULL;
 }
 
@@ -353,6 +365,7 @@ void set_eager(int eager) { stream.eager = eager; }
 void set_failure(int call, int code, int after) { fail_call = call, fail_code = code, fail_after = after; }
 void set_step_ns(int64_t ns) { step_ns = ns; }
 void set_faulty_step(int64_t step) { faulty_step = step; }
+void set_faulty_run(int32_t a, int32_t b, int32_t c) { faulty_run[0] = a, faulty_run[1] = b, faulty_run[2] = c; }
 void set_wake(int fd, int after) { wake_fd = fd, wake_after = after; }
 void set_bare(int32_t value) { bare = value; }
 void set_cache(int32_t size, int32_t by, int32_t in) { block_size = size, factor = by, modulus = in; }

@@ -49,9 +49,10 @@ def addresses() -> dict[str, int]:
     return {name: ctypes.cast(getattr(library(), f"cuda{name}"), ctypes.c_void_p).value for name in CALLS}
 
 
-def seed_words(slot: int, prompt_len: int, seed: int) -> np.ndarray:
+def seed_words(slot: int, prompt_len: int, seed: int, most: int = 0) -> np.ndarray:
+    """`most`: tokens that the slot may have; here the stand-in finds it where a device finds how it chooses."""
     words = np.zeros(SLOT_WORDS, np.int32)
-    words[[SlotWord.SLOT, SlotWord.PROMPT_LEN, SlotWord.SEED_LOW]] = slot, prompt_len, seed
+    words[[SlotWord.SLOT, SlotWord.PROMPT_LEN, SlotWord.SEED_LOW, SlotWord.TOP_K]] = slot, prompt_len, seed, most
     return words
 
 

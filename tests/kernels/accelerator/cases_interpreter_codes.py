@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 
-from engine.cache.spec import FullSpec
+from engine.cache.tokens import FullSpec
 from engine.kernels.attention import decode as decode_attention
 from engine.kernels.attention import prefill
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference

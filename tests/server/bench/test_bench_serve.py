@@ -170,8 +170,9 @@ async def test_a_server_with_a_key_is_told_from_one_without_models(headers, said
 
 
 def test_a_table_of_three_percentiles_fits_into_80_columns():
-    answers = [Reply(at, 0, sent=at, first=at + 99.0, last=at + 900, end=at + 999.5, events=2, gaps=[801.0])
-               for at in range(4)]  # fmt: skip
+    answers = [
+        Reply(at, 0, sent=at, first=at + 99.0, last=at + 900, end=at + 999.5, events=2, gaps=[801.0]) for at in range(4)
+    ]
     found = summary.numbers(processes.Outcome(0.0, answers), ServeOptions(), {})
     assert max(map(len, summary.table(found, ServeOptions()).splitlines())) <= 80
 
@@ -205,8 +206,10 @@ def test_arrivals_follow_rate_burstiness_and_ramp():
 
 def test_files_are_read_and_prefixes_shared(tmp_path):
     lines = tmp_path / "asked.jsonl"
-    lines.write_text('{"prompt": "a", "max_tokens": 3}\n{"messages": [{"role": "system", "content": "s"},'
-                     ' {"role": "user", "content": "u"}]}\n')  # fmt: skip
+    lines.write_text(
+        '{"prompt": "a", "max_tokens": 3}\n{"messages": [{"role": "system", "content": "s"},'
+        ' {"role": "user", "content": "u"}]}\n'
+    )
     options = ServeOptions(num_prompts=4, dataset="jsonl", dataset_path=str(lines))
     found = {(one.turns[0].content, one.turns[0].max_tokens, len(one.before)) for one in conversations(options, 0, 1)}
     assert found == {("a", 3, 0), ("u", 128, 1)}

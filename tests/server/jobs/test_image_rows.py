@@ -8,7 +8,7 @@ import torch
 from safetensors.numpy import save
 
 from mm.item import MediaRef
-from server.start.load import make_renderer
+from server.start.makers import make_renderer
 from tests.server.jobs.test_prompt_rows import encoded
 from tests.server.live import picture
 

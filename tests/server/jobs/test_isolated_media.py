@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from server.start import load
+from server.start import makers
 from server.state import AppState
 from tests.mm import made
 from tests.mm.test_isolation import Watched, children, is_alive, kill
@@ -26,7 +26,7 @@ async def test_s23_answers_are_those_of_the_pool_and_a_fault_is_one_requests(ser
     other.pool.shutdown()
     other.pool, other.engine, other.tokenizer = state.pool, state.engine, state.tokenizer
     plain, client = serve(), serve()
-    client.state.media = media = load.make_loader(other)
+    client.state.media = media = makers.make_loader(other)
     client.state.metrics.helpers = media.helpers.counts
     try:
         one, same = await asked(plain, PICTURE, FILM), await asked(client, PICTURE, FILM)

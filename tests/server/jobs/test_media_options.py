@@ -7,7 +7,7 @@ import pytest
 from server.cli import parse
 from server.flags.command_line import UsageError
 from server.jobs.media_options import merged
-from server.start import load
+from server.start import makers
 from server.state import AppState
 from tests.mm import made
 from tests.server.conftest import config_of
@@ -73,7 +73,7 @@ async def test_the_operators_options_stand_where_a_request_brings_none(serve, st
     other.pool, other.engine, other.tokenizer = state.pool, state.engine, state.tokenizer
     client = serve(chat={"trust_request_mm_kwargs": True})
     plain = await tokens(client, WATCH)
-    client.state.media = media = load.make_loader(other)
+    client.state.media = media = makers.make_loader(other)
     assert media is not None
     try:
         two = await tokens(client, WATCH)

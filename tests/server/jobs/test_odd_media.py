@@ -61,9 +61,10 @@ async def test_the_background_of_a_request_changes_what_is_seen(serve, monkeypat
     seen = []
     real = client.state.media.processor.process
     monkeypatch.setattr(
-        type(client.state.media.processor), "process",
+        type(client.state.media.processor),
+        "process",
         lambda _, item, *rest: (seen.append(item.data[0, 0].tolist()), real(item, *rest))[1],
-    )  # fmt: skip
+    )
     for colour in ([0, 0, 250], [0, 250, 0], [0, 0, 250]):  # the last from the cache
         reading = {"image": {"rgba_background_color": colour}}
         assert (await asked(client, clear, media_io_kwargs=reading)).status == 200

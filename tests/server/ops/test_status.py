@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.base.config import EngineConfig
-from engine.cache.spec import FullSpec
+from engine.cache.tokens import FullSpec
 from engine.run import summary as start_summary
 from engine.step.sizes import Sizes
 from server.ops.logs import log_startup

@@ -71,10 +71,13 @@ async def test_a_trace_shows_two_steps_in_flight_and_who_was_in_them(operator):
     assert (refused.status, refused.error["reason"]) == (409, "profiling")
     asked = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
     messages = [{"role": "user", "content": LONG[:300]}]
-    await asyncio.gather(*(
-        operator.post("/v1/chat/completions", {"messages": messages, **asked}, headers={"x-request-id": f"r{k}"})
-        for k in range(3)
-    ), operator.post("/tokenize", {"prompt": LONG}))  # fmt: skip
+    await asyncio.gather(
+        *(
+            operator.post("/v1/chat/completions", {"messages": messages, **asked}, headers={"x-request-id": f"r{k}"})
+            for k in range(3)
+        ),
+        operator.post("/tokenize", {"prompt": LONG}),
+    )
     reply = await operator.post("/stop_profile")
     events = checked(reply.json())
     flights = [event for event in of(events, *IN_FLIGHT) if event["name"].startswith("step ")]

@@ -35,9 +35,14 @@ async def test_vectors_are_those_of_the_last_token(pooling, body):
 
 @pytest.mark.parametrize(
     ("kind", "old"),
-    [("mean_tokens", True), ("max_tokens", False), ("weightedmean_tokens", True), ("mean_sqrt_len_tokens", True),
-     ("cls_token", False)],
-)  # fmt: skip
+    [
+        ("mean_tokens", True),
+        ("max_tokens", False),
+        ("weightedmean_tokens", True),
+        ("mean_sqrt_len_tokens", True),
+        ("cls_token", False),
+    ],
+)
 async def test_each_kind_of_pooling_with_a_dense_layer_behind_it(pooling, kind, old):
     folder = kit.embedder("qwen3", kind, dense=24, normalize=kind != "max_tokens", old=old)
     client = await pooling(folder)
@@ -69,8 +74,10 @@ async def test_prompts_may_be_left_out_of_what_is_pooled(pooling, body, kind):
             weights = weights if kind == "weightedmean_tokens" else np.ones_like(weights)
             wanted.append(kit.unit((lines * weights)[left_out:].sum(0) / weights[left_out:].sum()))
     close(await vectors(client, FEW, prompt_name="query"), wanted)
-    close(await vectors(client, [tokenizer.encode("the cat", True)]),
-          [kit.unit(kit.pooled(hidden(tokenizer.encode("the cat", True)), kind))])  # fmt: skip
+    close(
+        await vectors(client, [tokenizer.encode("the cat", True)]),
+        [kit.unit(kit.pooled(hidden(tokenizer.encode("the cat", True)), kind))],
+    )
     scores = (await client.post("/score", {"text_1": "the cat", "text_2": FEW})).json()["data"]
     documents = await vectors(client, FEW, prompt_name="document")
     asked = await vectors(client, "the cat", prompt_name="query")

@@ -116,8 +116,9 @@ async def test_scores_are_those_of_the_processor(pooling, kind):
     answer = (await client.post("/v1/rerank", {"query": QUERY, "documents": documents, "top_n": 3})).json()
     best = sorted(range(4), key=lambda at: -wanted[at])[:3]
     assert [entry["index"] for entry in answer["results"]] == best
-    np.testing.assert_allclose([entry["relevance_score"] for entry in answer["results"]], np.sort(wanted)[:0:-1],
-                               atol=1e-4)  # fmt: skip
+    np.testing.assert_allclose(
+        [entry["relevance_score"] for entry in answer["results"]], np.sort(wanted)[:0:-1], atol=1e-4
+    )
     pairs = await scores(client, queries=[QUERY, TEXTS[1]], documents=documents[:2])
     other = tiny_pages.of_query(kind, TEXTS[1])[1]
     np.testing.assert_allclose(pairs, [wanted[0], *maxsim(kind, other, pages[1:2])], atol=1e-4)

@@ -56,9 +56,13 @@ def checkpoint(kind: str, old: bool = True, similarity: str | None = None, activ
     tiny.save(model, folder)
     first = "sparse_encoder.models.MLMTransformer" if old else "base.modules.transformer.Transformer"
     listed = [("", first), ("1_SpladePooling", "sparse_encoder.models.SpladePooling")]
-    kit.write(folder / "modules.json", [
-        {"idx": at, "name": str(at), "path": path, "type": f"{kit.ST}.{kind}"} for at, (path, kind) in enumerate(listed)
-    ])  # fmt: skip
+    kit.write(
+        folder / "modules.json",
+        [
+            {"idx": at, "name": str(at), "path": path, "type": f"{kit.ST}.{kind}"}
+            for at, (path, kind) in enumerate(listed)
+        ],
+    )
     kit.write(folder / "sentence_bert_config.json", {"max_seq_length": 128, "do_lower_case": False})
     kit.write(
         folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max", "activation_function": activation}

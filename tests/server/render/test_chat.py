@@ -114,7 +114,7 @@ async def test_media_become_references_in_order_with_their_slots(renderer, media
         ({"type": "image_url", "image_url": None, "uuid": "u"}, "image", None),
         ({"type": "input_audio", "input_audio": None, "uuid": "u"}, "audio", None),
     ],
-)  # fmt: skip
+)
 async def test_every_shape_of_a_media_part(renderer, part, modality, source):
     prompt = await renderer.chat(user(part))
     assert [(ref.modality, ref.source) for ref in prompt.media] == [(modality, source)]
@@ -221,7 +221,7 @@ async def test_items_are_counted_over_the_conversation(make):
         ([{"role": "user", "content": "x"}] * 2049, "at most 2048"),
         ([{"role": "user", "content": ["x"] * 1025}], "at most 1024"),
     ],
-)  # fmt: skip
+)
 async def test_bad_messages_are_refused_by_path(renderer, messages, message):
     await refused(renderer.chat(messages), message)
 

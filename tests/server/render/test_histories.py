@@ -76,9 +76,14 @@ async def test_other_templates_show_ids_as_they_came(client):
 
 @pytest.mark.parametrize(
     ("source", "form"),
-    [(NINE, "short"), (BY_ID, "named"), (TEMPLATE, "any"), ("{{ messages[0].content }}", "any"),
-     ("{{ raise_exception('no') }}", "any")],
-)  # fmt: skip
+    [
+        (NINE, "short"),
+        (BY_ID, "named"),
+        (TEMPLATE, "any"),
+        ("{{ messages[0].content }}", "any"),
+        ("{{ raise_exception('no') }}", "any"),
+    ],
+)
 async def test_what_ids_a_template_takes_is_tried(source, form):
     assert ChatTemplate(source, {}).id_form == form
 
@@ -132,8 +137,10 @@ JOINED = r"""
 {{ '<' + c.type + ' ' + c.function.name + ' ' + c.function.arguments + '>' }}
 {%- endfor -%}
 {%- endfor -%}"""
-PRINTED = JOINED.replace("{{ '<' + c.type + ' ' + c.function.name + ' ' + c.function.arguments + '>' }}",
-                         "<{{ c.type }} {{ c.function.name }} {{ c.function.arguments }}>")  # fmt: skip
+PRINTED = JOINED.replace(
+    "{{ '<' + c.type + ' ' + c.function.name + ' ' + c.function.arguments + '>' }}",
+    "<{{ c.type }} {{ c.function.name }} {{ c.function.arguments }}>",
+)
 
 
 @pytest.mark.parametrize("template", [JOINED, PRINTED, PRINTED.replace("arguments }}", "arguments | tojson }}")])

@@ -256,11 +256,14 @@ async def test_media_have_one_placeholder_each(make):
         ({"documents": [{"title": "t", "text": "x"}]}, "not part of this model's chat format", "invalid_parameter"),
         ({"chat_template": "x"}, "refused", "override_not_trusted"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "Function name was a b", "template_error"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": 3}}}]}, "Invalid tool schema",
-         "template_error"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": 3}}}]},
+            "Invalid tool schema",
+            "template_error",
+        ),
         ({"tools": [{"type": "function"}]}, "function: Field required", "template_error"),
     ],
-)  # fmt: skip
+)
 async def test_what_the_format_does_not_take_is_a_400(make, options, message, reason):
     with pytest.raises(RenderError, match=message) as caught:
         await make("v13").chat([{"role": "user", "content": "x"}], **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.start import load
+from server.start import makers
 from server.state import AppState
 from tests.mm import made
 from tests.server.conftest import config_of
@@ -32,7 +32,7 @@ async def test_the_operator_may_switch_it_off(serve, state: AppState):
     other.pool.shutdown()
     other.pool, other.engine, other.tokenizer = state.pool, state.engine, state.tokenizer
     client = serve()
-    client.state.media = media = load.make_loader(other)
+    client.state.media = media = makers.make_loader(other)
     assert media is not None
     try:
         assert (media.options.use_audio_in_video, media.options.max_pixels) == (False, 12544)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.app import routes_of
 from server.ops.limits import digest_name
+from server.routes.table import routes_of
 from tests.server.speech.test_audio import HEADERS, form
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

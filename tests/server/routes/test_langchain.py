@@ -39,9 +39,12 @@ async def test_a_chat_answers_streams_and_batches(client):
         assert whole.response_metadata["model_name"] == "omniloop"
         assert whole.usage_metadata["output_tokens"] == 6
         wanted = (
-            await client.chat(messages=[{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
-                              max_tokens=6, temperature=0)
-        ).json()  # fmt: skip
+            await client.chat(
+                messages=[{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
+                max_tokens=6,
+                temperature=0,
+            )
+        ).json()
         assert whole.content == wanted["choices"][0]["message"]["content"]
         pieces = [
             piece

@@ -34,13 +34,13 @@ async def until(client, name, *statuses):
 def shows(serve, monkeypatch):
     """Asks under a template that shows everything; gives the text that the model reads, and the reply."""
     seen = []
-    real = __import__("server.routes.responses", fromlist=["prepare"]).prepare
+    real = __import__("server.routes.response_prompt", fromlist=["prepare"]).prepare
 
     async def spy(exchange, prompt, asked, **named):
         seen.append(prompt.text)
         return await real(exchange, prompt, asked, **named)
 
-    monkeypatch.setattr("server.routes.responses.prepare", spy)
+    monkeypatch.setattr("server.routes.response_prompt.prepare", spy)
     client = serve()
     use_template(client)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.answers import respond
-from server.routes import responses
+from server.routes import response_background
 from tests.server.live import use_template
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -163,8 +163,11 @@ async def test_a_completion_is_made_as_asked(client, serve, heard, submitted):
     await first.complete("a", priority=-3)
     assert submitted[-1].priority == -3
     # how it is sent
-    events = (await client.complete("a", **the, max_tokens=6, stream=True, stream_interval=3,
-              stream_options={"include_usage": True})).events()  # fmt: skip
+    events = (
+        await client.complete(
+            "a", **the, max_tokens=6, stream=True, stream_interval=3, stream_options={"include_usage": True}
+        )
+    ).events()
     assert events[-2]["usage"]["completion_tokens"] == 6
     assert max(event["choices"][0]["text"].count(" the") for event in events[:-2]) >= 3
     # what only some servers can do
@@ -192,13 +195,13 @@ async def test_a_gateways_priority_is_heard_on_every_dialect(serve, client, subm
 @pytest.mark.parametrize("background", [False, True])
 async def test_special_tokens_of_a_response_are_shown_when_asked(client, monkeypatch, background):
     seen = []
-    real = responses.Answer
+    real = response_background.Answer
 
     def spy(exchange, asked, jobs, skip_special_tokens=True, *rest):
         seen.append(skip_special_tokens)
         return real(exchange, asked, jobs, skip_special_tokens, *rest)
 
-    monkeypatch.setattr(responses if background else respond, "Answer", spy)
+    monkeypatch.setattr(response_background if background else respond, "Answer", spy)
     for fields in ({}, {"skip_special_tokens": False}, {"skip_special_tokens": True}):
         body = {**SMALLEST["/v1/responses"], **fields, "background": background}
         assert (await client.post("/v1/responses", body)).status == 200

@@ -122,9 +122,16 @@ async def test_a_response_that_is_cut_in_a_call_is_incomplete(serve):
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [('{"input": "+a\\n-b"}', "+a\n-b"), ('{"input": "+a', "+a"), ('{"input": ', ""), ('{"inp', ""), ("", ""),
-     ('{"command": "ls"}', '{"command": "ls"}'), ('"ls"', '"ls"')],
-)  # fmt: skip
+    [
+        ('{"input": "+a\\n-b"}', "+a\n-b"),
+        ('{"input": "+a', "+a"),
+        ('{"input": ', ""),
+        ('{"inp', ""),
+        ("", ""),
+        ('{"command": "ls"}', '{"command": "ls"}'),
+        ('"ls"', '"ls"'),
+    ],
+)
 async def test_the_input_of_a_custom_tool_is_its_text_also_where_it_is_cut(arguments, text):
     assert free_text(arguments) == text
 
@@ -247,11 +254,18 @@ def gathered(content: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        (BOTH, [("thinking", "Let me see."), ("text", "I look."), ("tool_use", "look", {"at": "né"}),
-                ("tool_use", "count", {})]),
+        (
+            BOTH,
+            [
+                ("thinking", "Let me see."),
+                ("text", "I look."),
+                ("tool_use", "look", {"at": "né"}),
+                ("tool_use", "count", {}),
+            ],
+        ),
         (LAST, [("thinking", "a"), ("text", "Then:"), ("tool_use", "tell", {"to": ["x"]}), ("text", " after")]),
     ],
-)  # fmt: skip
+)
 async def test_a_message_holds_a_block_for_each_part(serve, text, meant, piece):
     client = serve()
     play(client, text, text, piece=piece)

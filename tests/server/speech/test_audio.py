@@ -219,10 +219,16 @@ async def test_the_instruction_is_the_operators_with_the_clients_words_behind_it
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", 0.5), ("top_p", 0.5), ("top_k", 3), ("min_p", 0.1), ("seed", 7), ("frequency_penalty", 0.5),
-        ("presence_penalty", 0.5), ("repetition_penalty", 1.5),
+        ("temperature", 0.5),
+        ("top_p", 0.5),
+        ("top_k", 3),
+        ("min_p", 0.1),
+        ("seed", 7),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", 0.5),
+        ("repetition_penalty", 1.5),
     ],
-)  # fmt: skip
+)
 async def test_sampling_fields_reach_the_engine(client, monkeypatch, field, value):
     asked = Asked(client, monkeypatch)
     await send(client, **{field: value})

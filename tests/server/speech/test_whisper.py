@@ -85,9 +85,14 @@ async def test_tokens_equal_transformers_generate(client):
 
 async def test_the_numbers_of_a_segment_are_the_references(client):
     reply = await send(
-        client, recording(), language="en", response_format="verbose_json", temperature=0.7, seed=3,
+        client,
+        recording(),
+        language="en",
+        response_format="verbose_json",
+        temperature=0.7,
+        seed=3,
         max_completion_tokens=9,
-    )  # fmt: skip
+    )
     segments = reply.json()["segments"]
     segment, ids = segments[0], prompt("en")[:-1]
     tokens = [token for part in segments for token in part["tokens"]]

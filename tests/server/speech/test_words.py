@@ -98,9 +98,13 @@ async def test_whisper_tells_the_times_of_words(client):
 
 async def test_words_of_later_windows_count_from_the_recordings_beginning(client):
     reply = await send(
-        client, recording(5.0), language="en", response_format="verbose_json", max_completion_tokens=12,
+        client,
+        recording(5.0),
+        language="en",
+        response_format="verbose_json",
+        max_completion_tokens=12,
         timestamp_granularities=["word", "segment"],
-    )  # fmt: skip
+    )
     starts = [word["start"] for word in reply.json()["words"]]
     assert starts == sorted(starts)
     assert starts[0] < 2 < 4 < starts[-1] <= 5

@@ -19,10 +19,10 @@ from engine.models.registry import load_model_config
 from engine.weights.files import open_checkpoint
 from server import cli
 from server.flags.config import Config, ModelFlags
+from server.start import folders
 from server.start import hub as hub_module
-from server.start import load
+from server.start.folders import hub_of, is_hub_name, located
 from server.start.hub import Hub, fetch
-from server.start.load import hub_of, is_hub_name, located
 from tests import tiny
 from tests.end_to_end.process import ROOT, SMALL, ServerProcess
 from tests.server.fake_hub import TOKEN, FakeHub, asked_in_place_of_the_real
@@ -345,4 +345,4 @@ def test_a_file_in_the_place_of_a_folder_is_refused_as_a_file(tmp_path):
     file.write_text("{}")
     state = SimpleNamespace(folder=str(file), tokenizer_source=str(file), config=Config())
     with pytest.raises(ConfigError, match=r"--model .*config.json: is a file; name the folder"):
-        asyncio.run(load.fetch(state))
+        asyncio.run(folders.fetch(state))

@@ -51,9 +51,12 @@ def test_flags_are_shown_as_typed_and_secrets_are_not():
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [(X86, ("A CPU @ 2.00GHz", ["avx", "avx2", "fma", "amx_tile", "amx_bf16"])),
-     (ARM, ("", ["asimd", "bf16", "sve"])), ("", ("", []))],
-)  # fmt: skip
+    [
+        (X86, ("A CPU @ 2.00GHz", ["avx", "avx2", "fma", "amx_tile", "amx_bf16"])),
+        (ARM, ("", ["asimd", "bf16", "sve"])),
+        ("", ("", [])),
+    ],
+)
 def test_a_processor_is_read_from_the_kernels_file(text, found):
     assert info.processor(text) == found
 

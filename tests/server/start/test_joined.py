@@ -14,8 +14,8 @@ from engine.base.errors import ConfigError
 from engine.models.registry import load_model_config
 from server.flags.config import Config, ModelFlags
 from server.start.check import lines
+from server.start.folders import fetched
 from server.start.joined import is_split
-from server.start.load import fetched
 from tests.models.harness import load
 from tests.server.fake_hub import FakeHub, asked_in_place_of_the_real
 from tests.tiny_sounds import SOUNDS

@@ -33,9 +33,12 @@ class Server:
 
     def __init__(self, *flags: str, wait: bool = True) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "server", *FLAGS, *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-m", "server", *FLAGS, *flags],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
         self.where = self.printed = ""
         if wait:
             assert self.process.stdout is not None

@@ -22,7 +22,7 @@ from server.flags.config import LimitsConfig
 from server.output.parser_choice import choose_parsers, made
 from server.output.reasoning import ReasoningFormat
 from server.output.tools.formats import TOOLS as FORMATS
-from server.start import load
+from server.start import makers
 from server.structure.call_shapes import grammar_of
 from server.structure.call_values import Tool
 from server.structure.structure import relaxed
@@ -423,9 +423,12 @@ async def test_tools_and_choices_that_make_no_sense_are_refused(calling):
 
 @pytest.mark.parametrize(
     ("path", "at", "schema"),
-    [(PATHS[0], "tools[1].function", "parameters"), (PATHS[1], "tools[1]", "parameters"),
-     (PATHS[2], "tools[1]", "input_schema")],
-)  # fmt: skip
+    [
+        (PATHS[0], "tools[1].function", "parameters"),
+        (PATHS[1], "tools[1]", "parameters"),
+        (PATHS[2], "tools[1]", "input_schema"),
+    ],
+)
 async def test_faults_of_tools_are_named_as_the_client_wrote_them(calling, path, at, schema):
     def held(name="f", strict=True, **keywords):
         body = forced(path, "required", [F, {"function": {"name": name, "parameters": {"type": "object", **keywords}}}])
@@ -494,7 +497,7 @@ async def test_a_grammar_begins_behind_the_models_reasoning(serve):
     client = serve()
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     script = play(client, *(call for _ in range(6)))
-    client.state.grammars = load.make_grammars(client.state)
+    client.state.grammars = makers.make_grammars(client.state)
 
     async def spec(**fields: Any) -> GrammarSpec:
         reply = await client.post(PATHS[0], {**forced(PATHS[0], "required"), **fields})

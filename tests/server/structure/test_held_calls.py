@@ -22,7 +22,7 @@ from server.structure.call_shapes import grammar_of
 from server.structure.call_values import Tool
 from server.structure.harmony_calls import harmony_calls
 from server.structure.patterns import searched
-from server.structure.schema_rules import wrong
+from server.structure.schema_faults import wrong
 from server.structure.structure import relaxed, schema_text
 from server.structure.tool_structure import Calls, tool_structure
 from tests.server.output.test_parsers import parser_of, said

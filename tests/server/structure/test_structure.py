@@ -43,8 +43,11 @@ def kept(schema):
         ),
         (
             {"propertyNames": {"$ref": "#/$defs/c"}, "$defs": {"c": {"type": "string", "enum": ["a"], "title": "C"}}},
-            {"properties": {"a": True}, "additionalProperties": False,
-             "$defs": {"c": {"type": "string", "enum": ["a"]}}},
+            {
+                "properties": {"a": True},
+                "additionalProperties": False,
+                "$defs": {"c": {"type": "string", "enum": ["a"]}},
+            },
         ),
         ({"propertyNames": {"const": "a"}}, {"properties": {"a": True}, "additionalProperties": False}),
         ({"type": "number", "format": "double"}, {"type": "number"}),
@@ -53,7 +56,7 @@ def kept(schema):
         ({"unevaluatedProperties": False, "title": "t"}, {"additionalProperties": False}),
         ({"oneOf": [{"type": "null"}, {"const": 1}]}, {"allOf": [{"anyOf": [{"type": "null"}, {"const": 1}]}]}),
     ],
-)  # fmt: skip
+)
 def test_what_asks_for_nothing_is_left_out_and_what_can_be_is_rewritten(schema, left):
     assert kept(schema) == left
 

@@ -11,7 +11,7 @@ from engine.base.grammar import GrammarSpec
 from engine.grammar.advance import GrammarRow
 from server.render.hf_tokenizer import HfTokenizer
 from server.render.load_tokenizer import load_tokenizer
-from server.start.load import make_grammars
+from server.start.makers import make_grammars
 from tests.server.conftest import quiet
 from tests.server.scripted import EMBEDDED
 from tests.server.structure.test_structure import SCHEMA as NULL
@@ -171,15 +171,21 @@ async def test_a_trigger_opens_its_tag_in_free_text(client):
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
-         "response_format.json_schema.schema.not", "grammar_invalid"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format.json_schema.schema.not",
+            "grammar_invalid",
+        ),
         ({"structured_outputs": {"regex": "a{2,5000}"}}, "structured_outputs.regex", "grammar_too_complex"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "grammar_invalid"),
         ({"structured_outputs": {"grammar": "start: <|im_end|>"}}, "structured_outputs.grammar", "grammar_invalid"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}},
-         "response_format.json_schema.schema", "grammar_invalid"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": False}}},
+            "response_format.json_schema.schema",
+            "grammar_invalid",
+        ),
     ],
-)  # fmt: skip
+)
 async def test_what_cannot_be_held_is_refused(client, fields, param, reason):
     reply = await client.chat(**fields)
     assert (reply.status, reply.error["param"], reply.error["reason"]) == (400, param, reason)

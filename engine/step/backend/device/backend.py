@@ -175,6 +175,7 @@ class DeviceSteady:
     """The GIL-free loop over a backend's plans and graphs."""
 
     def __init__(self, backend: DeviceBackend, logprobs_asked: np.ndarray, logprob_lines: Tensor) -> None:
+        """`logprob_lines` int32 [records, max_rows, places of a run, words]."""
         self._backend = backend
         self.logprobs_asked, self.logprob_lines = logprobs_asked, logprob_lines
 

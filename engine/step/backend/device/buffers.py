@@ -125,9 +125,14 @@ class StepBuffers:
         """Launches what turns the next record into the inputs of a forward: slots, tokens, rows, work lists."""
         sizes, text = self._sizes, self._rank.model.config.text
         step_inputs(
-            self.inputs, self.slots.tensors, self.records, sizes.max_rows, sizes.max_tokens, sizes.block_size,
+            self.inputs,
+            self.slots.tensors,
+            self.records,
+            sizes.max_rows,
+            sizes.max_tokens,
+            sizes.block_size,
             text.vocab_size,
-        )  # fmt: skip
+        )
         for cut, work in self.work.items():  # rows are cut alike in all groups of a cut
             meta = self._meta(self._cuts.index(cut), sizes.max_tokens, sizes.max_rows, False)
             fill_list(work, meta, text.num_heads // cut.num_kv_heads, self._invariant)

@@ -45,9 +45,15 @@ class DeviceForward:
         self._vocab = rank.model.config.text.vocab_size
         self.told = buffers.home.lines(LINE)  # log-probabilities
         self.sampler = DeviceSampler(
-            buffers.slots.tensors, sizes.max_slots, sizes.max_rows, self._vocab, rank.accelerator.device,
-            config.logprobs_mode, config.max_logprobs, self.told,
-        )  # fmt: skip
+            buffers.slots.tensors,
+            sizes.max_slots,
+            sizes.max_rows,
+            self._vocab,
+            rank.accelerator.device,
+            config.logprobs_mode,
+            config.max_logprobs,
+            self.told,
+        )
         self.ruled = self.sampler
         self._endings = endings
         self.launcher: Launcher  # set by the backend

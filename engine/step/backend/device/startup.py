@@ -78,7 +78,7 @@ def token_backend(
     upload = LineUpload(rank.accelerator, forward.sampler.allowed_table, sizes.max_rows)
     backend = DeviceBackend(config, rank, sizes, buffers, forward, DeviceMasks(upload, forward.sampler))
     if rank.accelerator.has_steady_loop:
-        backend.steady = DeviceSteady(backend, forward.sampler.asked, forward.told)
+        backend.steady = DeviceSteady(backend, forward.sampler.asked, forward.told.unsqueeze(2))
     return backend, forward
 
 
@@ -164,11 +164,15 @@ class Startup:
                     peak = max(peak, accelerator.peak_of(partial(self._step_beside, tower)))
             graphed = step if self._config.enforce_eager else max(step, accelerator.peak_of(self._small_towers))
         return device_blocks(
-            self._config, self._rank.layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows,
+            self._config,
+            self._rank.layout,
+            sizes.max_model_len,
+            sizes.max_chunk,
+            sizes.max_rows,
             peak_bytes=peak + self._claim.step_bytes,
             graph_bytes=graphed + GRAPH_BYTES,  # the graphs' pool holds the largest step once more
             memory=accelerator.memory(),
-        )  # fmt: skip
+        )
 
     def _encode_largest(self, rows: int) -> None:
         """In every tower the item of `rows` rows that takes most memory, or as many that run together."""

@@ -1,0 +1,6 @@
+from _fast.device_calls import DeviceCalls
+
+class GapClock:
+    every: int
+    def __init__(self, calls: DeviceCalls, every: int) -> None: ...
+    def set_every(self, every: int) -> None: ...

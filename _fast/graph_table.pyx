@@ -1,0 +1,79 @@
+"""GraphTable: captured graphs by kind, variant and size, and which of them holds a step.
+
+Owner: the device thread. In: handles of graphs, at start; afterwards counts of tokens or rows. Out: the smallest graph
+that holds them. `kind`, and what its size counts: layout.GraphKind. `variant` is a field of bits: a step asks for the
+bits that its rows need, and a part of a step that was never given a graph with one of them runs the same graph with
+and without that bit.
+"""
+
+cimport cython
+
+from _fast.layout cimport GRAPH_MIXED, GRAPH_PREP, GRAPH_STEP, NUM_GRAPH_KINDS
+
+cdef enum:
+    SMALL = 64  # tokens up to which padding is cheap
+
+
+@cython.final
+cdef class GraphTable:
+    """Handles that the caller keeps alive."""
+
+    cdef add(self, int32_t kind, int32_t variant, int32_t size, void* graph):
+        """A graph for up to `size` tokens or rows."""
+        cdef Graphs* own = &self.graphs[kind][variant]
+        cdef int32_t at = own.count
+        if size < 1 or graph == NULL:
+            raise ValueError(f"a graph of size {size} at {<size_t>graph:#x}: sizes are at least 1, handles not null")
+        if own.count == MAX_GRAPHS:
+            raise ValueError(f"{MAX_GRAPHS} graphs of one kind and variant are the most")
+        while at > 0 and own.size[at - 1] > size:
+            own.size[at] = own.size[at - 1]
+            own.graph[at] = own.graph[at - 1]
+            at -= 1
+        own.size[at] = size
+        own.graph[at] = graph
+        own.count += 1
+        self.variant_bits[kind] |= variant
+        self.variant_bits[GRAPH_STEP] |= variant  # a whole step without the bit would leave out that part's work
+
+    cdef int32_t place(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil:
+        """Which of the kind's graphs is the smallest that holds `count`; their count: none does."""
+        cdef Graphs* own = &self.graphs[kind][variant]
+        cdef int32_t low = 0
+        cdef int32_t high = own.count
+        cdef int32_t mid
+        while low < high:
+            mid = (low + high) >> 1
+            if own.size[mid] < count:
+                low = mid + 1
+            else:
+                high = mid
+        return low
+
+    cdef int32_t choose(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil:
+        """The smallest size that holds `count`; 0: none does, or most of it would be padding."""
+        variant &= self.variant_bits[kind]
+        cdef Graphs* own = &self.graphs[kind][variant]
+        cdef int32_t at = self.place(kind, variant, count)
+        if at == own.count or (kind == GRAPH_MIXED and count > SMALL and 4 * own.size[at] > 5 * count):
+            return 0
+        return own.size[at]
+
+    cdef void* find(self, int32_t kind, int32_t variant, int32_t size) noexcept nogil:
+        """The graph of exactly this size, or NULL."""
+        variant &= self.variant_bits[kind]
+        cdef Graphs* own = &self.graphs[kind][variant]
+        cdef int32_t at = self.place(kind, variant, size)
+        return own.graph[at] if at < own.count and own.size[at] == size else NULL
+
+    cdef void* prep(self) noexcept nogil:
+        """The graph with which every step begins, or NULL."""
+        cdef Graphs* own = &self.graphs[GRAPH_PREP][0]
+        return own.graph[0] if own.count else NULL
+
+    cdef check(self, int32_t kind, int32_t variant):
+        """ValueError where there is no such kind or variant."""
+        if not 0 <= kind < NUM_GRAPH_KINDS:
+            raise ValueError(f"kind {kind}: there are 0 to {NUM_GRAPH_KINDS - 1}")
+        if not 0 <= variant < NUM_VARIANTS:
+            raise ValueError(f"variant {variant}: there are 0 to {NUM_VARIANTS - 1}")

@@ -1,0 +1,199 @@
+"""Planner: writes the next step's plan: which rows go on or start, with how many tokens, in which blocks.
+
+Owner: the device thread, through Scheduler and SteadyLoop. In: what the tables say between two steps. Out: a StepPlan,
+and the tables as they are once that step is launched. A plan is made in this order:
+
+    1. running rows, best (priority, arrival) first: shares of the step's tokens, then blocks for these
+    2. waiting requests, in their order, from what is left of tokens, blocks and block-table changes
+    3. longer chunks for running prompts, from idle blocks alone
+
+When blocks run out, the last running row starts over (its KV is recomputed), so the first one always progresses.
+"""
+
+cimport cython
+
+from _fast.layout cimport ROW_SAMPLE
+from _fast.types cimport RUNNING
+
+
+@cython.final
+cdef class Planner:
+    """Plans for the tables of one scheduler."""
+
+    def __init__(self, SeqTable seqs not None, BlockTables tables not None, WaitQueue queue not None,
+                 EncoderTable encoder not None, RunningRows running not None, TokenShares shares not None,
+                 Settler settler not None, int32_t max_rows, bint whole_prompts, int64_t first_step):
+        self.seqs = seqs
+        self.tables = tables
+        self.queue = queue
+        self.encoder = encoder
+        self.running = running
+        self.shares = shares
+        self.settler = settler
+        self.max_rows = max_rows
+        self.whole_prompts = whole_prompts
+        self.next_step = first_step
+
+    cdef void plan(self, StepPlan plan) noexcept nogil:
+        """Fill the plan with the next step. Without rows it has no number: there is nothing to launch."""
+        cdef bint crowded
+        plan.clear()
+        while plan.num_rows == 0:
+            crowded = self.encoder.num_large and self._is_decoding()
+            self.encoder.begin(self.settler.settled_step, crowded, plan, self.next_step)
+            self.updates_left = plan.max_updates
+            self.preempted = False
+            self._continue(plan)
+            if not self.preempted:
+                self._admit(plan)
+                self.updates_left = self.shares.deal_leftovers(self.updates_left, plan.width)
+            self._emit(plan)
+            if plan.num_rows or self.running.size == 0 or self.next_step != self.settler.settled_step + 1:
+                break
+            # Nothing can move and nothing is in flight: rows hold each other's encoder room. The last starts over.
+            self._preempt(self.running.slots[self.running.size - 1])
+        if plan.num_rows:
+            self.encoder.start_wanted(plan, self.next_step)
+            plan.seal(self.next_step)
+            self.next_step += 1
+
+    cdef bint _is_decoding(self) noexcept nogil:
+        """Whether a running row lacks one token: it decodes."""
+        cdef int32_t i
+        for i in range(self.running.size):
+            if self.seqs.left(self.running.slots[i]) == 1:
+                return True
+        return False
+
+    cdef void _continue(self, StepPlan plan) noexcept nogil:
+        """Find blocks for the tokens that running rows get. A row that finds none, or no room in the plan, gets 0."""
+        cdef int32_t i = 0
+        cdef int32_t count
+        cdef int32_t changed
+        cdef int32_t granted
+        cdef slot_t slot
+        self.shares.deal(self.running.size < self.max_rows)
+        while i < self.running.size:
+            slot = self.running.slots[i]
+            i += 1
+            granted = count = self.shares.of[slot]
+            if count == 0:
+                continue
+            if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+                count = self.encoder.limit(self.seqs, slot, self.seqs.computed[slot], count)
+            if count and not self._provide(slot, count, plan.width):
+                count = 0
+            if count:
+                changed = self.tables.num_changed(slot)
+                if changed <= self.updates_left:
+                    self.updates_left -= changed
+                else:
+                    count = 0
+            if count < granted and self.seqs.left(slot) > 1:
+                self.shares.take(count - granted)
+            self.shares.of[slot] = count
+            if count and self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+                self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
+
+    cdef bint _provide(self, slot_t slot, int32_t count, int32_t width) noexcept nogil:
+        """Blocks for the row's next tokens, from the last running rows if need be. False: the row gets none now."""
+        cdef int32_t end = self.seqs.computed[slot] + count
+        cdef int32_t reach = self.seqs.reach(slot, end, width)
+        cdef int32_t missing
+        cdef slot_t victim
+        if self.tables.covers(slot, reach):
+            return True
+        missing = self.tables.missing(slot, end, reach)
+        while missing > self.tables.pool.num_idle():
+            victim = self.running.slots[self.running.size - 1]
+            self._preempt(victim)
+            if victim == slot:
+                return False
+        return self.tables.grow(slot, end, reach) == 0
+
+    cdef void _preempt(self, slot_t slot) noexcept nogil:
+        """A running row gives up its blocks and waits again."""
+        self.settler.preempt(slot)
+        self.preempted = True
+
+    cdef void _admit(self, StepPlan plan) noexcept nogil:
+        """Start waiting requests in their order; the first that neither fits nor stands aside holds up the others."""
+        cdef slot_t slot
+        self.queue.drop_expired()
+        while self.running.size < self.max_rows and self.shares.tokens_left > 0:
+            slot = self.queue.first()
+            # A preempted row waits for its samples in flight: they are part of what it must compute.
+            if slot < 0 or self.seqs.in_flight[slot] or not (self._start(slot, plan) or self.queue.set_aside(slot)):
+                break
+        self.queue.take_back()
+
+    cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil:
+        """Whether a waiting request finds tokens, blocks and room in the plan; then it runs."""
+        cdef int32_t known = self.seqs.num_tokens[slot]
+        cdef int32_t hit = self.tables.match(slot)
+        cdef int32_t start = hit * self.tables.block_size
+        cdef int32_t count = self.shares.fitting(slot, start, known - start, 0)
+        cdef int32_t idle = self.tables.pool.num_idle() - self.tables.num_revived
+        # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
+        cdef int32_t reserve = min(self.running.size, self.tables.pool.total >> 4) * self.tables.num_groups
+        if self.tables.demand(hit, self.seqs.reach(slot, known, plan.width)) + reserve > idle:
+            return False
+        if self.seqs.num_spans[slot]:
+            count = self.encoder.limit(self.seqs, slot, start, count)
+        cdef int32_t reach = self.seqs.reach(slot, start + count, plan.width)
+        cdef int32_t changed = self.tables.blocks_for(reach) * self.tables.num_groups
+        if count <= 0 or changed > self.updates_left or (self.whole_prompts and start + count < known):
+            return False
+        if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count, reach) < 0:
+            self.tables.release(slot)
+            return False
+        self.updates_left -= changed
+        self._enter(slot, hit, count, plan)
+        return True
+
+    cdef void _enter(self, slot_t slot, int32_t hit, int32_t count, StepPlan plan) noexcept nogil:
+        """A request that has its blocks runs, with `count` tokens behind the `hit` blocks that it found."""
+        cdef int32_t known = self.seqs.num_tokens[slot]
+        cdef int32_t start = hit * self.tables.block_size
+        self.queue.serve(slot)
+        self.shares.take(count)
+        self.seqs.computed[slot] = start
+        self.seqs.committed[slot] = start
+        self.seqs.num_named[slot] = hit
+        self.seqs.unnamed[slot] = 0
+        self.seqs.restarting[slot] = 0
+        self.seqs.boundary[slot] = start + self.tables.block_size
+        if self.seqs.num_spans[slot]:
+            self.encoder.passed(self.seqs, slot)
+            self.encoder.claim(self.seqs, slot, start, count, plan, self.next_step)
+        if self.seqs.cached[slot] < 0:
+            self.seqs.cached[slot] = start
+            if self.tables.caching and self.seqs.read_cache[slot]:
+                self.prefix_queries += known
+                self.prefix_hits += start
+        self.shares.of[slot] = count
+        self.seqs.state[slot] = RUNNING
+        self.running.enter(slot)
+
+    cdef void _emit(self, StepPlan plan) noexcept nogil:
+        """Write the rows: those with one token first, then the chunks."""
+        cdef int32_t i
+        cdef slot_t slot
+        for i in range(self.running.size):
+            slot = self.running.slots[i]
+            if self.shares.of[slot] == 1:
+                self._row(slot, 1, plan)
+        plan.num_decode_rows = plan.num_rows
+        for i in range(self.running.size):
+            slot = self.running.slots[i]
+            if self.shares.of[slot] > 1:
+                self._row(slot, self.shares.of[slot], plan)
+
+    cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
+        """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""
+        if plan.row(self.seqs, slot, count) & ROW_SAMPLE:
+            self.seqs.promise(slot, plan.width)
+        self.seqs.computed[slot] += count
+        self.seqs.in_flight[slot] += 1
+        if self.tables.dirty[slot] < self.tables.size[slot]:
+            self.tables.send(slot, plan)

@@ -1,0 +1,45 @@
+"""Caches of every token: what is stored of a token is read until its request ends.
+
+In: numbers of the model. Out: specs of layers whose blocks a row holds to its end. A chunk may end anywhere, every full
+block is named in the prefix index, and a chain of such names stands for the whole prefix (_fast/kinds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from _fast import kinds
+from engine.cache.spec import CacheKind, KeyValueSpec, LayerCache
+
+EVERY_TOKEN = CacheKind(kinds.FULL)
+
+
+@dataclass(frozen=True, slots=True)
+class FullSpec(KeyValueSpec):
+    """Keys and values of which every earlier one is read."""
+
+    @property
+    def kind(self) -> CacheKind:
+        return EVERY_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class NothingSpec:
+    """No bytes: of models that compute a prompt in one step. A slot holds one block of no bytes."""
+
+    @property
+    def kind(self) -> CacheKind:
+        return EVERY_TOKEN
+
+    @property
+    def shared(self) -> Hashable:
+        return (type(self),)
+
+    def block_bytes(self, block_size: int) -> int:
+        return 0
+
+    def views(self, pages: Tensor, block_size: int) -> LayerCache:
+        return ()

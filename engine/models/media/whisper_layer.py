@@ -1,0 +1,73 @@
+"""A layer of Whisper's decoder: attention to the text so far, to the rows of sound, and an MLP.
+
+Thread: device. In: the stream, and what its tokens see of text and of sound. Out: the stream, and in the KV cache the
+keys and values of each token: those of cross-attention for sound, those of self-attention for text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.meta import AttentionMeta
+from engine.base.model_config import TextConfig
+from engine.cache.spec import LayerCache
+from engine.encoders.sound import EPS
+from engine.kernels.activation import gelu
+from engine.kernels.attention.paged import paged_attention
+from engine.kernels.pages import pages_of
+from engine.kernels.rotate import qkv_rope_store
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.layers.rope import Rope
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Views:
+    """What the tokens of a step see, each of them a row: of the text, and of the sound."""
+
+    text: AttentionMeta
+    sound: AttentionMeta
+    rope: Rope  # which turns nothing
+
+
+class WhisperLayer:
+    """A decoder layer; keys have no bias."""
+
+    def __init__(self, text: TextConfig) -> None:
+        size = text.hidden_size
+        self.num_heads, self.head_dim = text.num_heads, text.head_dim
+        self.self_norm, self.cross_norm, self.mlp_norm = (LayerNorm(size, EPS) for _ in range(3))
+        self.qkv = Linear(size, size, size, size, bias=(True, False, True))
+        self.cross_q = Linear(size, size, bias=True)
+        self.cross_kv = Linear(size, size, size, bias=(False, True))
+        self.out, self.cross_out = Linear(size, size, bias=True), Linear(size, size, bias=True)
+        self.fc1 = Linear(size, text.intermediate_size, bias=True)
+        self.fc2 = Linear(text.intermediate_size, size, bias=True)
+
+    def __call__(self, x: Tensor, views: Views, cache: LayerCache, overlay: tuple[Tensor, Tensor] | None) -> None:
+        """Adds to x [T, hidden]; `overlay`: which of the tokens are sound, [T, 1], and their rows [T, hidden]."""
+        size, scale, (keys, values, codes) = x.shape[1], self.head_dim**-0.5, pages_of(cache)
+        qkv = self.qkv(self.self_norm(x))
+        if overlay is not None:
+            shown, rows = overlay
+            qkv[:, size:] = torch.where(shown, self.cross_kv(rows), qkv[:, size:])
+        queries = self._store(qkv, views.rope, cache, views.text.slot_mapping)
+        self.out.add_to(x, paged_attention(queries, keys, values, views.text, scale, scales=codes))
+        queries = self.cross_q(self.cross_norm(x)).view(queries.shape)
+        self.cross_out.add_to(x, paged_attention(queries, keys, values, views.sound, scale, scales=codes))
+        self.fc2.add_to(x, gelu(self.fc1(self.mlp_norm(x))))
+
+    def store_sound(self, rows: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> None:
+        """Writes the keys and values of cross-attention of the encoder's rows [n, hidden]."""
+        queries = rows.new_zeros(rows.shape)
+        self._store(torch.cat([queries, self.cross_kv(rows)], dim=1), rope, cache, slots)
+
+    def _store(self, qkv: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> Tensor:
+        """Keys and values into the cache; returns the queries [T, num_heads, head_dim]."""
+        heads, (keys, values, scales) = self.num_heads, pages_of(cache)
+        return qkv_rope_store(
+            qkv, rope.cos, rope.sin, None, None, 0.0, heads, heads, self.head_dim, keys, values, slots, scales=scales
+        )

@@ -1,0 +1,49 @@
+"""The route table: every path that the server has, with its methods and handler.
+
+Owner: loop; made once, at start. In: the flags. Out: a line for each path. The one path of WebSockets stands apart, in
+server/app.py.
+"""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from server.flags.config import Config
+from server.routes import (
+    admin,
+    audio,
+    chat,
+    completion,
+    dev,
+    docs,
+    embeddings,
+    faults,
+    health,
+    messages,
+    models,
+    pages,
+    playground,
+    render,
+    rerank,
+    responses,
+    stored_responses,
+    tokenize,
+    tokens,
+)
+
+FAMILIES = (
+    chat, completion, audio, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin,
+    embeddings, rerank,
+)  # fmt: skip
+
+
+def routes_of(config: Config) -> list[Route]:
+    """Every line of the table that the flags leave on."""
+    server = config.server
+    switched = [health.WITHOUT_PAGE if server.disable_playground else playground.ROUTES]
+    switched += [
+        *([] if server.disable_docs else [docs.ROUTES, pages.ROUTES]),
+        *([dev.ROUTES] if server.enable_dev_endpoints else []),
+        *([faults.ROUTES] if config.health.debug_faults else []),
+    ]
+    return [line for lines in (*(family.ROUTES for family in FAMILIES), *switched) for line in lines]

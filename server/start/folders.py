@@ -1,0 +1,129 @@
+"""The folders of model and tokenizer: fetched from the hub by ORG/NAME, made of a GGUF file, or those that are named.
+
+Owner: loop; the work is in the pool, and ends when the server is stopped. In: the names of the configuration. Out: the
+folders in AppState, with configuration, weights and tokenizer. A folder that is named stays what it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.base.errors import ConfigError
+from server.flags.config import Config
+from server.start.gguf import as_folder, is_gguf
+from server.start.joined import is_split, join
+from server.start.makers import check_chat
+from server.start.phases import in_pool
+from server.state import AppState
+
+if TYPE_CHECKING:
+    from engine.weights.files import Shard
+    from server.start.hub import Hub
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a --model or --tokenizer is looked up on the hub; a folder of that name comes first."""
+    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+async def fetch(state: AppState) -> None:
+    """Brings a model and a tokenizer that are named ORG/NAME, or a GGUF file, into folders. Raises ConfigError.
+
+    Flags that name parsers and a template are looked at first: a model may take long to come.
+    """
+    chat = state.config.chat
+    await in_pool(state, "template file", lambda: check_chat(chat)) if chat.chat_template else check_chat(chat)
+    if not is_hub_name(state.folder) and not is_gguf(state.folder):
+        check_folder(state.folder)
+    named = is_hub_name(state.folder) or is_hub_name(state.tokenizer_source)
+    if named or is_gguf(state.folder) or is_split(state.folder):
+        begun = time.perf_counter()
+        state.download.running = state.pool.submit(fetched, state.config, state.download.stop)
+        state.folder, state.tokenizer_source = await asyncio.wrap_future(state.download.running)
+        state.startup["fetch"] = time.perf_counter() - begun
+    else:
+        refuse_revision(state.config.model.revision, state.folder)
+
+
+def refuse_revision(revision: str, folder: str) -> None:
+    """A folder is what it is."""
+    if revision:
+        raise ConfigError(f"--revision {revision}: {folder} is a folder, which has one revision; leave the flag out")
+
+
+def fetched(config: Config, stopped: threading.Event) -> tuple[str, str]:
+    """Folders of model and tokenizer, when both are here."""
+    hub = hub_of(config, stopped)
+    model = whole(config, hub)
+    return model, tokenizer_folder(config, model, hub)
+
+
+def tokenizer_folder(config: Config, model: str, hub: Hub) -> str:
+    """The model's folder, or what --tokenizer names."""
+    named = config.model.tokenizer
+    return located(config, named, replace(hub, revision="", flag="--tokenizer"), weights=False) if named else model
+
+
+def whole(config: Config, hub: Hub) -> str:
+    """The folder of the model, joined of its parts where these lie in several repositories."""
+    weights = config.model.load_format != "dummy"
+    folder = located(config, config.folder, hub, weights)
+    if not is_split(folder):
+        return folder
+
+    from engine.weights.files import open_checkpoint
+    from server.start.hub import fetch
+
+    def part(name: str, wanted: bool) -> tuple[Path, list[Shard]]:
+        if is_hub_name(name):
+            found = fetch(name, replace(hub, revision="", flag="text_model_id, audio_model_id:"), wanted)
+        else:
+            check_folder(name)
+            found = Path(name)
+        return found, open_checkpoint(found) if wanted else []
+
+    own = open_checkpoint(folder) if weights else []
+    return str(join(Path(folder), own, part, config.model.download_dir, weights)[0])
+
+
+def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
+    """The folder of a model or a tokenizer; `weights`: fetched from the hub too, if the configuration can be served."""
+    if not is_hub_name(name):
+        refuse_revision(hub.revision, name)
+        return as_folder(name, tokenizer=not config.model.tokenizer) if is_gguf(name) else name
+    from engine.models.registry import load_model_config
+    from server.start.hub import fetch
+
+    def check(folder: Path) -> None:
+        if is_split(folder):  # looked at when it has been joined
+            return
+        model, flags = config.model, config.pooling
+        load_model_config(
+            folder, model.hf_overrides, config.without_media, model.model_impl, flags.runner, flags.pooler_config
+        )
+
+    return str(fetch(name, hub, weights, check if weights else None))
+
+
+def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:
+    """How the operator wants the hub to be asked."""
+    from server.start.hub import Hub
+
+    model = config.model
+    return Hub(model.revision, model.download_dir, model.hf_token, stopped=stopped or threading.Event())
+
+
+def check_folder(folder: str) -> None:
+    """The model folder is there."""
+    if Path(folder).is_file():
+        raise ConfigError(f"--model {folder}: is a file; name the folder that holds config.json, or a file NAME.gguf")
+    if not Path(folder).is_dir():
+        raise ConfigError(f"--model {folder}: there is no such folder; a model on the hub is named ORG/NAME")
