@@ -95,7 +95,7 @@ def lists_arguments(node: ast.AST) -> bool:
 
 ATTRIBUTES = {
     # What files, flags and clients may say: a field for each.
-    "engine/base/config.py: EngineConfig": 41,
+    "engine/base/config.py: EngineConfig": 42,
     "engine/base/limits.py: Limits": 20,
     "engine/base/model_config.py: LayerConfig": 17,
     "engine/base/model_config.py: ModelConfig": 19,
@@ -135,7 +135,6 @@ ATTRIBUTES = {
     "engine/step/step.py: Step": 16,
     "server/bench/reply.py: Reply": 17,
     # Everything else knows too much; split by noun.
-    "_fast/scheduler.pxd: Scheduler": 24,
     "_fast/steady.pxd: SteadyLoop": 24,
     "engine/engine.py: Engine": 22,
     "engine/grammar/advance.py: GrammarRow": 22,
