@@ -288,10 +288,11 @@ class GrammarRows:
         """
         if not self.rows:
             return {}
+        named, chosen = slots.tolist(), runs.tolist()
         return {
             place: cut
             for place in np.flatnonzero(self._has[slots]).tolist()
-            if (cut := self._take(self.rows[int(slots[place])], runs[place].tolist())) is not None
+            if (cut := self._take(self.rows[named[place]], chosen[place])) is not None
         }
 
     def _take(self, row: GrammarRow, run: list[int]) -> tuple[int, RowEnd | None] | None:

@@ -65,11 +65,11 @@ class Home:
 
         A run with INVALID or OUTSIDE in it ends its row, without a token or a log-probability.
         """
-        outside = (chosen == TokenCode.OUTSIDE).any(1)
-        for place in np.flatnonzero(outside | (chosen == TokenCode.INVALID).any(1)).tolist():
-            row = int(sampled[place])
-            error = TokenIdError(num_embeddings) if outside[place] else InvalidLogitsError()
-            self.invalid.setdefault(row, error)
+        bad = (chosen == TokenCode.INVALID) | (chosen == TokenCode.OUTSIDE)
+        for place in np.flatnonzero(bad.any(1)).tolist() if bad.any() else ():
+            is_outside = TokenCode.OUTSIDE in chosen[place]
+            error = TokenIdError(num_embeddings) if is_outside else InvalidLogitsError()
+            self.invalid.setdefault(int(sampled[place]), error)
         self.tokens = np.full((self.num_rows, self.width), -1, np.int32)
         self.tokens[sampled] = TokenCode.END
         self.tokens[sampled, : chosen.shape[1]] = chosen
