@@ -23,7 +23,7 @@ import numpy as np
 from engine.base.errors import EngineError, GrammarConflictError
 from engine.base.request import SamplingParams
 from engine.grammar.compile import Grammar, fill_threads
-from engine.sampling.masks import Lines
+from engine.grammar.mask_lines import Lines
 
 if TYPE_CHECKING:
     import llguidance

@@ -1,4 +1,4 @@
-"""Lines: which tokens the rows of a step may choose; LineUpload: their way to a device, through three pinned blocks.
+"""LineUpload: the way of a step's lines of allowed tokens to a device, through three pinned blocks.
 
 Owner: device thread. A step's lines are written into a pinned block while its forward runs, and copied on a stream of
 their own meanwhile; the compute stream waits for the copy, and writes the lines into the table of rules, which the
@@ -14,33 +14,19 @@ steps later, when the step that spread it has been settled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.grammar.mask_lines import Lines
+
 if TYPE_CHECKING:
     from engine.device.accelerator import Accelerator
 
 BLOCKS = 3
 SPARE_WORDS = 8  # a tokenizer may have some ids more than the model has logits
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lines:
-    """Which tokens the rows with grammars of one step may choose."""
-
-    places: list[int]  # among the step's sampled rows
-    words: np.ndarray  # int32 [places, words]: bit t % 32 of word t // 32
-    tails: np.ndarray  # int32 [places]: each word of the ids behind these
-
-    def flags(self, number: int, vocab: int) -> np.ndarray:
-        """bool [vocab]: a row's line."""
-        found = np.full(max(vocab, 32 * self.words.shape[1]), bool(self.tails[number]))
-        found[: 32 * self.words.shape[1]] = np.unpackbits(self.words[number].view(np.uint8), bitorder="little")
-        return found[:vocab]
 
 
 class LineUpload:

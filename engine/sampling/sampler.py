@@ -11,11 +11,11 @@ import torch
 
 from engine.base.config import LogprobsMode
 from engine.base.request import SamplingParams, TokenLogprob
+from engine.grammar.mask_lines import Lines
 from engine.kernels.sampling.draw import draw
 from engine.kernels.sampling.penalties import penalties
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.sampling.logprobs import answer_logprobs, processed
-from engine.sampling.masks import Lines
 from engine.sampling.rules import RowRules, has_penalties, needs_rules
 from engine.sampling.timestamps import weigh
 

@@ -22,8 +22,8 @@ from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
 from _fast.steady import SteadyLoop
 from engine.base.request import SamplingParams
+from engine.grammar.mask_lines import Lines
 from engine.layers.batch import LayerHook
-from engine.sampling.masks import Lines
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
 from engine.step.sizes import Sizes

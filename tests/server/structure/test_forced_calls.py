@@ -342,7 +342,7 @@ async def test_gpt_oss_calls_in_harmony(serve, monkeypatch):
     client.state.parsers = choose_parsers(client.state.tokenizer, [], "", tools="openai", reasoning="openai_gptoss")
     made: list[GrammarSpec] = []
 
-    async def get(key: bytes, make: Any, field: str | None = None) -> Any:
+    async def get(key: bytes, make: Any, field: str | None, client: str) -> Any:
         made.append(make())
         raise GrammarError("grammar_invalid", "this vocabulary has no channels")
 

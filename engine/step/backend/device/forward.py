@@ -22,10 +22,11 @@ import torch
 from _fast.launcher import Launcher
 from _fast.layout import GraphKind
 from engine.base.config import EngineConfig
+from engine.grammar.mask_lines import Lines
 from engine.kernels.sampling.top_logprobs import LINE
 from engine.layers.batch import Batch
 from engine.sampling.device import DeviceSampler
-from engine.sampling.masks import Lines, LineUpload
+from engine.sampling.masks import LineUpload
 from engine.step.backend.device.buffers import StepBuffers
 from engine.step.live import LiveRow
 from engine.step.rank import Rank
