@@ -192,6 +192,10 @@ class Engine:
         """
         return await self.on_device(partial(_sound_attention, features, token_ids, heads))
 
+    async def turn(self) -> None:
+        """Until the device thread has turned once. Raises NotReadyError."""
+        await self.on_device(_nothing)
+
     async def on_device(self, work: Callable[[Runtime], T]) -> T:
         """Work between two steps. Raises NotReadyError when the device thread does not get to it."""
         if self.state != "ready" or self._device is None:
@@ -351,6 +355,10 @@ class Engine:
 def _row_error(output: StepOutput, row: int) -> EngineError:
     failed = output.invalid.get(row) or output.error
     return failed or StepFailedError("a step of the engine failed; this request was part of it")
+
+
+def _nothing(runtime: Runtime) -> None:
+    """A turn."""
 
 
 def _reset_prefix_cache(runtime: Runtime) -> bool:

@@ -25,10 +25,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from engine.base.request import Modality
+from mm.bounds.bounded import Bounded
+from mm.bounds.check import bound_media
 from mm.cache import ProcessorCache
 from mm.client_rows import read_grid, read_rows
 from mm.decode.alarm import Alarm, too_complex
 from mm.decode.magic import agrees, as_audio, sniff
+from mm.decode.whole import check_whole
 from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
 from mm.fetch import Fetcher
 from mm.isolation.helpers import Helpers
@@ -58,6 +61,7 @@ class Shared:
     helpers: Helpers
     row_widths: Mapping[Modality, int]  # numbers in a row of each tower, for rows that clients make
     most_rows: int  # of one item
+    planted: Callable[[], None] | None = None  # see MediaLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Unpacked:
     container: str
     digest: bytes
     opened: Opened | None = None
+    bounded: Bounded | None = None  # of sounds and films: what a decoder may see, and what it takes to open
 
 
 class ItemJob:
@@ -239,6 +244,9 @@ class ItemJob:
             digest.update(len(piece).to_bytes(8, "little"))
             digest.update(piece)
         unpacked = Unpacked(data, container, digest.digest()[:DIGEST_BYTES])
+        if self._modality != "image":
+            check_whole(data, container)
+            return replace(unpacked, bounded=bound_media(data, container, self._modality == "video"))
         if container != "jpeg" or self._isolated:
             return unpacked
         return replace(unpacked, opened=self._open(unpacked, alarm, OPENERS["image"]))
@@ -274,7 +282,10 @@ class ItemJob:
         try:
             alarm, opened = Alarm(self._timeout), unpacked.opened
             if opened is None:
+                if unpacked.bounded is not None and unpacked.bounded.opening:
+                    await permit.reserve(unpacked.bounded.opening, self._timeout)
                 opened = await self._in_pool(alarm, self._open, unpacked, alarm, opener, permit=permit)
+                permit.give_back()  # the cost of all holds what was opened
             opened = await self._reserve(permit, opened)
             alarm = Alarm(self._timeout)
             processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, permit=permit)
@@ -295,7 +306,7 @@ class ItemJob:
     def _open(self, unpacked: Unpacked, alarm: Alarm, opener: Opener) -> Opened:
         """Read the header only (pool)."""
         limits, options = self._shared.limits, self._request.options
-        encoded = Encoded(unpacked.data, unpacked.container, limits, self._processor, options)
+        encoded = Encoded(unpacked.data, unpacked.container, limits, self._processor, options, unpacked.bounded)
         begun = time.perf_counter()
         opened = opener(encoded, alarm)
         self._decode_s += time.perf_counter() - begun
@@ -304,6 +315,8 @@ class ItemJob:
     def _finish(self, opened: Opened, digest: bytes, alarm: Alarm) -> Processed:
         """Decode and process (pool)."""
         begun = time.perf_counter()
+        if self._shared.planted is not None:
+            self._shared.planted()
         item = opened.decode(alarm)
         alarm.check()
         decoded = time.perf_counter()

@@ -13,7 +13,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.base.request import Modality
@@ -61,9 +61,11 @@ class MediaLoader:
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
         self.permits = DecodePermits(limits, self.num_slots)
         self.helpers = Helpers(limits, pool)
+        self.planted: Callable[[], None] | None = None  # called where an item's decoder begins, in tests of failures
+        self.shedding = False  # the server is short of memory and takes no media
         self._requests = 0
         self.trim_at = TRIM_AFTER  # of the bytes that the budget got back
-        self._row_widths, self._most_rows = row_widths or {}, most_rows
+        self._client_rows = (row_widths or {}, most_rows)
         if limits.media_isolation != "all":
             pool.submit(import_codecs)  # while nobody waits for them
 
@@ -104,8 +106,7 @@ class MediaLoader:
         if not refs:
             return []
         self._check_counts(refs)
-        if self._requests >= self.limits.max_media_waiting:
-            raise busy(f"{self._requests} requests are loading media; try again shortly")
+        self._check_room()
         counted = replace(options or self.options, num_pictures=sum(ref.modality == "image" for ref in refs))
         request = MediaRequest(self.limits, counted, scope, decoding, report)
         shared = self._shared()
@@ -125,8 +126,7 @@ class MediaLoader:
     @contextlib.asynccontextmanager
     async def recording(self, data: bytes, cutting: Cutting, scope: bytes) -> AsyncIterator[Recording]:
         """A long sound, decoded and cut into windows; its samples are held until the context is left."""
-        if self._requests >= self.limits.max_media_waiting:
-            raise busy(f"{self._requests} requests are loading media; try again shortly")
+        self._check_room()
         request = MediaRequest(self.limits, self.options, scope)
         self._requests += 1
         try:
@@ -138,6 +138,13 @@ class MediaLoader:
             yield recording
         finally:
             self._end(request)
+
+    def _check_room(self) -> None:
+        """Raises where no further request may load media now."""
+        if self.shedding:
+            raise busy("this server is short of memory and takes no media at this moment; try again shortly")
+        if self._requests >= self.limits.max_media_waiting:
+            raise busy(f"{self._requests} requests are loading media; try again shortly")
 
     def _end(self, request: MediaRequest) -> None:
         """Gives back what a request holds; behind the last open one freed memory is returned, if much."""
@@ -160,8 +167,8 @@ class MediaLoader:
             self.permits,
             self._key,
             self.helpers,
-            self._row_widths,
-            self._most_rows,
+            *self._client_rows,
+            self.planted,
         )
 
     def _check_counts(self, refs: Sequence[MediaRef]) -> None:

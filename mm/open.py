@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mm.bounds.bounded import Bounded
 from mm.decode.alarm import Alarm
 from mm.decode.frames import FilmPlan
 from mm.item import MediaItem, MediaOptions
@@ -31,6 +32,7 @@ class Encoded:
     limits: MediaLimits
     processor: Processor
     options: MediaOptions
+    bounded: Bounded | None = None  # of sounds and films, where the job has read the tables already
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def open_audio(encoded: Encoded, alarm: Alarm) -> Opened:
     """A sound file, or the sound of a film."""
     from mm.decode.audio import SoundFile
 
-    track = SoundFile(encoded.data, encoded.container, encoded.limits)
+    track = SoundFile(encoded.bounded or encoded.data, encoded.container, encoded.limits)
     return Opened(track.cost, track.size, lambda alarm: MediaItem("audio", track.decode(alarm)))
 
 
@@ -81,7 +83,7 @@ def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
     def planner(num_frames: int, fps: float, height: int, width: int) -> FilmPlan:
         return processor.plan_film(num_frames, fps, height, width, options, limits)
 
-    film = FilmFile(encoded.data, encoded.container, limits, planner, alarm, options)
+    film = FilmFile(encoded.bounded or encoded.data, encoded.container, limits, planner, alarm, options)
     heard = options.use_audio_in_video and "audio" in processor.modalities and not film.plan.silent
 
     def decode(alarm: Alarm, num_decoders: int = 1) -> MediaItem:

@@ -4,8 +4,8 @@ Owner: loop; decoding, cutting and processing run in the pool. In: an uploaded f
 the model's processor makes of a window. The samples stay counted against the budget of decoded media as long as the
 recording is held (MediaLoader.recording).
 
-    loop   | slot         | reserve                  |  window 0 ..  window 1 ..
-    pool           header            decode, digest, cut  process        process
+    loop   | slot          | reserve         | reserve                  |  window 0 ..  window 1 ..
+    pool           tables             header            decode, digest, cut  process        process
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mm.bounds.bounded import Bounded
+from mm.bounds.check import bound_media
 from mm.decode.alarm import Alarm
 from mm.decode.audio import SAMPLE_RATE, SoundFile
 from mm.decode.magic import as_audio, sniff
+from mm.decode.whole import check_whole
 from mm.errors import MediaError, too_large, unsupported
 from mm.isolation.helper import Helper, IsolatedTrack
 from mm.item import MediaItem, Processed
@@ -90,7 +93,11 @@ async def _record(
     permit = await shared.permits.take(request)
     try:
         opened = _Opened(shared, data, helper)
-        promised = await opened.work(opened.promised_seconds, permit=permit)
+        opening = await opened.work(opened.bound, permit=permit)
+        await permit.reserve(opening, shared.limits.audio_decode_timeout)
+        alarm = Alarm(shared.limits.audio_decode_timeout)
+        promised = await opened.work(opened.promised_seconds, alarm, alarm=alarm, permit=permit)
+        permit.give_back()
         samples = await _decoded(shared, permit, opened, promised)
         permit.keep(samples.nbytes)
         digest, cut = await opened.work(opened.digest_and_cut, request, samples, cutting)
@@ -134,6 +141,7 @@ class _Opened:
         self._shared = shared
         self._data = data
         self._helper = helper
+        self._file: Bounded | None = None
         self.seconds = 0.0  # of work in the pool
         container = as_audio(sniff(data))
         if container is None or container not in limits.audio_formats:
@@ -152,13 +160,21 @@ class _Opened:
         self.seconds += seconds
         return result
 
-    def track(self, seconds: float) -> SoundFile:
-        if self._helper is not None:
-            return IsolatedTrack(self._helper, self._data, self._container, self._shared.limits, seconds)
-        return SoundFile(self._data, self._container, self._shared.limits, seconds)
+    def bound(self) -> int:
+        """What it takes to open the file, at most (pool)."""
+        check_whole(self._data, self._container)
+        self._file = bound_media(self._data, self._container, is_film=False)
+        return self._file.opening
 
-    def promised_seconds(self) -> float | None:
-        return self.track(self._shared.limits.transcription_max_seconds).promised_seconds()
+    def track(self, seconds: float) -> SoundFile:
+        """The sound as far as so many seconds."""
+        assert self._file is not None, "bound comes first"
+        if self._helper is not None:
+            return IsolatedTrack(self._helper, self._file, self._container, self._shared.limits, seconds)
+        return SoundFile(self._file, self._container, self._shared.limits, seconds)
+
+    def promised_seconds(self, alarm: Alarm) -> float | None:
+        return self.track(self._shared.limits.transcription_max_seconds).promised_seconds(alarm)
 
     def digest_and_cut(
         self, request: MediaRequest, samples: np.ndarray, cutting: Cutting

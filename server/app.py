@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.errors import ApiError, not_found
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
+from server.ops.planted import faults_of, into_handlers
 from server.routes import realtime
 from server.routes.table import routes_of
 from server.state import AppState
@@ -46,7 +47,8 @@ def make_app(state: AppState) -> ASGIApp:
         scope["app"] = router  # makes starlette raise on a wrong method, instead of answering in its own words
         await router(scope, receive, send)
 
-    return Exchanges(Edge(Gate(root, state), state), state)
+    inner = into_handlers(root, lambda: faults_of(state)) if state.config.health.debug_faults else root
+    return Exchanges(Edge(Gate(inner, state), state), state)
 
 
 async def socket(scope: Scope, receive: Receive) -> None:

@@ -96,6 +96,11 @@ class ApiError(Exception):
         return orjson.dumps({"type": "error", "error": content, "request_id": request_id})
 
 
+def size_within(text: str, most: int) -> int:
+    """Bytes of a client's text; of one that has more characters than `most`, their number: it may have 60 million."""
+    return len(text) if len(text) > most else len(text.encode())
+
+
 def invalid(param: str | None, message: str, reason: str = "invalid_parameter") -> ApiError:
     return ApiError(400, reason, message, param)
 

@@ -16,12 +16,14 @@ from collections.abc import Callable
 from starlette.types import Receive, Scope, Send
 
 from engine.base.errors import ConfigError
+from engine.device.host_memory import memory_limit
 from server.app import make_app
 from server.cli import parse
 from server.flags.command_line import UsageError
 from server.flags.config import Config, LimitsConfig, ServerConfig
 from server.http.leaving import Leaving
 from server.http.protocol import LEAVING
+from server.start.budgets import fitted
 from server.start.lifespan import Lifespan
 from server.state import AppState
 
@@ -49,7 +51,7 @@ class Hosted:
         """`on_ready` is called once everything is loaded, before the host is told."""
         self.on_ready = on_ready
         refuse_flags_of_the_host(config)
-        self.state = AppState(config)
+        self.state = AppState(fitted(config, memory_limit()))
         self.lifespan = Lifespan(self.state)
         self.app = make_app(self.state)
 

@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.engine import Engine
@@ -39,6 +40,25 @@ if TYPE_CHECKING:
     from server.render.whisper_tokens import WhisperTokens
 
 Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
+
+
+@dataclass(slots=True)
+class Download:
+    """A model on its way here; only `stop` ends it early."""
+
+    running: Future[tuple[str, str]] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Checks(Protocol):
+    """The Canary, as probes read it."""
+
+    late: bool
+    wrong: int
+    answered: int
+
+    def close(self) -> None:
+        """No further check begins."""
 
 
 class OpenAnswer(Protocol):
@@ -87,8 +107,7 @@ class AppState:
         self.names = config.model_names
         self.folder = config.folder  # where the model is; start/folders.py puts a folder in place of ORG/NAME
         self.tokenizer_source = config.model.tokenizer or config.folder
-        self.fetching: Future[tuple[str, str]] | None = None  # a download, which only `stop_fetching` ends
-        self.stop_fetching = threading.Event()
+        self.download = Download()
         self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
         self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
@@ -100,7 +119,7 @@ class AppState:
         self.places = Places(
             0, limits.max_inflight_per_key, limits.max_queued_tokens, config.max_queue_wait, not trusted
         )
-        self.metrics = Metrics()
+        self.metrics = Metrics(config.health.metrics_max_series)
         self.experts: ExpertWatch | None = None  # of a model that has experts
         self.pool = Pool(config.pool_threads, "pool")
         self.trace: Trace | None = None  # a timeline that is being taken
@@ -111,6 +130,7 @@ class AppState:
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )
         self.media = None
+        self.canary: Checks | None = None  # once the engine is ready
         self.whisper: WhisperTokens | None = None  # None: the model is none, and hears through chat if at all
         self.grammars: GrammarCompiler | None = None  # None: this server gives no structured output
         self.running = asyncio.Event()  # cleared while an operator has paused the server
@@ -138,5 +158,7 @@ class AppState:
             "body_bytes": self.body_budget.used,
             "sessions": self.sessions.shares.used,
             "background": self.responses.running,
+            "compiles": 0 if self.grammars is None else self.grammars.compiling,
+            "prompt_tokens": self.places.tokens,
             **media,
         } | {f"engine_{name}": count for name, count in self.engine.ledger().items()}

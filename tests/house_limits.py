@@ -95,7 +95,7 @@ def lists_arguments(node: ast.AST) -> bool:
 
 ATTRIBUTES = {
     # What files, flags and clients may say: a field for each.
-    "engine/base/config.py: EngineConfig": 41,
+    "engine/base/config.py: EngineConfig": 42,
     "engine/base/limits.py: Limits": 20,
     "engine/base/model_config.py: LayerConfig": 17,
     "engine/base/model_config.py: ModelConfig": 19,

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from engine.base.faults import Faults
 
 # What answers report: of the logits as the model made them, or after all rules, temperature and cuts (what was drawn
 # from); as log-probabilities, or as logits.
@@ -61,4 +64,5 @@ class EngineConfig:
     enforce_eager: bool = False  # launch forwards and choices kernel by kernel; only what precedes them is a graph
     cudagraph_capture_sizes: tuple[int, ...] = ()  # rows of the decode steps to capture, ascending; () = derived
     deterministic: bool = False  # bit-identical tokens and log-probabilities whatever else is in the batch
+    faults: Faults | None = None  # what tests let fail
     debug_poison: bool = False  # freed blocks and slots hold NaN and out-of-range ids

@@ -43,6 +43,7 @@ class SideStream:
 
 
 SMALL_PINNED = 1 << 16  # bytes; of smaller blocks several are in flight at a time
+SMALL_BYTES, SMALL_TENSORS = 1 << 20, 8  # torch.cuda's kSmallSize; two of them fill a segment
 
 
 class Accelerator:
@@ -110,10 +111,15 @@ class Accelerator:
         del held
 
     def keep(self, size: int) -> None:
-        """Takes so many bytes from the driver, and leaves them to what is asked for later, in one piece or in many."""
+        """Takes so many bytes from the driver, and leaves them to what is asked for later, in one piece or in many.
+
+        And SMALL_TENSORS of the largest size that torch counts as small: small ones come from segments of their own.
+        """
         import torch
 
         torch.empty(size, dtype=torch.uint8, device=self.device)
+        small = [torch.empty(SMALL_BYTES, dtype=torch.uint8, device=self.device) for _ in range(SMALL_TENSORS)]
+        del small
 
     def capture(self, body: Callable[[], None], met: bool = False) -> int:
         """Runs `body` once as it is (so that nothing in it is met for the first time), then records it as a graph.

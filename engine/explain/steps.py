@@ -104,4 +104,8 @@ def _work(model: Model, spec: object, rows: Rows, block_size: int, device: str) 
     per_unit = PARTS_OF_CODES if codes else PARTS_PER_UNIT
     large = codes and has_large_tiles(target(), spec.head_dim)
     parts = max_parts(rows.count * rows.context, block_size, rows.count, per_unit)
-    return empty_list(rows.count, rows.total, parts, heads, spec.head_dim, device, per_unit, large)
+    work = empty_list(rows.count, rows.total, parts, heads, spec.head_dim, device, per_unit, large)
+    for count in (work.num_parts, work.num_tiles, work.num_large_tiles):
+        if count is not None:
+            count.zero_()
+    return work

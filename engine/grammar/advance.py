@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.base.errors import EngineError, GrammarConflictError
+from engine.base.mask_lines import Lines
 from engine.base.request import SamplingParams
 from engine.grammar.compile import Grammar, fill_threads
-from engine.grammar.mask_lines import Lines
 
 if TYPE_CHECKING:
     import llguidance

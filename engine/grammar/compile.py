@@ -102,6 +102,11 @@ class GrammarCompiler:
         )  # started by the first grammar
         self.held_bytes = 0
 
+    @property
+    def compiling(self) -> int:
+        """Grammars that are being compiled, or wait for that."""
+        return len(self.running)
+
     async def get(self, key: bytes, make: Callable[[], GrammarSpec], field: str = "", client: str = "") -> Grammar:
         """The grammar of this key. Raises GrammarError, GrammarBusyError where too many wait, or what `make` raises,
         which may name the request's `field`. A compile that has not begun is dropped when no caller awaits it."""

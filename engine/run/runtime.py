@@ -19,6 +19,7 @@ from engine.run.admission import Admission
 from engine.run.steady import SteadySteps
 from engine.step.parts.media import Media
 from engine.step.plain import Executor
+from engine.step.planted import planted
 from engine.step.sizes import Sizes
 
 BACKLOG = 256  # inputs that wait for a slot, as a multiple of the slots
@@ -31,6 +32,7 @@ class Runtime:
 
     def __init__(self, config: EngineConfig, executor: Executor, sizes: Sizes, blocks: int) -> None:
         """`sizes`: with the context that the cache holds; `blocks`: of the cache, the dummy block among them."""
+        executor.backend = planted(executor.backend, config.faults)
         rank = executor.backend.rank
         self.config, self.executor, self.sizes, self.layout = config, executor, sizes, rank.layout
         self.model: Model = rank.model
@@ -64,7 +66,7 @@ class Runtime:
 
     def steady(self, inbox: Inbox) -> SteadySteps | None:
         """The loop of steps that need no Python; it watches the inbox. None: every step is launched in Python."""
-        if not self.executor.backend.can.steady_loop:
+        if not self.executor.backend.can.steady_loop or self.config.faults is not None:  # which only Python's steps ask
             return None
         return SteadySteps(self.executor, self.scheduler, inbox.watch())
 

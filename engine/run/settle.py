@@ -53,7 +53,10 @@ class Settler:
         stats.launched_at, stats.ended_at, stats.waited_at = times.launched_at, step.event.fired_at, waited
         output = StepOutput(stats)
         if step.error is None:
-            self._runtime.executor.collect(step)
+            try:
+                self._runtime.executor.collect(step)
+            except Exception as error:
+                step.error = error
         if step.error is not None:
             self._fail(step, output)
         else:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.grammar.mask_lines import Lines
+from engine.base.mask_lines import Lines
 
 if TYPE_CHECKING:
     from engine.device.accelerator import Accelerator

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from engine.base.config import LogprobsMode
+from engine.base.mask_lines import Lines
 from engine.base.request import SamplingParams, TokenLogprob
-from engine.grammar.mask_lines import Lines
 from engine.kernels.sampling.draw import draw
 from engine.kernels.sampling.penalties import penalties
 from engine.kernels.sampling.top_k_top_p import top_k_top_p

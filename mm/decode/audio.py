@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mm.bounds.bounded import PROBED_SOUND, Bounded
+from mm.bounds.check import bound_media
 from mm.decode.alarm import Alarm
 from mm.decode.magic import as_audio
+from mm.decode.native import Allocations
 from mm.decode.whole import check_whole, cut_short, flac_seconds, wav_seconds
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
@@ -60,18 +63,42 @@ def codec_library() -> types.ModuleType:
 
 
 @functools.cache
+def allocations() -> Allocations:
+    """Of FFmpeg, once PyAV is imported."""
+    codec_library()
+    return Allocations()
+
+
+class Watched(io.BytesIO):
+    """A file that ends the library's reading when its time is over, or no caller waits: opening looks at no alarm."""
+
+    def __init__(self, data: bytes, alarm: Alarm) -> None:
+        super().__init__(data)
+        self._alarm = alarm
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._alarm.check()
+        return super().read(size)
+
+
+@functools.cache
 def _lenient() -> dict[str, str]:
     """Metadata that is no UTF-8 refuses no file: PyAV keeps such bytes by itself since 19, and was told before."""
     return {"metadata_errors": "replace"} if int(codec_library().__version__.split(".")[0]) < 19 else {}
 
 
-def open_container(data: bytes, demuxer: str, limits: MediaLimits) -> av.container.InputContainer:
-    """Open bytes with one named demuxer; no protocol may be opened from inside the file.
+def open_container(
+    data: bytes, demuxer: str, limits: MediaLimits, alarm: Alarm | None = None, probed: int = PROBED_SOUND
+) -> av.container.InputContainer:
+    """Open bytes with one named demuxer; no protocol may be opened from inside the file. `mm.bounds` has bounded what
+    the library takes for it, with so many bytes of packets.
 
     Opening decodes a little to learn what streams hold, so decoders are told the largest frame here already.
     """
     av = codec_library()
+    allocations().bound(limits.video_max_frame_pixels)
     options = {
+        "probesize": str(probed),
         "protocol_whitelist": "none",
         "max_streams": str(_MAX_STREAMS),
         "max_pixels": str(limits.video_max_frame_pixels),
@@ -79,7 +106,7 @@ def open_container(data: bytes, demuxer: str, limits: MediaLimits) -> av.contain
     }
     try:
         return av.open(
-            io.BytesIO(data),
+            Watched(data, alarm or Alarm()),
             mode="r",
             format=demuxer,
             options=options,
@@ -110,24 +137,29 @@ def _no_more_files(url: str, flags: int, options: dict) -> None:
 class SoundFile:
     """A sound whose container has been recognised; `decode` reads it once."""
 
-    def __init__(self, data: bytes, file_format: str, limits: MediaLimits, max_seconds: float | None = None) -> None:
+    def __init__(
+        self, file: bytes | Bounded, file_format: str, limits: MediaLimits, max_seconds: float | None = None
+    ) -> None:
         known = as_audio(file_format)
         if known not in limits.audio_formats:
             raise unsupported(
                 f"this server reads audio as {', '.join(limits.audio_formats)}; the data is something else"
             )
-        check_whole(data, file_format)
-        self._data = data
+        if not isinstance(file, Bounded):
+            check_whole(file, file_format)
+            file = bound_media(file, file_format, is_film=False)
+        self._data = file.data
+        self.opening = file.opening
         self._demuxer = _DEMUXERS[known]
         self._limits = limits
         self._max_seconds = limits.audio_max_seconds if max_seconds is None else max_seconds
 
-    def promised_seconds(self) -> float | None:
+    def promised_seconds(self, alarm: Alarm | None = None) -> float | None:
         """How long the header says that the sound is; None where it does not say so. Nothing relies on it."""
         stated = wav_seconds(self._data) if self._demuxer == "wav" else None
         if stated is not None:  # FFmpeg opens the file once, to decode it
             return stated
-        with open_container(self._data, self._demuxer, self._limits) as container:
+        with open_container(self._data, self._demuxer, self._limits, alarm) as container:
             return None if container.duration is None else container.duration / codec_library().time_base
 
     @property
@@ -137,8 +169,8 @@ class SoundFile:
 
     @property
     def cost(self) -> int:
-        """Bytes held at most: the samples once in pieces and once joined, and a copy of the file."""
-        return 2 * self.size + len(self._data)
+        """Bytes held at most: the samples once in pieces and once joined, a copy of the file, and it twice opened."""
+        return 2 * self.size + len(self._data) + 2 * self.opening
 
     def decode(self, alarm: Alarm) -> np.ndarray:
         """Decode to float32 [samples] at 16 kHz; raises when there is no sound at all."""
@@ -155,7 +187,7 @@ class SoundFile:
 
 def decode_track(data: bytes, demuxer: str, limits: MediaLimits, max_seconds: float, alarm: Alarm) -> np.ndarray | None:
     """The first sound track of a container, float32 [samples] at 16 kHz, or None when it has none."""
-    with open_container(data, demuxer, limits) as container:
+    with open_container(data, demuxer, limits, alarm) as container:
         if not container.streams.audio:
             return None
         stream = container.streams.audio[0]
@@ -222,7 +254,7 @@ def in_bulk(
         os.lseek(descriptor, 0, os.SEEK_SET)
         allowed = {
             "fd": descriptor, "protocol_whitelist": "fd", "codec_whitelist": stream.codec_context.codec.name,
-            "max_streams": _MAX_STREAMS,
+            "max_streams": _MAX_STREAMS, "probesize": PROBED_SOUND,
         }  # fmt: skip
         graph = codec_library().filter.Graph()
         parts = (

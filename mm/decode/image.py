@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mm.bounds.check import bound_picture
+from mm.bounds.directory import check_exif
 from mm.decode.alarm import too_complex
+from mm.decode.native import silence_tiff
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.item import WHITE, Colour
 from mm.limits import MediaLimits
@@ -77,6 +80,7 @@ def image_library() -> types.ModuleType:
 
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # notes on damaged metadata, which we drop
+    silence_tiff()
     assert Image.MAX_IMAGE_PIXELS is not None
     assert not ImageFile.LOAD_TRUNCATED_IMAGES
     return Image
@@ -95,6 +99,7 @@ class ImageFile:
             )
         if file_format == "jpeg" and _num_scans(data) > _MAX_SCANS:
             raise too_complex()
+        data = bound_picture(data, file_format)
         image_module = image_library()
         try:
             self._image = image_module.open(io.BytesIO(data), formats=[_OPENERS[file_format]])
@@ -174,6 +179,8 @@ def _too_many_pixels(limits: MediaLimits) -> MediaError:
 
 
 def _orientation(image: Image.Image) -> int:
+    image.info.pop("Raw profile type exif", None)  # a text that Pillow would unfold
+    check_exif(image.info.get("exif", b""))
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:

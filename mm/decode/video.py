@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mm.bounds.bounded import PROBED_FILM, Bounded
+from mm.bounds.check import bound_media
 from mm.decode.alarm import Alarm
 from mm.decode.audio import SAMPLE_RATE, codec_library, decode_track, open_container, raise_unless_damage
 from mm.decode.frames import FilmPlan
@@ -59,7 +61,7 @@ class FilmFile:
 
     def __init__(
         self,
-        data: bytes,
+        file: bytes | Bounded,
         file_format: str,
         limits: MediaLimits,
         planner: Planner,
@@ -70,13 +72,15 @@ class FilmFile:
             raise unsupported(
                 f"this server reads videos as {', '.join(limits.video_formats)}; the data is something else"
             )
-        check_whole(data, file_format)
-        self._data = data
+        if not isinstance(file, Bounded):
+            check_whole(file, file_format)
+            file = bound_media(file, file_format, is_film=True)
+        self._file = file
         self._demuxer = _DEMUXERS[file_format]
         self._limits = limits
         self._recovers = options.frame_recovery
         self.replaced: list[tuple[int, int]] = []  # after `decode`: (frame that cannot be read, frame in its place)
-        self._container = open_container(data, self._demuxer, limits)
+        self._container = self._open(alarm)
         try:
             self._stream = _video_stream(self._container, limits)
             context = self._stream.codec_context
@@ -84,11 +88,11 @@ class FilmFile:
             # Threads that decode several frames at a time lose good ones beside a damaged one.
             context.thread_type = "SLICE" if self._recovers else "AUTO"
             context.thread_count = self._threads
-            self._codec_options = _codec_options(file_format, options)
+            self._codec_options = _codec_options(file_format, options, limits)
             context.options = self._codec_options
             # Recovery takes the next readable frame, whichever it is; other codecs do not mark such frames reliably.
             self._skips = context.codec.canonical_name == "h264" and not self._recovers
-            self._packets = _scan(self._container, self._stream, limits, alarm)
+            self._packets = _scan(self._container, self._stream, limits, alarm, len(self._file.data))
             if options.key_frames:
                 self._packets = [entry for entry in self._packets if entry[1].is_keyframe]
                 if not self._packets:
@@ -110,14 +114,14 @@ class FilmFile:
     @property
     def cost(self) -> int:
         """Bytes held at most by one decoder: packets, frames inside it, one frame as RGB, the kept frames."""
-        return len(self._data) + self._decoder_bytes(self._threads) + self.plan.pixels * 3
+        return len(self._file.data) + self._file.opening + self._decoder_bytes(self._threads) + self.plan.pixels * 3
 
     @property
     def split_cost(self) -> int:
         """Bytes held at most by `num_decoders` decoders: each opens the film for itself."""
         num_decoders = self.num_decoders
-        decoders = num_decoders * self._decoder_bytes(self._threads_each(num_decoders))
-        return len(self._data) + decoders + self.plan.pixels * 3
+        decoders = num_decoders * (self._decoder_bytes(self._threads_each(num_decoders)) + self._file.opening)
+        return len(self._file.data) + decoders + self.plan.pixels * 3
 
     @property
     def num_decoders(self) -> int:
@@ -126,7 +130,7 @@ class FilmFile:
             return 1
         sizes = [part.num_packets for part in self._parts]
         useful = -(-sum(sizes) // max(sizes))  # more would wait for the largest part
-        room = self._limits.request_decoded_bytes // 8 * 7 - len(self._data) - self.plan.pixels * 3
+        room = self._limits.request_decoded_bytes // 8 * 7 - len(self._file.data) - self.plan.pixels * 3
         counts = range(2, min(useful, self._threads) + 1)
         fitting = (count for count in counts if count * self._decoder_bytes(self._threads_each(count)) <= room)
         return max(fitting, default=1)
@@ -134,7 +138,10 @@ class FilmFile:
     @property
     def sound_cost(self) -> int:
         """Bytes of the longest sound track that may come with a film, once in pieces and once joined."""
-        return int(self._limits.video_max_seconds * SAMPLE_RATE * 4 * 2)
+        return int(self._limits.video_max_seconds * SAMPLE_RATE * 4 * 2) + self._file.opening
+
+    def _open(self, alarm: Alarm) -> av.container.InputContainer:
+        return open_container(self._file.data, self._demuxer, self._limits, alarm, PROBED_FILM)
 
     def close(self) -> None:
         self._packets = []
@@ -181,7 +188,7 @@ class FilmFile:
 
         def work() -> int:
             count = 0
-            container = open_container(self._data, self._demuxer, self._limits)
+            container = self._open(alarm)
             try:
                 context = _video_stream(container, self._limits).codec_context
                 context.thread_type, context.thread_count = "AUTO", self._threads_each(num_decoders)
@@ -225,7 +232,7 @@ class FilmFile:
 
     def sound(self, alarm: Alarm) -> np.ndarray | None:
         """The first sound track, float32 [samples] at 16 kHz; None when the film is silent."""
-        samples = decode_track(self._data, self._demuxer, self._limits, self._limits.video_max_seconds + 1, alarm)
+        samples = decode_track(self._file.data, self._demuxer, self._limits, self._limits.video_max_seconds + 1, alarm)
         return samples if samples is not None and len(samples) else None
 
     def _fps(self) -> float:
@@ -324,8 +331,10 @@ def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -
     return stream
 
 
-def _codec_options(file_format: str, options: MediaOptions) -> dict[str, str]:
-    found = {"err_detect": "explode"} if options.frame_recovery else {}
+def _codec_options(file_format: str, options: MediaOptions, limits: MediaLimits) -> dict[str, str]:
+    found = {"max_pixels": str(limits.video_max_frame_pixels)}  # frames may grow on the way
+    if options.frame_recovery:
+        found["err_detect"] = "explode"
     if file_format == "gif":  # the only one whose frames are transparent
         red, green, blue = options.background
         found["trans_color"] = str(red << 16 | green << 8 | blue)
@@ -340,16 +349,24 @@ def _frame_too_large(width: int, height: int, limits: MediaLimits) -> MediaError
 
 
 def _scan(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream, limits: MediaLimits, alarm: Alarm
+    container: av.container.InputContainer,
+    stream: av.video.stream.VideoStream,
+    limits: MediaLimits,
+    alarm: Alarm,
+    file_bytes: int,
 ) -> list[tuple[int, av.Packet]]:
     """All packets with their times, in decoding order; the container's index is compared with them, not believed."""
     packets = []
+    left = 2 * file_bytes + (1 << 20)  # a container may name the same bytes for many packets
     try:
         for packet in container.demux(stream):
             alarm.check()
             if packet.size == 0 or packet.pts is None or packet.is_discard:
                 continue
             packets.append((packet.pts, packet))
+            left -= packet.size
+            if left < 0:
+                raise invalid("the film is damaged: its packets have more bytes than the file")
             if len(packets) > limits.video_max_decoded_frames:
                 raise too_large(f"the video has more than {limits.video_max_decoded_frames} frames")
     except Exception as error:

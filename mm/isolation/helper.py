@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from engine.base.request import Modality
+from mm.bounds.bounded import Bounded
 from mm.decode.alarm import Alarm
 from mm.decode.audio import SAMPLE_RATE, SoundFile
 from mm.decode.frames import FilmPlan
@@ -334,17 +335,19 @@ def _are_replaced(replaced: tuple[tuple[int, int], ...], plan: FilmPlan) -> bool
 class IsolatedTrack(SoundFile):
     """A recording that a helper reads; what it costs is the same."""
 
-    def __init__(self, helper: Helper, data: bytes, file_format: str, limits: MediaLimits, max_seconds: float) -> None:
-        super().__init__(data, file_format, limits, max_seconds)
+    def __init__(
+        self, helper: Helper, file: Bounded, file_format: str, limits: MediaLimits, max_seconds: float
+    ) -> None:
+        super().__init__(file, file_format, limits, max_seconds)
         limits = replace(limits, audio_max_seconds=max_seconds)
-        self._encoded = Encoded(data, file_format, limits, helper.processor, MediaOptions())
+        self._encoded = Encoded(file.data, file_format, limits, helper.processor, MediaOptions())
         self._helper = helper
 
     @property
     def cost(self) -> int:
         return super().cost + self.size + 2 * len(self._encoded.data)
 
-    def promised_seconds(self) -> float | None:
+    def promised_seconds(self, alarm: Alarm | None = None) -> float | None:
         return self._helper.promised_seconds(self._encoded)
 
     def decode(self, alarm: Alarm) -> np.ndarray:

@@ -48,6 +48,10 @@ class Helpers:
         idle = sum(helper.alive for helper in self._idle)  # which also lets go of dead ones
         return HelperCounts(len(self.leased), idle, self._started, self._ended)
 
+    def pids(self) -> tuple[int, ...]:
+        """Process numbers of those that live."""
+        return tuple(helper.pid for helper in (*self.leased, *self._idle) if helper.alive)
+
     @asynccontextmanager
     async def lease(self, processor: Processor) -> AsyncIterator[Helper]:
         """A helper that waits for a file, when its turn has come."""

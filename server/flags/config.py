@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.base.config import CacheWord, EngineConfig, LogprobsMode
+from engine.base.faults import Faults
 from engine.base.request import Modality
 from mm.limits import MediaLimits
 from server.flags.flag import MIB, flag
+from server.flags.health_flags import HealthFlags
 from server.flags.limits_flags import MAX_QUEUE_WAIT_S, LimitsConfig
 from server.flags.pooling_flags import PoolingFlags
 from server.flags.rows_flags import RowsFlags
@@ -229,6 +231,7 @@ class Config:
     traces: TracesConfig = field(default_factory=TracesConfig)
     pooling: PoolingFlags = field(default_factory=PoolingFlags)
     rows: RowsFlags = field(default_factory=RowsFlags)
+    health: HealthFlags = field(default_factory=HealthFlags)
 
     @property
     def folder(self) -> str:
@@ -303,6 +306,8 @@ class Config:
             enforce_eager=rows.enforce_eager,
             cudagraph_capture_sizes=tuple(sorted(set(rows.cudagraph_capture_sizes))),
             deterministic=rows.deterministic,
+            faults=Faults() if self.health.debug_faults else None,
+            debug_poison=self.health.debug_poison,
         )
 
 

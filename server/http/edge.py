@@ -201,7 +201,8 @@ def not_ready(phase: str) -> ApiError:
         "draining": "the server is shutting down",
         "dead": "the engine stopped working; this server is restarting",
         "stalled": "the engine does not answer",
+        "wrong": "the engine's answer to a check was not the one that it gave before",
         "decoding": "media that do not end being decoded hold the server's threads",
     }
-    reason = {"dead": "engine_dead", "leaving": "draining", "decoding": "stalled"}.get(phase, phase)
+    reason = {"dead": "engine_dead", "leaving": "draining", "decoding": "stalled", "wrong": "stalled"}.get(phase, phase)
     return unavailable(reason, texts[phase], 2 if phase == "starting" else 5)

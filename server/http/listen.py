@@ -23,6 +23,7 @@ from server.http.protocol import with_limits
 from server.http.seats import WEIGHT, Seats
 from server.http.turnstile import Turnstile
 from server.http.websocket import MAX_MESSAGE, sockets
+from server.ops.descriptors import room_for
 from server.ops.proxies import TrustedProxies
 
 BACKLOG = 2048
@@ -111,7 +112,8 @@ def make_listener(config: Config, app: ASGIApp) -> Listener:
     server, limits = config.server, config.limits
     turnstile = Turnstile()
     part = math.inf if limits.trust_clients else WEIGHT
-    seats = Seats(limits.max_connections, TrustedProxies(server.trusted_proxies), part)
+    proxies = TrustedProxies(server.trusted_proxies)
+    seats = Seats(room_for(limits.max_connections), proxies, part)
     settings = uvicorn.Config(
         app,
         loop="none",

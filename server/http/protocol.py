@@ -34,7 +34,7 @@ from server.http.flow import Flow, Reader
 from server.http.head import Head, HeadLimit
 from server.http.line import line_of
 from server.http.offers import Parser, head_without_offer
-from server.http.seats import Seat, Seats
+from server.http.seats import MOST_REFUSED, Seat, Seats
 from server.http.turnstile import Turnstile
 
 log = logging.getLogger("omniloop.edge")
@@ -82,16 +82,28 @@ class Connection(HttpToolsProtocol):
         try:
             self.seat = self.seats.take(self.client)
         except ApiError as full:
-            self.refuse(full)
+            self.turn_away(full)
             return
         self.arm()
+
+    def turn_away(self, full: ApiError) -> None:
+        """There is no seat: a few are told so."""
+        self.seats.refused += 1
+        if self.seats.refused <= MOST_REFUSED:
+            self.refuse(full)
+        else:
+            self.refusal = full
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.disarm()
         self.reader.stop()
         super().connection_lost(exc)
         self.arrived.clear()
-        self.leave_seat()
+        if self.seat is None:
+            self.seats.refused -= 1
+        else:
+            self.seat.leave()
         while self.unanswered:  # uvicorn tells the newest only, behind which others may be at work
             cycle = self.unanswered.popleft()
             cycle.disconnected = True
@@ -103,11 +115,6 @@ class Connection(HttpToolsProtocol):
     def lost(self) -> bool:
         """Whether the connection has ended."""
         return self.parser is None
-
-    def leave_seat(self) -> None:
-        if self.seat is not None:
-            self.seat.leave()
-            self.seat = None
 
     def on_leaving(self, call: Callable[[], None], wanted: bool) -> None:
         """See LEAVING. Where the client has left already, the call comes in the loop's next turn."""

@@ -13,6 +13,7 @@ from server.ops.limits import Shares
 from server.ops.proxies import TrustedProxies, home
 
 WEIGHT = 8
+MOST_REFUSED = 32  # that are answered at one time; a crowd behind them is cut off, as each holds a descriptor
 
 
 class Seat:
@@ -34,6 +35,7 @@ class Seats:
 
     def __init__(self, limit: int, proxies: TrustedProxies, weight: float = WEIGHT) -> None:
         self.shares = Shares(limit, weight)
+        self.refused = 0  # connections that are open only until they have read their refusal
         self._proxies = proxies
 
     def take(self, client: tuple[str, int] | None) -> Seat:

@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 from engine.base.request import SamplingParams
-from server.errors import ApiError, invalid, not_here, shown
+from server.errors import ApiError, invalid, not_here, shown, size_within
 from server.flags.config import FILE_DEFAULTS, Config, LimitsConfig
 from server.output.repetition import Repetition
 from server.render.vocabulary import Vocabulary
@@ -278,8 +278,9 @@ def bad_words_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabul
     if body.bad_words:
         vocabulary.require_texts("bad_words")
     for at, word in enumerate(words):
-        if not word.strip() or len(word.encode()) > 128:
-            got = f"{len(word.encode())} bytes" if word.strip() else "no more than spaces"
+        size = size_within(word, 128)
+        if size > 128 or not word.strip():
+            got = f"{size} bytes" if size > 128 else "no more than spaces"
             raise invalid(f"bad_words[{at}]", f"bad_words[{at}]: got {got}; must be a word of 1 to 128 bytes")
         for form in (word.lstrip(), " " + word.lstrip()):
             ids = tuple(vocabulary.encode(form))
@@ -295,7 +296,7 @@ def stop_strings(asked: str | list[str], limits: LimitsConfig, vocabulary: Vocab
     if len(stop) > limits.max_stop_strings:
         raise invalid("stop", f"stop: got {len(stop)} strings; at most {limits.max_stop_strings} are allowed")
     for at, text in enumerate(stop):
-        size = len(text.encode())
+        size = size_within(text, 256)
         if not 1 <= size <= 256:
             raise invalid(f"stop[{at}]", f"stop[{at}]: got {size} bytes; must be a text of 1 to 256 bytes")
     return tuple(stop)

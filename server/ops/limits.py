@@ -218,6 +218,10 @@ class BodyBudget(Shares):
 
     def __init__(self, limit: int, weight: float = USUAL_PART) -> None:
         super().__init__(limit, weight)
+        self.closed = False  # the server is short of memory
+
+    def has_room(self, client: str, size: int) -> bool:
+        return not self.closed and super().has_room(client, size)
 
     def require(self, client: str, size: int) -> None:
         """Takes so many bytes. Raises the 429 where there is no room."""
@@ -225,6 +229,8 @@ class BodyBudget(Shares):
             raise self.full(client, size)
 
     def full(self, client: str, size: int) -> ApiError:
+        if self.closed:
+            return queue_full(5, "this server is short of memory and takes no large bodies; try again later")
         if self.limit - self.used < size:
             return queue_full(1, "too many bytes are being uploaded at this moment; try again later")
         text = (

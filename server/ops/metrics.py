@@ -7,8 +7,9 @@ per observation; labels come from closed sets, so the number of series is fixed 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from _fast.histogram import Histogram
 from engine.base.stats import EncoderCounts
@@ -36,6 +37,7 @@ CHOICES = [1, 2, 5, 10, 20]
 PART = [5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1]
 PARTS = ("schedule", "launch", "wait", "commit", "device")  # of a step, as StepStats names them
 GAP = [5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.01, 0.1]
+RECOVERY = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60]  # a failed step to a good one
 MEDIA = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60]
 MEDIA_PARTS = ("fetch", "decode", "prepare")  # of a request's media, as MediaReport names them
 HTTP = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
@@ -60,6 +62,7 @@ HISTOGRAMS = {  # what each of them counts
     "step_wait_seconds": "Seconds that the host waited for a step.",
     "step_commit_seconds": "Seconds to record the tokens of a step.",
     "step_device_seconds": "Seconds of a step on the device.",
+    "recovery_seconds": "Seconds from a failed step to the next one that produced a token.",
     "mm_fetch_seconds": "Seconds to fetch the media of a request.",
     "mm_decode_seconds": "Seconds to decode the media of a request.",
     "mm_prepare_seconds": "Seconds to prepare the media of a request for the encoder.",
@@ -80,11 +83,11 @@ def one_two_five(limit: int) -> list[float]:
 class Metrics:
     """All series of one server. Owner: loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_series: int = 5000) -> None:
         self.model_name = ""
         self.engine: Callable[[], EngineStats | None] = lambda: None
         self.cache_info: dict[str, str] = {}
-        self.max_series = 5000
+        self.max_series = max_series
         self.finished = dict.fromkeys(FINISHED, 0)
         self.rejections = dict.fromkeys(REJECTIONS, 0)
         self.relaxed: dict[str, int] = {}  # by keyword: schemas of tools that are not enforced in full
@@ -93,6 +96,8 @@ class Metrics:
         self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
         self.helpers: Callable[[], HelperCounts] | None = None  # where media are decoded in processes of their own
         self.experts: Callable[[], list[LayerLoad]] = list  # of one step in many, by layer
+        self.failed_at = 0.0  # when a step failed that no good one has followed yet
+        self.memory: Callable[[], MemoryNumbers] | None = None
         self.resize(1 << 17)
 
     def relax(self, keywords: Sequence[str]) -> None:
@@ -119,6 +124,7 @@ class Metrics:
             "request_params_n": Histogram(CHOICES),
             "iteration_tokens_total": Histogram(ITERATION),
             "step_gap_seconds": Histogram(GAP),
+            "recovery_seconds": Histogram(RECOVERY),
             **{f"step_{part}_seconds": Histogram(PART) for part in PARTS},
             **{f"mm_{part}_seconds": Histogram(MEDIA) for part in (*MEDIA_PARTS, "encode")},
         }
@@ -131,8 +137,18 @@ class Metrics:
         parts = (stats.schedule_s, stats.launch_s, stats.wait_s, stats.commit_s, stats.device_s)
         for observe, seconds in zip(self.observe_parts, parts):
             observe(seconds)
+        if stats.failed or self.failed_at:
+            self._recovery(stats)
         if stats.gap_s:
             self.histograms["step_gap_seconds"].observe(stats.gap_s)
+
+    def _recovery(self, stats: StepStats) -> None:
+        """A step failed, now or before: the time until one produces a token again."""
+        if stats.failed:
+            self.failed_at = self.failed_at or time.monotonic()
+        elif stats.num_sampled:
+            self.histograms["recovery_seconds"].observe(time.monotonic() - self.failed_at)
+            self.failed_at = 0.0
 
     def media(self, report: MediaReport) -> None:
         """Once per prompt with media. What cost no time was not done: the item was known, or came with the request."""
@@ -165,6 +181,8 @@ class Metrics:
         yield from self._http_families()
         if self.helpers is not None:
             yield from helper_families(self.helpers())
+        if self.memory is not None:
+            yield from memory_families(self.memory())
         dropped = CounterMetricFamily("log_lines_dropped", "Lines of the log that nothing read in time.")
         dropped.add_metric([], lines_dropped())
         yield dropped
@@ -305,6 +323,27 @@ def helper_families(counts: HelperCounts) -> Iterator[Metric]:
         counter = CounterMetricFamily(name, text)
         counter.add_metric([], count)
         yield counter
+
+
+class MemoryNumbers(NamedTuple):
+    """Bytes that the process may have and has, and how often that made it shed load."""
+
+    limit: int
+    held: int
+    shed: int
+
+
+def memory_families(numbers: MemoryNumbers) -> Iterator[Metric]:
+    """Memory of the host."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    gauge = GaugeMetricFamily("host_memory_bytes", "Memory that the process may have, and has.", labels=["kind"])
+    gauge.add_metric(["limit"], numbers.limit)
+    gauge.add_metric(["held"], numbers.held)
+    yield gauge
+    counter = CounterMetricFamily("host_memory_shed", "Times that load was shed for want of memory.")
+    counter.add_metric([], numbers.shed)
+    yield counter
 
 
 def exposition(metrics: Metrics) -> bytes:

@@ -26,12 +26,22 @@ INTERVAL_S = 10.0
 OF_A_STEP = ("schedule", "launch", "wait", "commit")  # what a turn of the device thread consists of
 
 
+class Checked(Protocol):
+    """A Canary."""
+
+    answered: int  # each took a step
+
+
 class Counted(Protocol):
     """The parts of AppState that the line reads."""
 
     engine: Engine
     metrics: Metrics
     experts: expert_watch.ExpertWatch | None
+
+    @property
+    def canary(self) -> Checked | None:
+        """None until the engine is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ class Totals:
         stats, histograms = state.engine.stats, state.metrics.histograms
         return cls(
             at=time.monotonic(),
-            steps=stats.steps,
+            steps=stats.steps - (0 if state.canary is None else state.canary.answered),
             generated=stats.generation_tokens,
             prompts=stats.prompt_tokens,
             queries=stats.prefix_queries,

@@ -66,6 +66,8 @@ async def write(state: Traced, path: str) -> None:
 
     def work() -> None:
         try:
+            if state.engine.config.faults is not None:
+                state.engine.config.faults.at("disk")
             Path(path).write_bytes(orjson.dumps(trace.document()))
         except OSError as error:
             log.error("--trace %s: %s", path, error.strerror)

@@ -22,7 +22,7 @@ from server import __version__
 from server.errors import ApiError, from_engine, invalid, not_here, shown
 from server.http.exchange import exchange_of, state_of
 from server.http.watch import client_present
-from server.ops import tracing
+from server.ops import ledger, tracing
 from server.ops.limits import presented_key
 from server.routes.endpoint import Handler, json_response, route
 from server.state import AppState
@@ -172,16 +172,18 @@ async def told(work: Callable[[], Awaitable[bool]]) -> Response:
 
 
 async def server_info(request: Request) -> Response:
-    """Version and settings as text or JSON; no paths, keys or environment."""
+    """Version, settings as text or JSON, and what is held now; no paths, keys or environment."""
     exchange = exchange_of(request)
     form = request.query_params.get("config_format", "text")
     if form not in ("text", "json"):
         raise invalid("config_format", f"config_format: got {shown(form)}; must be text or json")
-    settings = public(exchange.state)
+    settings, counts = public(exchange.state), exchange.state.ledger()
+    counts["exchanges"] -= 1  # this one
+    held = ledger.sorted_out(counts)
     if form == "json":
-        return json_response({"version": __version__, "config": settings})
+        return json_response({"version": __version__, "config": settings, "ledger": held})
     lines = [f"{group}.{name}={value}" for group, fields in settings.items() for name, value in fields.items()]
-    return json_response({"version": __version__, "config": "\n".join(lines)})
+    return json_response({"version": __version__, "config": "\n".join(lines), "ledger": held})
 
 
 def public(state: AppState) -> dict[str, dict[str, Any]]:

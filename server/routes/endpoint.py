@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError, invalid, not_found, not_here, shown
+from server.errors import ApiError, invalid, not_found, not_here, shown, size_within
 from server.http.exchange import Exchange, exchange_of, state_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Side
@@ -74,8 +74,8 @@ def check_model(state: AppState, name: str | None) -> str:
     """The name to report: as requested, or the first one. 404 for an unknown name; an empty one is none."""
     if not name or name in state.names:
         return name or state.names[0]
-    if len(name.encode()) > state.config.limits.max_name_bytes:
-        most = state.config.limits.max_name_bytes
+    most = state.config.limits.max_name_bytes
+    if size_within(name, most) > most:
         raise ApiError(400, "invalid_parameter", f"model: is longer than {most} bytes", "model")
     raise not_found(f"model {shown(name)} does not exist; this server has {', '.join(state.names)}", "model")
 

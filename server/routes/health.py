@@ -16,6 +16,7 @@ from starlette.responses import Response
 from server import __version__
 from server.http.edge import not_ready
 from server.http.exchange import state_of
+from server.ops.canary import WRONG
 from server.ops.metrics import exposition
 from server.routes.endpoint import json_response, route
 from server.state import AppState
@@ -29,6 +30,8 @@ async def ready(request: Request) -> Response:
         raise not_ready(state.phase)
     if stalled(state):
         raise not_ready("stalled")
+    if state.canary is not None and state.canary.wrong >= WRONG:
+        raise not_ready("wrong")
     if decoders_stuck(state):
         raise not_ready("decoding")
     if state.grammars is None and state.config.model.structured_outputs_backend != "none":
@@ -46,7 +49,9 @@ async def live(request: Request) -> Response:
 
 
 def stalled(state: AppState) -> bool:
-    """Whether the device thread has not turned for longer than a step may take."""
+    """Whether the device thread has not turned for longer than a step may take, or a canary has not been answered."""
+    if state.canary is not None and state.canary.late:
+        return True
     return time.monotonic() - state.engine.last_beat > state.config.scheduler.step_timeout
 
 

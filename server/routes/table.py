@@ -17,6 +17,7 @@ from server.routes import (
     dev,
     docs,
     embeddings,
+    faults,
     health,
     messages,
     models,
@@ -43,5 +44,6 @@ def routes_of(config: Config) -> list[Route]:
     switched += [
         *([] if server.disable_docs else [docs.ROUTES, pages.ROUTES]),
         *([dev.ROUTES] if server.enable_dev_endpoints else []),
+        *([faults.ROUTES] if config.health.debug_faults else []),
     ]
     return [line for lines in (*(family.ROUTES for family in FAMILIES), *switched) for line in lines]

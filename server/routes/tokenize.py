@@ -63,17 +63,9 @@ async def ids_of(state: AppState, body: TokenizeBody) -> np.ndarray:
         raise invalid("prompt", "send either prompt or messages")
     if (text := body.prompt) is not None:
         state.tokenizer.require_texts("prompt")
-        state.renderer.media.refuse_in_text(text, "prompt")
-        size, most = len(text.encode()), state.renderer.config.prompt_bytes
-        if size > most:
-            raise context_error(
-                state.engine.max_model_len,
-                -(-size // 16),
-                "prompt",
-                f" (estimated from {size} bytes; at most {most} are counted)",
-            )
+        require_counted(state, len(text))  # before the text is looked through: it may have 60 MB
         special = body.add_special_tokens is not False
-        return await in_pool_if_long(state, size // 4, lambda: id_array(state.tokenizer.encode(text, special)))
+        return await in_pool_if_long(state, len(text) // 4, lambda: ids_in(state, text, special))
     assert body.messages is not None
     for at, tool in enumerate(body.tools or ()):
         check_function(tool, f"tools[{at}]")
@@ -88,6 +80,21 @@ async def ids_of(state: AppState, body: TokenizeBody) -> np.ndarray:
         add_special_tokens=bool(body.add_special_tokens),
     )
     return prompt.token_ids
+
+
+def ids_in(state: AppState, text: str, special: bool) -> np.ndarray:
+    """Of a text that is not too long in characters."""
+    state.renderer.media.refuse_in_text(text, "prompt")
+    require_counted(state, len(text.encode()))
+    return id_array(state.tokenizer.encode(text, special))
+
+
+def require_counted(state: AppState, size: int) -> None:
+    """Raises for a text of more bytes than are counted."""
+    most = state.renderer.config.prompt_bytes
+    if size > most:
+        note = f" (estimated from {size} bytes; at most {most} are counted)"
+        raise context_error(state.engine.max_model_len, -(-size // 16), "prompt", note)
 
 
 async def detokenize(request: Request) -> Response:

@@ -46,8 +46,8 @@ async def fetch(state: AppState) -> None:
     named = is_hub_name(state.folder) or is_hub_name(state.tokenizer_source)
     if named or is_gguf(state.folder) or is_split(state.folder):
         begun = time.perf_counter()
-        state.fetching = state.pool.submit(fetched, state.config, state.stop_fetching)
-        state.folder, state.tokenizer_source = await asyncio.wrap_future(state.fetching)
+        state.download.running = state.pool.submit(fetched, state.config, state.download.stop)
+        state.folder, state.tokenizer_source = await asyncio.wrap_future(state.download.running)
         state.startup["fetch"] = time.perf_counter() - begun
     else:
         refuse_revision(state.config.model.revision, state.folder)

@@ -21,7 +21,9 @@ from typing import Any
 from engine.base.errors import ConfigError
 from engine.engine import Engine
 from mm.transform import quiet
-from server.ops import logs, tracing
+from server.ops import ledger, logs, tracing
+from server.ops.canary import Canary
+from server.ops.memory_watch import MemoryWatch
 from server.ops.otel import Spans
 from server.ops.status import StatusLine
 from server.start import folders, load
@@ -45,6 +47,8 @@ class Lifespan:
         self.status: StatusLine | None = None
         self.cut_short = False  # the loading was; its threads go on until the process ends
         self.preparing: asyncio.Future[None] | None = None
+        self.exhausted = False  # the memory is: a new process is wanted
+        self.memory = MemoryWatch(state, self.on_exhaustion)
 
     def stop(self) -> None:
         """The host wants the end; the second call does not wait for running requests."""
@@ -73,6 +77,12 @@ class Lifespan:
         if "audio" in state.engine.model.modalities:
             self.preparing = asyncio.ensure_future(self.prepare_recordings(IDLE_S))
         logs.log_startup({**state.startup, **state.engine.startup}, time.perf_counter() - begun)
+        self.memory.start()
+        state.metrics.memory = self.memory.numbers
+        state.canary = canary = Canary(engine, config.health.canary_interval)
+        canary.start()
+        if engine.config.faults is not None:
+            log.warning("--debug-faults is on: whoever may post to /debug/faults can make this server fail")
         if not config.server.disable_log_stats:
             self.status = StatusLine(state)
             self.status.start()
@@ -129,6 +139,10 @@ class Lifespan:
         for exchange in list(state.open_exchanges):
             exchange.cancel()
         await self.quiet(TOLD_S)
+        if state.phase == "draining" and getattr(state, "engine", None) is not None:
+            held = await ledger.settled(state.ledger)
+            words = ", ".join(f"{name} {count}" for name, count in held.items())
+            log.log(logging.WARNING if held else logging.INFO, "drained: %s", words or "nothing is held")
 
     async def quiet(self, seconds: float) -> None:
         """Until no request is open, or the time is over."""
@@ -152,15 +166,18 @@ class Lifespan:
             self.status.stop()
         if self.preparing is not None:
             self.preparing.cancel()
+        self.memory.close()
+        if state.canary is not None:
+            state.canary.close()
         if state.experts is not None:
             state.experts.close()
         if state.config.traces.trace and state.trace is not None:
             await tracing.write(state, state.config.traces.trace)
         if state.spans is not None:
             await asyncio.get_running_loop().run_in_executor(None, state.spans.close)
-        state.stop_fetching.set()
-        if state.fetching is not None:  # gives up, so that no half of a file stays behind
-            await asyncio.get_running_loop().run_in_executor(None, wait, [state.fetching], FETCH_S)
+        state.download.stop.set()
+        if state.download.running is not None:  # gives up, so that no half of a file stays behind
+            await asyncio.get_running_loop().run_in_executor(None, wait, [state.download.running], FETCH_S)
         if state.media is not None:
             await state.media.close()
         if getattr(state, "engine", None) is not None and not self.cut_short:
@@ -169,6 +186,11 @@ class Lifespan:
         if state.grammars is not None:
             state.grammars.close()
         state.pool.shutdown(wait=False, cancel_futures=True)
+
+    def on_exhaustion(self) -> None:
+        """The process has nearly all of the memory that it may have: it ends in order."""
+        self.exhausted = True
+        self.stop()
 
     def on_death(self, error: BaseException) -> None:
         """The device thread is gone: its requests have been answered, a supervisor starts a new process."""

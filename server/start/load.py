@@ -18,6 +18,7 @@ from server.http.websocket import import_sockets
 from server.jobs.sampling import check_defaults, defaults_from
 from server.ops.expert_watch import ExpertWatch
 from server.ops.metrics import exposition
+from server.ops.planted import into_decoders
 from server.render.frames import Frames
 from server.render.vocabulary import Vocabulary
 from server.start.makers import (
@@ -103,6 +104,8 @@ def complete(state: AppState) -> None:
         experts = state.experts = ExpertWatch(engine)
         metrics.experts = lambda: experts.layers
     if state.media is not None:
+        if engine.config.faults is not None:
+            into_decoders(state.media, engine.config.faults)
         if "audio" in engine.model.modalities:
             state.pool.submit(import_sockets)  # while nobody waits for them
         cache = state.media.cache

@@ -24,11 +24,14 @@ from typing import NoReturn
 import uvloop
 
 from engine.base.errors import ConfigError
+from engine.device.host_memory import memory_limit
 from server.app import make_app
 from server.flags.config import Config
 from server.http.listen import BindError, Listener, address, bind, make_listener
 from server.ops import logs
+from server.ops.planted import faults_of
 from server.start import signals
+from server.start.budgets import fitted
 from server.start.lifespan import JOIN_S, Lifespan
 from server.state import AppState
 
@@ -45,7 +48,7 @@ def serve(config: Config) -> int:
     logs.configure(config.server)
     try:
         listener = bind(config)
-        state = AppState(config)
+        state = AppState(fitted(config, memory_limit()))
         state.startup["bind"] = time.perf_counter() - begun
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             status = runner.run(Process(state, listener).run())
@@ -73,6 +76,7 @@ class Process:
         self.where, state.port = address(state.config, socket)
         self.lifespan = Lifespan(state)
         self.listener: Listener
+        self.reloading: asyncio.Task[None] | None = None  # of the key file
 
     async def run(self) -> int:
         """The exit status."""
@@ -88,6 +92,8 @@ class Process:
         try:
             await self.start()
             await lifespan.stopping.wait()
+            if self.state.phase == "dead":
+                last_resort(self.state.config.health.engine_death_exit, EXIT_DEAD)
             await lifespan.drain()
         except ConfigError as error:
             print(f"omniloop: {error}", file=sys.stderr)
@@ -96,7 +102,7 @@ class Process:
             await self.close(serving)
         if lifespan.cut_short:
             leave(status)
-        return EXIT_DEAD if self.state.phase == "dead" else status
+        return EXIT_DEAD if self.state.phase == "dead" or lifespan.exhausted else status
 
     async def start(self) -> None:
         """Loads, and says where the server listens."""
@@ -109,6 +115,11 @@ class Process:
             )
         await self.lifespan.start()
         if self.state.phase == "ready":
+            if recommends_isolation(self.state):
+                log.warning(
+                    "media are decoded in this process; strangers' media are better decoded in processes of their own: "
+                    "--media-isolation all"
+                )
             own_interpreter()
             logs.say(f"Listening on {self.where}")
 
@@ -122,16 +133,38 @@ class Process:
         if tasks:
             await asyncio.wait(tasks, timeout=2)
         await self.lifespan.close()
+        if self.reloading is not None:
+            self.reloading.cancel()
         if self.state.config.server.uds:
             with contextlib.suppress(OSError):
                 os.unlink(self.state.config.server.uds)
 
     def on_hangup(self) -> None:
-        """Reads the key file again; a bad file changes nothing."""
-        try:
-            self.state.keys.reload()
-        except ConfigError as error:
-            log.error("the keys stay as they were: %s", error)
+        """Reads the key file again, in a thread: a disk may be slow."""
+        self.reloading = asyncio.get_running_loop().create_task(reread_keys(self.state, self.reloading))
+
+
+async def reread_keys(state: AppState, before: asyncio.Task[None] | None = None) -> None:
+    """Reads the key file behind the reading `before`, so that the last one counts; a bad file changes nothing."""
+
+    def read() -> None:
+        if (faults := faults_of(state)) is not None:
+            faults.at("disk")
+        state.keys.reload()
+
+    if before is not None:
+        await asyncio.wait({before})
+    try:
+        await asyncio.to_thread(read)
+    except (ConfigError, OSError) as error:
+        log.error("the keys stay as they were: %s", error)
+
+
+def recommends_isolation(state: AppState) -> bool:
+    """Whether anybody may send media that are decoded here, though they need not be."""
+    config = state.config
+    open_to_all = state.media is not None and not config.is_loopback and not config.server.uds
+    return open_to_all and config.media.media_isolation != "all" and sys.platform.startswith("linux")
 
 
 def own_interpreter() -> None:
@@ -152,12 +185,12 @@ def freeze_heap() -> None:
     gc.set_threshold(2_000, 100, 100)
 
 
-def last_resort(seconds: float) -> None:
+def last_resort(seconds: float, status: int = EXIT_STUCK) -> None:
     """Ends the process when something of ours, or a library's thread, does not let it end."""
 
     def end() -> None:
         faulthandler.dump_traceback()
-        os._exit(EXIT_STUCK)
+        os._exit(status)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

@@ -35,7 +35,8 @@ CONTROLS = r"\x00-\x1f"
 
 def check_pattern(pattern: str, limits: LimitsConfig) -> str:
     """Why a regular expression is not taken; "" where nothing is known against it."""
-    if len(pattern.encode()) > limits.regex_max_bytes:
+    most = limits.regex_max_bytes
+    if len(pattern) > most or len(pattern.encode()) > most:
         return f"has more than {limits.regex_max_bytes} bytes, the most that are allowed (--regex-max-bytes)"
     for found in _PIECES.finditer(pattern):
         if found["look"]:

@@ -125,7 +125,7 @@ async def test_s23_a_recording_is_that_of_the_pool() -> None:
         async with pool.recording(data, cutting, b"") as one, media.recording(data, cutting, b"") as other:
             assert one.windows == other.windows
             assert np.array_equal(one._samples, other._samples)
-        with pytest.raises(MediaError, match="damaged or cut short"):
+        with pytest.raises(MediaError, match="cut short"):
             async with media.recording(data[:300], cutting, b""):
                 pass
         assert media.helpers.counts().ended == 0

@@ -9,6 +9,7 @@ import pytest
 
 from engine.engine import Engine
 from server.app import make_app
+from server.render.media import MediaTokens
 from server.start import load
 from server.state import AppState
 from tests.server.asgi import Client
@@ -113,6 +114,20 @@ async def test_bad_fields_are_refused_by_name(client, fields, param):
 async def test_a_stop_of_a_wrong_size_is_told_its_size(client, stop, size):
     reply = await client.chat(stop=stop)
     assert reply.error["message"].startswith(f"stop[1]: got {size} bytes; ")
+
+
+async def test_s27_texts_of_megabytes_are_not_looked_through_before_their_size(client, monkeypatch):
+    def looked_through(self, text, param):
+        raise AssertionError(f"{param} was searched")
+
+    monkeypatch.setattr(MediaTokens, "refuse_in_text", looked_through)
+    long = " " * (client.state.renderer.config.prompt_bytes + 1)
+    reply = await client.post("/tokenize", {"prompt": long})
+    assert reply.error["reason"] == "context_length_exceeded"
+    for fields in ({"stop": long}, {"bad_words": [long]}, {"model": long}):
+        reply = await client.chat(**fields)
+        assert (reply.status, reply.error["reason"]) == (400, "invalid_parameter")
+        assert len(reply.error["message"]) < 200
 
 
 async def test_a_byte_order_mark_is_passed_over(client):

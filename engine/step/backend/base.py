@@ -21,8 +21,8 @@ from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
 from _fast.steady import SteadyLoop
+from engine.base.mask_lines import Lines
 from engine.base.request import SamplingParams
-from engine.grammar.mask_lines import Lines
 from engine.layers.batch import LayerHook
 from engine.step.live import LiveRow
 from engine.step.rank import Rank

@@ -12,7 +12,7 @@ import pytest
 from engine.base.errors import ConfigError
 from server.http.edge import not_ready
 from server.ops.limits import digest_name, named
-from server.start.process import Process
+from server.start.process import reread_keys
 from tests.server.conftest import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -180,7 +180,7 @@ async def test_s02_a_bad_key_file_changes_nothing_when_it_is_reread(serve, tmp_p
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    Process.on_hangup(SimpleNamespace(state=client.state))
+    await reread_keys(client.state)
     assert re.search(why, caplog.text)
     assert (await client.get("/v1/models")).status == 401
     assert (await client.get("/v1/models", headers={"x-api-key": "one"})).status == 200

@@ -176,6 +176,34 @@ async def test_s03_settings_show_no_paths_and_no_keys(serve):
     assert (await client.get("/server_info?config_format=xml")).error["param"] == "config_format"
 
 
+async def test_s44_the_ledger_is_zero_when_idle_and_says_what_is_held(operator):
+    async def held():
+        return (await operator.get("/server_info")).json()["ledger"]["held"]
+
+    await until_zero(held)
+    found = (await operator.get("/server_info")).json()["ledger"]
+    names = ("used", "slots", "encoder_in_use", "routes", "streams", "matchers", "inbox")
+    assert {f"engine_{name}" for name in names} <= found["held"].keys()
+    assert {"exchanges", "places", "body_bytes", "sessions", "media_reserved_bytes", "compiles"} <= found["held"].keys()
+    assert found["kept"]["engine_free"] + found["kept"]["engine_cached"] == found["kept"]["engine_total"]
+    assert all(found["process"][name] > 0 for name in ("tasks", "threads", "descriptors", "resident_bytes"))
+    body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
+    running = operator.call("POST", "/v1/completions", body).start()
+    await busy(operator.state)
+    now = await held()
+    assert (now["exchanges"], now["places"]) == (1, 1)
+    assert now["engine_slots"] == now["engine_live_rows"] == 1
+    running.leave()
+    await running.finish()
+    await until_zero(held)
+
+
+async def until_zero(held):
+    async with asyncio.timeout(10):
+        while any((await held()).values()):  # noqa: ASYNC110 (it is counted, nothing calls)
+            await asyncio.sleep(0.01)
+
+
 async def test_what_this_engine_cannot_do_is_501(operator):
     for path in ("/sleep?level=1", "/wake_up"):
         assert (await operator.post(path)).status == 501

@@ -22,7 +22,7 @@ import torch
 from _fast.launcher import Launcher
 from _fast.layout import GraphKind
 from engine.base.config import EngineConfig
-from engine.grammar.mask_lines import Lines
+from engine.base.mask_lines import Lines
 from engine.kernels.sampling.top_logprobs import LINE
 from engine.layers.batch import Batch
 from engine.sampling.device import DeviceSampler

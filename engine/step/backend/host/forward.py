@@ -13,7 +13,7 @@ import torch
 
 from _fast.layout import TokenCode
 from engine.base.config import EngineConfig
-from engine.grammar.mask_lines import Lines
+from engine.base.mask_lines import Lines
 from engine.layers.batch import Batch
 from engine.sampling.sampler import Sampler
 from engine.step.backend.host.slots import HostSlots

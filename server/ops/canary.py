@@ -1,0 +1,117 @@
+"""Canary: a request of our own, by which a server that stands idle finds out whether the engine still answers (S41).
+
+Owner: loop. In: the engine's steps, looked at every --canary-interval seconds. Out: `late` where a token that was asked
+for did not come within --step-timeout, and `wrong` where it was not the first canary's; the probes read both. Where
+steps go on, the engine answers its clients and no canary is sent; one costs a step of four tokens. A model whose
+prompts need media is asked for a turn of the device thread instead.
+
+    look (steps went on) .. look (none) -> canary -> token: right | wrong | late .. look (steps went on): right again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.base.errors import EngineError
+from engine.base.request import FinishReason, PoolingParams, Request, SamplingParams
+from engine.engine import Engine
+
+log = logging.getLogger("omniloop")
+
+PROMPT = np.arange(4, dtype=np.int32)
+WRONG = 2  # answers in a row after which the server is not ready: one may fall between two tokens that are as likely
+NEAR = 0.05  # of vectors, relative: batches of other sizes round otherwise
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a canary brought."""
+
+    token: int = -1
+    pooled: np.ndarray | None = None
+
+    def equals(self, other: Answer) -> bool:
+        if self.pooled is None or other.pooled is None:
+            return self.token == other.token
+        return self.pooled.shape == other.pooled.shape and np.allclose(self.pooled, other.pooled, NEAR, NEAR)
+
+
+class Canary:
+    """From `start` to `close`."""
+
+    def __init__(self, engine: Engine, interval: float) -> None:
+        """`interval`: seconds between two looks; 0: none."""
+        self.late = False
+        self.wrong = 0  # in a row
+        self.answered = 0  # each took one step
+        self._engine = engine
+        self._interval = interval
+        self.right: Answer | None = None
+        self._steps = -1
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._interval:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._look)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _look(self) -> None:
+        engine = self._engine
+        steps = engine.stats.steps - engine.stats.failed_steps - self.answered
+        if steps != self._steps:
+            self._steps, self.late = steps, False
+        elif engine.state == "ready" and not engine.is_paused and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.get_running_loop().create_task(self.ask())
+        self.start()
+
+    async def ask(self) -> None:
+        """One canary, and what becomes of it."""
+        engine, answer = self._engine, Answer()
+        try:
+            async with asyncio.timeout(engine.config.step_timeout):
+                if engine.model.lead or engine.model.adds_media:
+                    await engine.turn()
+                else:
+                    answer = await self._answer()
+                    self.answered += 1
+        except (TimeoutError, EngineError) as error:
+            if engine.state == "ready":
+                self.late = True
+                log.error("the engine does not answer: %s", error or "no token within --step-timeout")
+            return
+        self.late = False
+        self.right = self.right or answer
+        self.wrong = 0 if answer.equals(self.right) else self.wrong + 1
+        if self.wrong:
+            log.error("the engine answers a check with %s, before it was %s", answer, self.right)
+
+    async def _answer(self) -> Answer:
+        """Raises EngineError where it ends with an error."""
+        found = Answer()
+        async with self._engine.submit(request(self._engine)) as stream:
+            async for delta in stream:
+                if delta.error is not None:
+                    raise delta.error
+                if delta.token_ids:
+                    found.token = delta.token_ids[0]
+                if delta.finish_reason is not FinishReason.NONE:
+                    found.pooled = delta.pooled
+        return found
+
+
+def request(engine: Engine) -> Request:
+    """One token, or one pooled input; nothing of it is found in a cache that clients read."""
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    pooling = PoolingParams(np.array([0, len(PROMPT)])) if engine.limits.pools else None
+    ids = PROMPT % engine.limits.num_embeddings
+    return Request(ids, sampling, cache_salt=b"canary", flow="canary", pooling=pooling)

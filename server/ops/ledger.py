@@ -1,0 +1,60 @@
+"""Ledger: what a server holds for requests, which is nothing when it is idle, and what it keeps by intention (S44).
+
+Owner: loop. In: the counts of AppState.ledger, by name. Out: the same sorted into what must be zero when no request is
+open and what is a cache or a total, with the process's tasks, threads, descriptors and memory beside them. /server_info
+shows it, and a drain that ends writes one line of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from engine.device.host_memory import resident_memory
+
+# Caches and totals: bounded by flags, and what a device holds from the start on.
+KEPT = frozenset({
+    "media_cache_bytes", "engine_free", "engine_cached", "engine_total", "engine_index_entries",
+    "engine_encoder_entries", "engine_encoder_rows", "engine_device_bytes", "engine_device_reserved_bytes",
+    "engine_pinned_bytes", "engine_pinned_reserved_bytes",
+})  # fmt: skip
+SETTLE_S, LOOK_S = 1.0, 0.02
+
+
+def sorted_out(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """`held`: zero when idle; `kept`: caches and totals; `process`: what belongs to no request."""
+    return {
+        "held": {name: count for name, count in counts.items() if name not in KEPT},
+        "kept": {name: count for name, count in counts.items() if name in KEPT},
+        "process": process(),
+    }
+
+
+def process() -> dict[str, int]:
+    """Tasks of the loop, threads, descriptors, bytes."""
+    try:
+        descriptors = len(os.listdir("/proc/self/fd")) - 1  # but the one that lists them
+    except OSError:
+        descriptors = -1
+    return {
+        "tasks": len(asyncio.all_tasks()),
+        "threads": threading.active_count(),
+        "descriptors": descriptors,
+        "resident_bytes": resident_memory(),
+    }
+
+
+def still_held(counts: Mapping[str, int]) -> dict[str, int]:
+    """What is not zero and should be."""
+    return {name: count for name, count in counts.items() if count and name not in KEPT}
+
+
+async def settled(count: Callable[[], Mapping[str, int]]) -> dict[str, int]:
+    """What is still held once it has had time to go: the device thread lets go of rows in a step of its own."""
+    end = time.monotonic() + SETTLE_S
+    while (held := still_held(count())) and time.monotonic() < end:  # noqa: ASYNC110 (it is counted, nothing calls)
+        await asyncio.sleep(LOOK_S)
+    return held

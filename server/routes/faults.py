@@ -1,0 +1,74 @@
+"""Failures on purpose: /debug/faults, only with --debug-faults, which is for tests and never for a server in use.
+
+Owner: loop. In: a fault as JSON: point, kind, and what belongs to it (engine/base/faults). Out: what is armed and what
+has happened. DELETE disarms, and what hangs goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.base.faults import FOREVER_S, Fault, Faults
+from server.errors import invalid
+from server.http.body import read_json
+from server.http.exchange import state_of
+from server.routes.dev import line
+from server.routes.endpoint import json_response
+
+MOST_BYTES = 4096
+
+
+class FaultBody(msgspec.Struct):
+    """What is to fail."""
+
+    point: str
+    kind: str
+    count: int = 1
+    seconds: float = FOREVER_S
+    token: int = -1
+    size: int = 0
+
+
+async def arm(request: Request) -> Response:
+    """From now on, as often as `count` says."""
+    body = await read_json(request, FaultBody, MOST_BYTES)
+    faults = faults_of(request)
+    try:
+        faults.arm(Fault(body.point, body.kind, body.count, body.seconds, body.token, body.size))
+    except ValueError as error:
+        raise invalid("kind", str(error)) from None
+    return shown_faults(faults)
+
+
+async def show(request: Request) -> Response:
+    return shown_faults(faults_of(request))
+
+
+async def disarm(request: Request) -> Response:
+    faults = faults_of(request)
+    faults.clear()
+    return shown_faults(faults)
+
+
+def faults_of(request: Request) -> Faults:
+    faults = state_of(request).engine.config.faults
+    assert faults is not None, "the routes are there with the flag only"
+    return faults
+
+
+def shown_faults(faults: Faults) -> Response:
+    armed = [dataclasses.asdict(each) for each in faults.armed]
+    for fault in armed:
+        del fault["slots"]  # changed by the device thread
+    return json_response({"armed": armed, "happened": dict(faults.happened)})
+
+
+ROUTES = [
+    line("/debug/faults", arm, "POST"),
+    line("/debug/faults", show, "GET"),
+    line("/debug/faults", disarm, "DELETE"),
+]

@@ -1,0 +1,47 @@
+"""Budgets: the defaults of what may be held, cut to the memory that this process may have (SECURITY S44).
+
+Owner: none, run once before anything is made of the configuration. In: a Config, and the limit of the machine or of the
+cgroup. Out: the same with smaller budgets where the defaults would not fit together. What the operator has chosen is
+not touched: only values that equal the default are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from mm.limits import MediaLimits
+from server.flags.config import Config, LimitsConfig
+
+log = logging.getLogger("omniloop")
+
+GIB = 1 << 30
+# Group, field, bytes of a unit, and the share of the memory that it may be. All of them together are two thirds.
+SHARES: tuple[tuple[str, str, int, float], ...] = (
+    ("media", "decoded_budget_bytes", 1, 1 / 4),
+    ("media", "request_decoded_bytes", 1, 1 / 8),  # of the budget above
+    ("media", "mm_processor_cache_gb", GIB, 1 / 8),
+    ("limits", "body_budget_bytes", 1, 1 / 16),
+    ("limits", "grammar_memory_bytes", 1, 1 / 16),  # two compile at a time
+    ("limits", "grammar_cache_bytes", 1, 1 / 32),
+    ("limits", "response_store_bytes", 1, 1 / 64),
+)
+DEFAULTS = {"media": MediaLimits(), "limits": LimitsConfig()}
+
+
+def fitted(config: Config, memory: int) -> Config:
+    """The configuration for a process that may have so many bytes."""
+    groups: dict[str, Any] = {}
+    cut = []
+    for group, name, unit, share in SHARES:
+        fields, usual = groups.get(group, getattr(config, group)), getattr(DEFAULTS[group], name)
+        most = memory * share / unit
+        if getattr(fields, name) != usual or most >= usual:
+            continue
+        value = type(usual)(most)
+        groups[group] = dataclasses.replace(fields, **{name: value})
+        cut.append(f"--{name.replace('_', '-')} {value:.3g}" if unit > 1 else f"--{name.replace('_', '-')} {value}")
+    if cut:
+        log.info("budgets follow the %.1f GiB of memory here: %s", memory / GIB, ", ".join(cut))
+    return dataclasses.replace(config, **groups)
