@@ -128,7 +128,7 @@ ATTRIBUTES = {
     "_fast/ring.pxd: OutputRing": 20,
     "_fast/seqs.pxd: SeqTable": 45,
     "_fast/step_numbers.py: StepNumbers": 18,
-    "_fast/tables.pxd: BlockTables": 20,
+    "_fast/tables.pxd: BlockTables": 18,
     "engine/base/stats.py: EngineStats": 17,
     "engine/base/stats.py: StepStats": 24,
     "engine/layers/batch.py: Batch": 16,

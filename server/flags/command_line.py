@@ -35,6 +35,7 @@ GROUPS = {  # as Config names them
     "traces": "timelines and spans",
     "pooling": "embeddings, scores and reranking",
     "rows": "embeddings as input",
+    "health": "memory, probes and what ends a server",
 }
 UNITS = {1 << 30: "GiB", 1 << 20: "MiB", 1 << 10: "KiB"}
 SIZE = re.compile(r"([\d.]+) ?([KMGT])iB")

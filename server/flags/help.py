@@ -80,7 +80,7 @@ def overview(flags: dict[str, Flag]) -> str:
     lines += [f"  {name:8} {text}" for name, text in COMMANDS.items()]
     lines += ["", "flags that people use, with their defaults:"]
     lines += [line(flags[name]) for name in COMMON]
-    lines += [row("--config FILE.yaml", "flags by the same names; the command line wins"), "", "examples:"]
+    lines += [CONFIG, "", "examples:"]
     lines += [f"  {command:46} {text}" for command, text in EXAMPLES]
     lines += ["", "more:"]
     lines += [f"  {words:46} {text}" for words, text in further()]
@@ -102,6 +102,9 @@ def further() -> list[tuple[str, str]]:
 
 def row(name: str, text: str) -> str:
     return f"  {name:{COLUMN}} {text}"
+
+
+CONFIG = row("--config FILE.yaml", "flags by the same names; the command line wins")
 
 
 def line(flag: Flag) -> str:
@@ -143,7 +146,7 @@ def help_text(flags: dict[str, Flag], word: str, command: str = "") -> str:
     """The answer to `--help` ("": without a word), to `--help=WORD`, and to `COMMAND --help`."""
     if not word:
         return USAGE.get(command) or overview(flags)
-    return grouped(flags) if word == "all" else of_word(flags, word)
+    return f"{CONFIG}\n\n{grouped(flags)}" if word == "all" else of_word(flags, word)
 
 
 def page(words: list[str]) -> str:
