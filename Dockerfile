@@ -12,12 +12,15 @@ ENV PATH=/opt/omniloop/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHEC
 ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=
 RUN pip install ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "${TORCH}"
+# Everything else in the versions, and with the hashes, of the lock.
+COPY .ci/locks /src/locks/
+RUN pip install --no-deps --require-hashes -r /src/locks/server.txt
 COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY _fast /src/_fast
 COPY engine /src/engine
 COPY mm /src/mm
 COPY server /src/server
-RUN pip install "/src[mistral]"
+RUN pip install --no-deps --no-build-isolation /src
 
 FROM python:${PYTHON}-slim-bookworm
 RUN useradd --uid 1000 --create-home omniloop \

@@ -19,7 +19,7 @@ MAKEFLAGS += -j2
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: serve test test-full test-ray lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
-.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel wheel-check soak
+.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel wheel-check soak lock
 
 serve: .stamp-build  ## the server at 127.0.0.1:8000 with the model in the package (HOST=, PORT=, ARGS="--model ...")
 	$(PY) -m server --host $(HOST) --port $(PORT) $(ARGS)
@@ -36,7 +36,8 @@ test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
 
 test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out; installs librosa, its compiler and LlamaIndex (260 MB)
 	$(PY) .ci/requirements.py full | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
-	$(PYTEST) -m "full and not gpu" $(ARGS)
+	$(PYTEST) -m "full and not gpu" $(ARGS); tests=$$?; \
+	$(PY) -m pip_audit --disable-pip --require-hashes -r .ci/locks/server.txt && exit $$tests
 
 test-ray: .stamp-build .stamp-dev  ## replicas under Ray Serve; installs Ray (80 MB), which `make test` leaves out
 	$(PY) .ci/requirements.py ray | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
@@ -53,6 +54,16 @@ build: .stamp-build
 
 bench: .stamp-build .stamp-dev  ## serving over sockets against a bare torch loop, in one run
 	$(PY) -m tests.bench.serve_cpu $(ARGS)
+
+# With the Python of the images, in an environment of its own. It changes what pyproject.toml demands, and no more.
+LOCK_PYTHON ?= python3.12
+LOCK := --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
+    --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+lock:  ## .ci/locks/server.txt, the images' packages with hashes (ARGS=--upgrade: newer ones)
+	mkdir -p build && $(LOCK_PYTHON) -m venv build/lock && build/lock/bin/pip install -q pip-tools
+	{ $(LOCK_PYTHON) .ci/requirements.py; $(LOCK_PYTHON) .ci/requirements.py mistral; echo 'setuptools>=77'; \
+	    echo 'cython>=3.1,!=3.3.0'; } | grep -v '^torch' > build/lock/server.in
+	build/lock/bin/pip-compile -q $(LOCK) $(ARGS) -o .ci/locks/server.txt build/lock/server.in
 
 # 20,000 requests take about ten minutes on two cores; ARGS=2000 is a short run, ARGS="--seconds 3600" an hour.
 soak: .stamp-build .stamp-dev  ## mixed requests for a long time: wrong answers, what is held when idle, growth of memory

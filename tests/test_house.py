@@ -311,7 +311,7 @@ def test_every_module_says_what_it_owns(path):
 
 
 @each(SOURCES)
-def test_nothing_runs_code_from_data(path):
+def test_s33_nothing_runs_code_from_data(path):
     banned_calls = {"eval", "exec", "literal_eval"}
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call):

@@ -18,6 +18,11 @@ _DEFAULT_SIZE, _BASE, _DESCRIPTION, _DURATION = 0x10, 1, 2, 8  # flags of a frag
 _OFFSET, _FIRST_FLAGS, _OF_EACH, _SIZES = 1, 4, 0xF00, 0x200  # flags of a run
 
 
+def entries(data: bytes, kind: str, count: int, start: int) -> np.ndarray:
+    """A view of a table that has been found to fit; an empty one may begin behind the end of the file."""
+    return np.frombuffer(data, kind, count, start) if count else np.empty(0, kind)
+
+
 class Track:
     """What one trak box says."""
 
@@ -44,14 +49,14 @@ class Track:
             raise promises("sizes of samples", count, max(0, stop - start))
         self.samples = max(self.samples, count)
         if bits in _KINDS:
-            self._sizes = np.frombuffer(data, _KINDS[bits], count, start)
+            self._sizes = entries(data, _KINDS[bits], count, start)
             self.sample_bytes += int(self._sizes.sum(dtype=np.int64))
         else:  # 4 bits
             self.sample_bytes += 15 * count
 
     def set_runs(self, data: bytes, first: int, count: int) -> None:
         """Samples of each chunk, in runs of chunks."""
-        self._runs = np.frombuffer(data, ">u4", 3 * count, first).reshape(count, 3)[:, :2].astype(np.int64)
+        self._runs = entries(data, ">u4", 3 * count, first).reshape(count, 3)[:, :2].astype(np.int64)
 
     @property
     def indexed(self) -> int:
@@ -106,7 +111,7 @@ class Fragments:
         total = self._size * count
         if flags & _SIZES:
             place = bool(flags & 0x100)
-            table = np.frombuffer(data, ">u4", count * fields, first).reshape(count, fields)
+            table = entries(data, ">u4", count * fields, first).reshape(count, fields)
             total = int(table[:, int(place)].sum(dtype=np.int64))
         self.sample_bytes += total
         self._first.append((self.sample_bytes, self.samples))

@@ -26,7 +26,7 @@ from server.ops.canary import Canary
 from server.ops.memory_watch import MemoryWatch
 from server.ops.otel import Spans
 from server.ops.status import StatusLine
-from server.start import folders, load
+from server.start import floors, folders, load
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
@@ -60,6 +60,7 @@ class Lifespan:
         """Loads everything; the phase is ready afterwards, unless `stop` ended the loading. Raises ConfigError."""
         begun = time.perf_counter()
         state, config = self.state, self.state.config
+        floors.check()
         self.greet()
         if config.traces.trace:
             tracing.check_place(config.traces.trace)

@@ -16,6 +16,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.end_to_end.process import ServerProcess
 from tests.end_to_end.wire import request_bytes
@@ -137,7 +138,7 @@ async def opened(port: int, rates: dict[str, float], seconds: float) -> dict[str
     return seen
 
 
-def run(seconds: float, flags: list[str]) -> dict[str, object]:
+def run(seconds: float, flags: list[str]) -> dict[str, Any]:
     """All experiments on one server, which is quiet between them."""
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
@@ -145,7 +146,7 @@ def run(seconds: float, flags: list[str]) -> dict[str, object]:
         rows = ("--max-num-seqs", str(ROWS), "--num-threads", "1", "--disable-access-log")
         server = ServerProcess(*rows, "--api-key-file", str(keys), *flags).spawn().wait_ready()
         try:
-            found: dict[str, object] = {"flags": flags, "rows": ROWS, "seconds": seconds}
+            found: dict[str, Any] = {"flags": flags, "rows": ROWS, "seconds": seconds}
             full = asyncio.run(closed(server.port, ROWS, seconds))
             found["capacity"] = full.summary(seconds)
             rate = sum(SETTLE_S <= at < seconds for at in full.ended) / (seconds - SETTLE_S)
@@ -162,7 +163,21 @@ def run(seconds: float, flags: list[str]) -> dict[str, object]:
             server.stop()
         finally:
             server.close()
-    return found
+    return {**found, "ratios": ratios(found)}
+
+
+def ratios(found: dict[str, Any]) -> dict[str, float | int]:
+    """What the goals are about: 3x against 1x, the quiet key beside the flood against alone."""
+    once, thrice = found["1x"]["one"], found["3x"]["one"]
+    beside, alone = found["flood_and_quiet"]["quiet"], found["quiet_alone"]["quiet"]
+    return {
+        "first_token_p99_3x_to_1x": round(thrice["first_token_s"]["p99"] / once["first_token_s"]["p99"], 2),
+        "goodput_3x_to_1x": round(thrice["answers_per_s"] / once["answers_per_s"], 2),
+        "quiet_first_token_p99_beside_to_alone": round(
+            beside["first_token_s"]["p99"] / alone["first_token_s"]["p99"], 2
+        ),
+        "quiet_refused": beside["refused"],
+    }
 
 
 def main() -> None:

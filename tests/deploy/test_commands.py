@@ -22,7 +22,8 @@ import pytest
 from tests.deploy.test_deploy import ROOT, instructions
 from tests.end_to_end.installed import UNREACHABLE, PythonClient
 
-OF_AN_IMAGE = ("apt-get ", "useradd ")  # need root, and change the system
+# The first two need root and change the system; the lock is the image's Python's, and packages are shared here.
+OF_AN_IMAGE = ("apt-get ", "useradd ", "pip install --no-deps --require-hashes")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import signal
 import time
 
 import pytest
 
+from engine.base.faults import STEP
 from server.start.process import EXIT_DEAD
 from tests.end_to_end.process import SMALL, ServerProcess, serving
 from tests.end_to_end.wire import Reply, ask, greedy
@@ -110,3 +113,66 @@ async def test_s09_a_slow_and_a_full_disk_stop_no_request_when_keys_are_read_aga
                 assert (await ask(process.port, "POST", "/v1/completions", LONG, headers=head)).status == 200
             assert time.monotonic() - begun < 5.0
         assert "the keys stay as they were" in process.log
+
+
+async def test_s38_one_poisoned_request_of_a_hundred_reaches_no_other():
+    """Then a step that raises, and a lost device: how long each takes to recover."""
+    process = ServerProcess(*FLAGS, "--no-enable-prefix-caching", "--stall-exit", "60").spawn()
+    poisoned, poison = 37, 97
+    prompts = [[poison if k == poisoned else 100 + k, *range(20, 24 + k % 9)] for k in range(100)]
+
+    async def answers() -> list[Reply]:
+        return await asyncio.gather(*(ask(port, "POST", "/v1/completions", greedy(ids, 3)) for ids in prompts))
+
+    try:
+        port = process.wait_ready().port
+        calm = [reply.json()["choices"] for reply in await answers()]
+        for point in STEP:
+            await plant(port, point, "nan", token=poison)
+            found = await answers()
+            assert (found[poisoned].status, found[poisoned].error["reason"]) == (500, "invalid_logits"), point
+            del found[poisoned]
+            assert [reply.json()["choices"] for reply in found] == calm[:poisoned] + calm[poisoned + 1 :], point
+        for point in STEP:
+            await plant(port, point, "raise", token=poison)
+            assert (await answers())[poisoned].status == 500
+        assert [reply.json()["choices"] for reply in await answers()] == calm
+        metrics = (await ask(port, "GET", "/metrics")).content.decode()
+        taken = dict(re.findall(r"^vllm:recovery_seconds_(count|sum)\S* (\S+)$", metrics, re.MULTILINE))
+        assert float(taken["count"]) == len(STEP)
+        assert float(taken["sum"]) < 2.0 * len(STEP)
+        await plant(port, "forward", "lost")
+        begun = time.monotonic()
+        assert (await ask(port, "POST", "/v1/completions", LONG)).status == 503
+        assert await asyncio.to_thread(process.wait) == EXIT_DEAD
+        assert time.monotonic() - begun < 5.0
+    finally:
+        process.close()
+
+
+async def exchanges(port: int) -> int:
+    """Requests that the server has, but this one."""
+    return (await ask(port, "GET", "/server_info?config_format=json")).json()["ledger"]["held"]["exchanges"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+async def test_s43_a_server_that_works_ends_well_twenty_times_in_a_row():
+    for _ in range(20):
+        process = ServerProcess(*FLAGS).spawn()
+        try:
+            port = process.wait_ready().port
+            running = [asyncio.ensure_future(ask(port, "POST", "/v1/completions", greedy("a", 400))) for _ in range(8)]
+            async with asyncio.timeout(20):
+                while (await exchanges(port)) < len(running):  # noqa: ASYNC110 (another process)
+                    await asyncio.sleep(0.01)
+            children = process.children()
+            process.signal()
+            for reply in await asyncio.gather(*running):
+                assert len(reply.json()["choices"][0]["token_ids"]) == 400
+            assert await asyncio.to_thread(process.wait) == 0
+            assert "drained: nothing is held" in process.log
+            process.check_log()
+            assert not set(children) & set(os.listdir("/proc"))
+        finally:
+            process.close()

@@ -241,7 +241,7 @@ def test_rows_that_are_not_numbers_are_marked_and_tell_nothing():
     assert sorted(told) == [0, 3]
 
 
-def test_reset_covers_everything_of_a_slot():
+def test_s37_reset_covers_everything_of_a_slot():
     both = Both()
     fresh = Both()
     rules = {

@@ -74,7 +74,7 @@ def test_our_own_mistakes_end_their_step(error):
 
 
 @pytest.mark.parametrize("error", NO_ROOM, ids=lambda error: f"{type(error).__name__} {error}"[:50])
-def test_out_of_memory_ends_its_step_with_503(error):
+def test_s39_out_of_memory_ends_its_step_with_503(error):
     assert scope_of(error) == "step"
     assert is_out_of_memory(error)
     answer = from_engine(for_rows(error))

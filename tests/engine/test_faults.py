@@ -58,7 +58,7 @@ async def error_of(engine: Engine, count: int = 10) -> EngineError | None:
 
 
 @pytest.mark.parametrize("part", ["forward", "logits"])
-async def test_out_of_memory_ends_its_step_with_a_word_of_its_own(part, caplog):
+async def test_s39_out_of_memory_ends_its_step_with_a_word_of_its_own(part, caplog):
     async with running(QWEN3) as engine:
         wanted = await answer(engine, text_request(PROMPT, 10, ignore_eos=True))
         plant(engine, {3: OOM}, part)

@@ -151,7 +151,7 @@ def test_rows_that_are_not_numbers_are_marked_and_others_untouched():
     assert 0 <= tokens[2] < VOCAB
 
 
-def test_reset_covers_every_array_of_a_slot():
+def test_s37_reset_covers_every_array_of_a_slot():
     sampler = Sampler(2, VOCAB)
     fresh = Sampler(2, VOCAB)
     params = SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, logprobs=1, presence_penalty=1.0)

@@ -97,7 +97,7 @@ def test_enough_cases_are_written() -> None:
 
 
 @pytest.mark.parametrize("url", REFUSED_URLS)
-def test_refused_before_any_io(url: str) -> None:
+def test_s13_refused_before_any_io(url: str) -> None:
     error = refused(url)
     assert (error.status, error.reason) == (403, "media_url_not_allowed")
     assert error.message == (NOT_ALLOWED if re.match("[a-zA-Z][a-zA-Z0-9+.-]{0,15}:", url) else NO_SCHEME)
@@ -111,7 +111,7 @@ def test_accepted_in_parts(url: str) -> None:
 
 
 @pytest.mark.parametrize("network", [*DENIED_IPV4, *DENIED_IPV6], ids=str)
-def test_every_special_range_is_denied_to_its_edges(network) -> None:
+def test_s14_every_special_range_is_denied_to_its_edges(network) -> None:
     for address in (network[0], network[network.num_addresses // 2], network[-1]):
         assert not is_public(address), address
 
@@ -182,7 +182,7 @@ def test_public_ipv6_addresses_are_dialled(text: str) -> None:
     assert is_public(ip_address(text))
 
 
-def test_listed_names_match_whole_labels() -> None:
+def test_s13_listed_names_match_whole_labels() -> None:
     limits = MediaLimits(allowed_media_domains=("example.com", "*.Images.example.org."))
     for url in (
         "http://example.com/",
@@ -232,7 +232,7 @@ def test_schemes_can_be_narrowed() -> None:
     assert isinstance(decide("https://example.com/", limits, ANY), Target)
 
 
-def test_file_urls_need_the_flag_and_plain_components() -> None:
+def test_s16_file_urls_need_the_flag_and_plain_components() -> None:
     limits = MediaLimits(allowed_local_media_path="/srv/media")
     assert decide("file:///srv/media/a%20b.png", limits, ANY) == LocalFile((b"srv", b"media", b"a b.png"))
     assert decide("FILE://localhost/srv/media/a", limits, ANY) == LocalFile((b"srv", b"media", b"a"))
@@ -316,7 +316,7 @@ PRIVATE += [
 ]
 
 
-async def test_names_with_any_special_address_are_never_dialled() -> None:
+async def test_s14_names_with_any_special_address_are_never_dialled() -> None:
     names = {f"n{index}.example": [address] for index, address in enumerate(PRIVATE)}
     names |= {f"m{index}.example": ["8.8.8.8", address] for index, address in enumerate(PRIVATE)}
     network = Network(names)

@@ -270,3 +270,8 @@ def test_s23_opening_looks_at_the_alarm():
     with pytest.raises(MediaError) as caught:
         SoundFile(data, "flac", LIMITS).promised_seconds(alarm)
     assert caught.value.reason == COMPLEX
+
+
+def test_an_empty_table_behind_the_end_of_a_file_is_no_error():
+    data = bombs.box(b"ftyp", b"isom", bytes(4)) + bombs.box(b"abcd", b"\0\0\0\x08stsz")
+    assert opening_bytes(data, PROBED_FILM) < MIB

@@ -136,7 +136,7 @@ async def test_redirects_are_followed_a_few_times() -> None:
         assert (await refusal(fetcher, server.url("/before"))).reason == "media_fetch_failed"
 
 
-async def test_circles_and_forbidden_redirects_end_alike() -> None:
+async def test_s14_circles_and_forbidden_redirects_end_alike() -> None:
     async with served() as (server, fetcher):
         server.answers["/circle"] = plain(b"", "302 Found", Location="/circle")
         places = (
@@ -175,13 +175,13 @@ async def test_other_statuses_fail(status: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "zstd", "gzip, identity"])
-async def test_compressed_answers_fail(encoding: str) -> None:
+async def test_s15_compressed_answers_fail(encoding: str) -> None:
     async with served() as (server, fetcher):
         server.answers["/a"] = plain(BODY, Content_Encoding=encoding)
         assert (await refusal(fetcher, server.url("/a"))).reason == "media_fetch_failed"
 
 
-async def test_too_large_bodies_are_refused_by_length_or_while_they_stream() -> None:
+async def test_s15_too_large_bodies_are_refused_by_length_or_while_they_stream() -> None:
     async with served(image_max_bytes=1000) as (server, fetcher):
         server.answers["/stated"] = plain(b"x" * 1001)
         endless = 0
@@ -329,7 +329,7 @@ async def test_files_below_the_folder_are_read(tmp_path: Path) -> None:
     assert await file_outcome(tmp_path / "in", f"file://{tmp_path}/in/a%20b.png") == BODY
 
 
-async def test_everything_else_on_the_disk_reads_like_nothing(tmp_path: Path) -> None:
+async def test_s16_everything_else_on_the_disk_reads_like_nothing(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "deep").mkdir(parents=True)
     (tmp_path / "secret").write_bytes(b"secret")

@@ -47,7 +47,7 @@ def test_every_length_comes_back_whole(size):
 
 
 @pytest.mark.parametrize("text", ["AA\\/", "\\u0041", 'AA"A', "A\\nB", "AA==" * 70_000])
-def test_nothing_hides_behind_an_escape_or_in_a_later_piece(text):
+def test_s17_nothing_hides_behind_an_escape_or_in_a_later_piece(text):
     assert ours(text) is None
 
 

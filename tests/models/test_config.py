@@ -370,7 +370,7 @@ def test_folder_without_configuration_tells_what_it_holds(tmp_path, name, said):
         load_model_config(tmp_path)
 
 
-def test_code_named_by_auto_map_is_logged_and_ignored(read, caplog):
+def test_s33_code_named_by_auto_map_is_logged_and_ignored(read, caplog):
     with caplog.at_level(logging.WARNING):
         config = read("llama", auto_map={"AutoModelForCausalLM": "evil.Model"})
     assert config.architecture == "LlamaForCausalLM"

@@ -390,7 +390,7 @@ async def test_s12_deadlines_answer_504(serve, state):
     assert (await quiet(state))["routes"] == 0
 
 
-async def test_internal_faults_say_nothing_but_the_request_id(serve, monkeypatch, caplog):
+async def test_s10_internal_faults_say_nothing_but_the_request_id(serve, monkeypatch, caplog):
     client = serve()
 
     async def broken(*args, **named):
@@ -404,7 +404,7 @@ async def test_internal_faults_say_nothing_but_the_request_id(serve, monkeypatch
     check_shape(reply)
 
 
-async def test_client_values_are_shown_escaped_and_cut(client):
+async def test_s10_client_values_are_shown_escaped_and_cut(client):
     reply = await client.chat(model="\x1b[31m" + "a" * 100 + "é")
     assert "\x1b" not in reply.error["message"]
     assert "\\x1b" in reply.error["message"]

@@ -58,7 +58,7 @@ async def test_a_trusted_request_may_ask_for_less(serve, path):
         ("media_io_kwargs", {"video": 3}, "video: got 3; an object of these names is known"),
     ],
 )
-async def test_others_are_refused_by_name(serve, field, value, text):
+async def test_s22_others_are_refused_by_name(serve, field, value, text):
     refused = await serve().chat(**{field: value})
     assert (refused.status, refused.error["param"]) == (403, field)
     wrong = await serve(chat={"trust_request_mm_kwargs": True}).chat(**{field: value})

@@ -105,7 +105,7 @@ async def test_a_part_of_a_conversation_may_be_rows(rows_client, rows_state, tab
     assert given[0] == given[1]
 
 
-async def test_rows_are_counted_before_they_are_decoded(monkeypatch):
+async def test_s32_rows_are_counted_before_they_are_decoded(monkeypatch):
     rows = torch.zeros(2000, 8)
     with pytest.raises(MediaError, match="2000 rows; 1 to 1999"):
         read_rows(tensor(rows), 8, 1999, "x")
@@ -151,7 +151,7 @@ def wrong() -> dict[str, str]:
     }
 
 
-async def test_what_is_no_such_tensor_is_refused(rows_client):
+async def test_s32_what_is_no_such_tensor_is_refused(rows_client):
     for name, text in wrong().items():
         for reply in (
             await rows_client.complete(prompt=None, prompt_embeds=[text]),

@@ -139,7 +139,7 @@ async def test_a_processors_placeholder_replaces_the_usual_one(make):
     assert prompt.text == "[user](<|IMAGE|>)"
 
 
-async def test_clients_never_write_placeholders(renderer):
+async def test_s26_clients_never_write_placeholders(renderer):
     spelled = "look: <|IMAGE|>"
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": ["<|AUDIO|>"]}'}}
     escaped = {"type": "function", "function": {"name": "f", "arguments": '{"\\u003c|AUDIO|>": 1}'}}
@@ -161,7 +161,7 @@ async def test_clients_never_write_placeholders(renderer):
     await refused(renderer.completion(spelled), "prompt", "placeholder_mismatch")
 
 
-async def test_placeholders_made_of_pieces_are_found_after_tokenizing(renderer, media_ids):
+async def test_s26_placeholders_made_of_pieces_are_found_after_tokenizing(renderer, media_ids):
     await refused(renderer.chat(user("<|IMA", "GE|>")), r"1 \(image\).*has none", "placeholder_mismatch")
     await refused(renderer.chat(user(IMAGE, "<|IMA", "GE|>")), r"2 \(image, image\)", "placeholder_mismatch")
     await refused(renderer.completion([5, media_ids["audio"]]), r"1 \(audio\)", "placeholder_mismatch")

@@ -132,7 +132,7 @@ QUICK = TemplateLimits(timeout=0.2, max_output_bytes=1000)
         "{% for a in range(9999) %}{% set x = messages | tojson %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
     ],
 )
-def test_a_long_rendering_is_ended_by_the_clock(source):
+def test_s29_a_long_rendering_is_ended_by_the_clock(source):
     refused(source, "0.2 seconds", limits=QUICK)
 
 
@@ -155,7 +155,7 @@ def test_a_long_rendering_is_ended_by_the_clock(source):
         ("{{ range(999999999) | list }}", "OverflowError"),
     ],
 )
-def test_what_a_template_may_not_do(source, message):
+def test_s29_what_a_template_may_not_do(source, message):
     refused(source, message, limits=TemplateLimits(max_output_bytes=1000))
 
 
@@ -167,7 +167,7 @@ def test_a_template_that_does_not_compile_says_so():
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "omniloop_tick"]
 )
-def test_kwargs_never_replace_our_names(name):
+def test_s29_kwargs_never_replace_our_names(name):
     refused("x", "would replace", reason="invalid_parameter", kwargs={name: 1})
 
 

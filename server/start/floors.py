@@ -1,0 +1,50 @@
+"""Floors: the oldest versions of packages that untrusted bytes reach; an older one does not start (SECURITY S45).
+
+Owner: none, run once at start. In: the versions that are installed. Out: nothing, or a ConfigError of one line. The
+numbers are those of pyproject.toml, which a later `pip install` of something else does not respect.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from engine.base.errors import ConfigError
+
+FLOORS = {
+    "starlette": "1.3.0",
+    "httptools": "0.6",
+    "websockets": "15",
+    "python-multipart": "0.0.27",
+    "aiohttp": "3.13.3",
+    "orjson": "3.11.6",
+    "msgspec": "0.19",
+    "jinja2": "3.1.6",
+    "llguidance": "1.9",
+    "pillow": "13.0.0",
+    "av": "14",
+    "safetensors": "0.5",
+}
+
+
+def check(floors: dict[str, str] = FLOORS) -> None:
+    """Raises for packages that are older than their floor; a package without metadata (vendored) is not known here."""
+    old = []
+    for name, floor in floors.items():
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if numbers(version) < numbers(floor):
+            old.append(f"{name} {version} (needs {floor})")
+    if old:
+        names = " ".join(f"'{each.split()[0]}>={floors[each.split()[0]]}'" for each in old)
+        raise ConfigError(f"these packages have known faults: {', '.join(old)}; pip install {names}")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Of a release, without its suffix; zeros behind do not count."""
+    found = [int(each) for each in re.match(r"[\d.]*", version)[0].split(".") if each]  # type: ignore[index]
+    while found and not found[-1]:
+        found.pop()
+    return tuple(found)
