@@ -163,6 +163,7 @@ class CacheConfig:
     kv_cache_dtype: CacheWord = flag("auto", "type of keys and values; auto: the checkpoint's")  # noqa: RUF009
     kv_cache_dtype_skip_layers: tuple[str, ...] = flag((), "layers without fp8: numbers, sliding_window", several=True)
     enable_prefix_caching: bool = flag(True, "reuse the cache for equal beginnings of prompts")
+    encoder_cache_tokens: int = flag(0, "rows of encoded media, and of one item; 0: derived", tokens=True, low=0)
     enable_return_routed_experts: bool = flag(False, "store the experts of each token for requests that ask for them")
 
 
@@ -289,6 +290,7 @@ class Config:
             kv_cache_dtype=cache.kv_cache_dtype,
             kv_cache_skip_layers=cache.kv_cache_dtype_skip_layers,
             enable_prefix_caching=cache.enable_prefix_caching,
+            encoder_cache_tokens=cache.encoder_cache_tokens,
             jump_forward={"on": True, "off": False}.get(model.structured_outputs_jump_forward),
             return_routed_experts=cache.enable_return_routed_experts,
             max_num_seqs=rows.max_num_seqs,
