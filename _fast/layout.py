@@ -82,7 +82,7 @@ class SlotWord(IntEnum):
     RULE_LINE = 9  # 1 + the slot's line of the tables of rules (kernels/sampling/rules); 0: the slot has no rules
     RULE_KINDS = 10  # bits: which of the tables count
     NUM_EDITS = 11  # of the line's list
-    TOP_LOGPROBS = 12  # 1 + how many of the most likely tokens are reported with the chosen one; 0: no log-probabilities
+    TOP_LOGPROBS = 12  # 1 + how many of the most likely tokens are reported; 0: no log-probabilities
     PRESENCE = 13  # float, as are the next two
     FREQUENCY = 14
     REPETITION = 15

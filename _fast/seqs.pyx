@@ -1,7 +1,8 @@
 """SeqTable: a row of integers per live request; slots are handed out here and returned here.
 
 Owner: the device thread, through Scheduler alone. In: a request's tokens, keys, limits, stop ids, media spans
-and bidirectional spans. Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends its request.
+and bidirectional spans. Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends
+its request.
 Per slot, three lengths walk after each other; the scheduler closes the gap between the first and the last:
 
     committed <= computed <= num_tokens + choosing <= num_tokens + pending

@@ -83,7 +83,7 @@ cdef class TokenShares:
             self.tokens_left += overtaking
 
     cdef check_joints(self, const int32_t[:, ::1] joints, int64_t prompt_len, int32_t max_rows):
-        """ValueError unless each bidirectional span lies in the prompt and fits a step in which all other rows decode."""
+        """ValueError unless each span lies in the prompt and fits into a step in which all other rows decode."""
         cdef int32_t most = min(self.max_chunk, self.max_tokens - max_rows + 1)
         cdef int32_t end = 0
         cdef int32_t k
@@ -95,7 +95,7 @@ cdef class TokenShares:
                 raise ValueError(f"a joint of {end - joints[k, 0]} tokens: a step has room for {most}")
 
     cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking, int32_t granted) noexcept nogil:
-        """Tokens for a prompt that lacks `lacking` from `start` on; its chunk already has `granted` tokens before `start`.
+        """Tokens for a prompt that lacks `lacking` from `start` on; its chunk already has the `granted` before `start`.
 
         A bidirectional span may take more than the budget has.
         """
@@ -106,7 +106,7 @@ cdef class TokenShares:
         return self._cut(slot, start, count, granted, min(self.max_chunk, self.room))
 
     cdef int32_t _cut(self, slot_t slot, int32_t start, int32_t count, int32_t granted, int32_t most) noexcept nogil:
-        """About `count` tokens, so that the chunk ends where the kinds of cache allow it, and cuts no bidirectional span.
+        """About `count` tokens: the chunk ends where the kinds of cache allow it, and cuts no bidirectional span.
 
         To complete a span the chunk may take up to `most` tokens.
         """
