@@ -186,10 +186,10 @@ cdef class OutputRing:
             pass  # entries were popped without a wake-up, and the eventfd has been read since
 
     def pop(self):
-        """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes, told).
+        """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes, logprobs).
 
-        The lists are parallel, and name a row once for each of its tokens; -1 is no token, 0 no finish. The last is a
-        dict: place in the lists -> the row's log-probabilities, as told_logprobs() gives them.
+        The lists are parallel, and name a row once for each of its tokens; -1 is no token, 0 no finish. logprobs:
+        place in the lists -> the row's log-probabilities, as told_logprobs() gives them.
         """
         # Read before the ring: while something is set aside nothing enters the ring, so it is empty only once.
         cdef int64_t aside = load(&self.overflow)
