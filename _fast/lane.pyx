@@ -20,7 +20,7 @@ cdef extern from *:
     #include <sys/socket.h>
     #include <time.h>
     #ifndef MSG_NOSIGNAL
-    #define MSG_NOSIGNAL 0 /* without the flag: Python has set SIGPIPE to ignored */
+    #define MSG_NOSIGNAL 0 /* a system without the flag: Python makes the process ignore SIGPIPE */
     #endif
     #define omniloop_send(fd, data, size) send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
     static double omniloop_clock(void) {

@@ -183,7 +183,7 @@ cdef class OutputRing:
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
-            pass  # entries were popped without a wake-up, and the eventfd has been read since
+            pass  # called without a wake-up: `fd` is unreadable already
 
     def pop(self):
         """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes, logprobs).

@@ -95,7 +95,7 @@ cdef class TokenShares:
                 raise ValueError(f"a joint of {end - joints[k, 0]} tokens: a step has room for {most}")
 
     cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking, int32_t granted) noexcept nogil:
-        """Tokens for a prompt that lacks `lacking` from `start` on; its chunk already has the `granted` before `start`.
+        """Tokens for a prompt that lacks `lacking` from `start` on; `granted` tokens of its chunk lie before `start`.
 
         A bidirectional span may take more than the budget has.
         """

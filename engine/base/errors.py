@@ -140,7 +140,7 @@ def scope_of(error: BaseException) -> Literal["step", "device"]:
     """
     if isinstance(error, EngineError):
         return "device" if error.scope == "device" else "step"
-    if not isinstance(error, Exception):  # KeyboardInterrupt or SystemExit: the thread ends
+    if not isinstance(error, Exception):  # such as SystemExit: the thread ends
         return "device"
     if is_out_of_memory(error):
         return "step"

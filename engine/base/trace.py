@@ -6,7 +6,7 @@ Chrome's JSON format. Without a Trace nothing of this runs: the numbers of a ste
 them costs the device thread nothing.
 
 A step is drawn twice: where its parts took the device thread's time, and from its launch until its tokens were on the
-host, on two tracks in alternation, so that two steps in flight are seen side by side. Lengths are exact; a part's
+host, on two alternating tracks, so that two steps in flight are seen side by side. Lengths are exact; a part's
 place is reckoned from its step's end, so it may be off by what the device thread did between two parts.
 """
 

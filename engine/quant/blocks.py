@@ -16,7 +16,7 @@ GROUP = 32  # columns that share a scale
 
 
 def holds_experts(config: Section) -> bool:
-    """Whether a checkpoint stores its experts in MXFP4; other methods quantise only the layers that are no experts."""
+    """Whether a checkpoint stores its experts as MXFP4 blocks; other methods quantise only other layers."""
     return bool((config.values.get("quantization_config") or {}).get("quant_method") == "mxfp4")
 
 

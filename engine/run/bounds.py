@@ -50,7 +50,7 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
     if asked < 2:
         raise ConfigError(f"--max-model-len {asked}: a prompt and its answer need at least 2 tokens")
     whole = pooling is not None and pooling.whole
-    together = model_config.ahead == "prompt"  # with room in the step for all other rows to decode
+    together = model_config.ahead == "prompt"  # a step takes a whole prompt, and a token of each other row
     tokens = max(tokens, rows, asked if whole else 0, asked + rows - 1 if together else 0)
     beyond = [size for size in config.cudagraph_capture_sizes if not 1 <= size <= rows]
     if beyond:

@@ -176,7 +176,7 @@ class DeviceSampler:
         """Tokens for logits [S, vocab] of the step's first S sampled rows, into tokens_out int32 [max_rows].
 
         tokens_out is by plan row. Can be captured: fixed grids and addresses, rows beyond num_sampled write nothing.
-        `drawn`: the logits that tokens are chosen from, where log-probabilities are reported of `logits`.
+        `drawn`: the logits that tokens are chosen from; None: `logits`. Log-probabilities are those of `logits`.
         """
         rows = inputs.sample_row, inputs.sample_slot
         choose(

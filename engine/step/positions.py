@@ -47,7 +47,7 @@ class Positions:
         return len(self.prompts)
 
     def last_keys(self, rows: RowArrays) -> np.ndarray | None:
-        """AttentionMeta.last_keys of a step's rows; None: no live prompt has a bidirectional span."""
+        """AttentionMeta.last_keys of a step's rows; None: no row computes a bidirectional span."""
         return last_keys(rows.slots, rows.lens, rows.computed, self.joints, self._ahead) if self.joints else None
 
     def axes_of(self, rows: RowArrays, axes: int) -> np.ndarray:

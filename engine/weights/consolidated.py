@@ -92,7 +92,7 @@ def is_rotated(name: str) -> bool:
 
 
 def check_lines(name: str, shapes: Mapping[str, Shape]) -> None:
-    """ConfigError where a matrix's rows are reordered and this tensor of its scales has no line for each row."""
+    """ConfigError where a matrix's rows are reordered and its scales or zero points have no line for each row."""
     module, _, kind = name.rpartition(".")
     codes = next((shapes[each] for end in ("weight", "weight_packed") if (each := f"{module}.{end}") in shapes), ())
     lines = shapes[name]

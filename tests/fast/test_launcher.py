@@ -134,7 +134,7 @@ def test_a_step_that_computes_prompts_is_launched_in_its_parts():
     assert handles[2:] in ([], [4])
 
 
-def test_the_device_gets_a_copy_of_the_turn_only_where_it_may_not_know():
+def test_the_turn_is_copied_to_the_device_only_where_the_device_may_not_know_it():
     engine = Engine()
     engine.add()
     told = []

@@ -42,7 +42,7 @@ class EncoderCache:
         self.entries: dict[bytes, int] = {}
         self.digests: dict[int, bytes] = {}
         self.clock = TowerClock(on_device=ring is not None and torch.cuda.is_available())
-        self.queries = self.hits = 0  # media items of requests, and items that an entry held
+        self.queries = self.hits = 0  # media items of requests; items that an entry held already
 
     def find(self, digest: bytes) -> int | None:
         """The entry that holds this content, if any; one look per item of a request (device thread)."""
@@ -222,7 +222,7 @@ class EncoderCache:
         return {name: sent[name] if name in sent else _on_host(array) for name, array in features.items()}
 
     def seconds_of(self, entries: Sequence[int]) -> float:
-        """Seconds of the tower runs that made rows of these, counted once (device thread, after their steps)."""
+        """Seconds of the tower runs that made rows of these; each is returned once (device thread, after its step)."""
         self.clock.collect()
         return sum(self.clock.took.pop(entry, 0.0) for entry in entries)
 

@@ -163,7 +163,7 @@ def test_rules(vocab, dtype):
     assert int((tables.counts - rows.tables.counts).sum()) == counted > 3
 
 
-def test_a_row_keeps_its_token_next_to_rows_with_rules():
+def test_a_row_keeps_its_token_among_rows_with_rules():
     vocab = 700
     plain, mixed = rows_of(len(KINDS), KINDS), with_rules(rows_of(len(KINDS), KINDS), vocab)
     logits = (torch.randn(len(KINDS), vocab) * 2).bfloat16()

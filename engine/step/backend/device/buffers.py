@@ -42,7 +42,7 @@ MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of i
 
 
 class Cut(NamedTuple):
-    """What decides, with the rows of a step, into which parts and tiles attention cuts them."""
+    """Properties of a cache that decide into which parts and tiles attention cuts a step's rows."""
 
     num_kv_heads: int
     head_dim: int
