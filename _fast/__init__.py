@@ -1,1 +1,1 @@
-"""Arithmetic on the host in Cython and C: scheduling in integers, and the CPU's kernels. Knows nobody above."""
+"""Arithmetic on the host in Cython and C: the scheduler on integers, and the CPU's kernels. Imports no folder above."""

@@ -1,6 +1,6 @@
 """BlockPool: which KV blocks are idle, in what order they are given out again, and how often each one is used.
 
-Owner: the device thread; honest without the GIL because nobody else touches it. In: take, hold, release, and
+Owner: the device thread; safe without the GIL because no other thread uses it. In: take, hold, release, and
 whether the prefix index names a block. Out: block numbers 1 .. num_blocks - 1; block 0 is the dummy.
 Idle blocks form one doubly linked list by index, with block 0 as its sentinel:
 

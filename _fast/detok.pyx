@@ -1,9 +1,9 @@
-"""Incremental detokenizing: token ids in, text that may be shown out, stop strings matched on the way.
+"""Incremental detokenizing: token ids in, text that may be emitted out, stop strings matched on the way.
 
 Owner: TokenTable and StopSet never change and may be shared; a Detokenizer belongs to the loop, one per choice.
 In: token ids (lists). Out: str, never cut inside a character nor inside what may become a stop string.
 
-    ids -> bytes of the table -> UTF-8 machine (whole characters only) -> text held back -> shown
+    ids -> bytes of the table -> UTF-8 machine (whole characters only) -> buffered text -> emitted
                                  incomplete bytes wait in the carry       while a stop string may still be completed
 
 Each byte is looked at once (stop strings are one Aho-Corasick automaton), so the cost is linear in the output.
@@ -166,7 +166,7 @@ cdef class Detokenizer:
 
     `matched` is the index of the stop string that ended the text, or -1; `num_tokens` counts tokens up to and with
     the one that completed it. Stop strings completed within the first `min_tokens` tokens do not count. `strip`
-    leading spaces are dropped and `first` gives the bytes of the first shown token where its decoder treats it apart.
+    leading spaces are dropped. `first` gives the bytes of the first visible token where the decoder treats it apart.
     """
 
     def __cinit__(self, TokenTable table not None, StopSet stops=None, bint include_stop=False, bint skip_special=True,
@@ -184,7 +184,7 @@ cdef class Detokenizer:
         free(self._text)
 
     def feed(self, token_ids):
-        """New text that may be shown. After a stop string, or `finish`, tokens are ignored."""
+        """New text that may be emitted. After a stop string, or `finish`, tokens are ignored."""
         cdef Py_ssize_t token_id
         cdef TokenTable table = self._table
         cdef bytes own

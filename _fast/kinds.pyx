@@ -55,7 +55,7 @@ cdef bint takes(const Group* group, int32_t entry, int32_t least, int32_t target
 cdef int32_t chunk_end(const Group* group, int32_t start, int32_t end) noexcept nogil:
     """Where a chunk from `start` on ends that may reach up to `end`: behind `start`; both kinds: at `end`.
 
-    A joint, or media for which the encoder has no room yet, may still end the chunk elsewhere.
+    A bidirectional span, or media for which the encoder has no room yet, may still end the chunk elsewhere.
     """
     return end
 

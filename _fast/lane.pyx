@@ -20,7 +20,7 @@ cdef extern from *:
     #include <sys/socket.h>
     #include <time.h>
     #ifndef MSG_NOSIGNAL
-    #define MSG_NOSIGNAL 0 /* where there is none Python has told the process to ignore SIGPIPE */
+    #define MSG_NOSIGNAL 0 /* a system without the flag: Python makes the process ignore SIGPIPE */
     #endif
     #define omniloop_send(fd, data, size) send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL)
     static double omniloop_clock(void) {
@@ -49,10 +49,10 @@ SHORT[8], SHORT[9], SHORT[10], SHORT[12], SHORT[13] = b"btnfr"
 
 @cython.final
 cdef class Lane:
-    """Of one streamed choice. `open`: all that came before has left by the transport; set by EventStream.
+    """The lane of one streamed choice. `open`: all earlier bytes have left the transport; set by EventStream.
 
     `last_at` is when its newest token came, `written_at` when bytes last went out, in seconds of time.monotonic().
-    `failed` is told of a transport that raises.
+    `failed` is called with the error of a transport that raises.
     """
 
     def __cinit__(self, Detokenizer machine not None, Histogram gaps not None, bytes before not None,
@@ -108,7 +108,7 @@ cdef class Lane:
             return False
         try:
             return not self._is_closing() and self._waiting() == 0
-        except Exception:  # whatever it is, the long way meets it where it can be told of
+        except Exception:  # whatever the error is, the long way meets it again and reports it
             return False
 
     cdef Py_ssize_t frame(self, int32_t token) noexcept nogil:
@@ -124,7 +124,7 @@ cdef class Lane:
         if room > self._frames.room:
             grown = <uint8_t*>realloc(self._frames.data, room + 64)
             if grown == NULL:
-                return 0  # the text stays with the machine, and is shown with the next token's
+                return 0  # the text stays in the detokenizer and is sent with the next token's
             self._frames.data = grown
             self._frames.room = room + 64
         text = self._machine._text
@@ -209,7 +209,7 @@ cdef bint passed(tuple route, int32_t token, list taken) except -1:
     """Whether the row is done with, but for sending the lanes in `taken`."""
     cdef Lane lane
     cdef Py_ssize_t waiting
-    if route is None or token < 0:  # nobody listens any more, or there is nothing to hear
+    if route is None or token < 0:  # no client reads the choice any more, or there is no token
         return True
     lane = route[0].lane
     if lane is None:

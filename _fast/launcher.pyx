@@ -107,7 +107,7 @@ cdef class Launcher:
         """The same without the GIL and without checks."""
         return self.graphs.choose(kind, variant, count)
 
-    # The parts of a step, in their order. Only what waits gives the GIL away: beside a busy thread it comes back late.
+    # The parts of a step, in order. Only waits release the GIL: with another thread busy, taking it again is slow.
 
     def wait_until_read(self, int32_t record_index):
         """Before schedule() rewrites the record: returns when the prep that read it has run."""

@@ -1,6 +1,6 @@
 """Where each number of a step lies, and the kinds of graphs: the one list that Cython, kernels and tests read.
 
-Owner: nobody, there is no state here. setup.py writes `layout.pxd` from this file: each member is a C constant named
+Owner: none, the module has no state. setup.py writes `layout.pxd` from this file: each member is a C constant named
 after the first word of its class and itself (`Header.NUM_ROWS` is HEADER_NUM_ROWS). A kernel names a member as a
 constant (kernels/step_tensors). A new number of a slot is one member of SlotWord: the record carries it, prep
 writes it.
@@ -82,7 +82,7 @@ class SlotWord(IntEnum):
     RULE_LINE = 9  # 1 + the slot's line of the tables of rules (kernels/sampling/rules); 0: the slot has no rules
     RULE_KINDS = 10  # bits: which of the tables count
     NUM_EDITS = 11  # of the line's list
-    TOP_LOGPROBS = 12  # 1 + how many of the most likely tokens are told with the chosen one; 0: no log-probabilities
+    TOP_LOGPROBS = 12  # 1 + how many of the most likely tokens are reported; 0: no log-probabilities
     PRESENCE = 13  # float, as are the next two
     FREQUENCY = 14
     REPETITION = 15

@@ -38,7 +38,7 @@ cdef class SlotParams:
         self.unsent[slot] = 1
 
     def forget(self, int32_t slot):
-        """The slot is free: what was staged and not sent is nobody's."""
+        """The slot is free: words that were staged and not sent are dropped."""
         self._check_slot(slot)
         self.num_unsent -= self.unsent[slot]
         self.unsent[slot] = 0

@@ -87,7 +87,7 @@ cdef class StepPlan:
             &self.token_ids[0], &self.out_token[0], &self.out_finish[0], &self.out_count[0], &self.out_request[0],
             &self.row_epoch[0], &self.record[0],
         )
-        self.row_start[0] = 0  # and nobody writes anything else there
+        self.row_start[0] = 0  # and stays 0
         self.clear()
 
     @property

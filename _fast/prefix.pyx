@@ -81,7 +81,7 @@ cdef class PrefixIndex:
         cdef size_t key_bytes = count * max(block_size, 1) * sizeof(int64_t)
         self.entries = NULL
         self.keys = NULL
-        # Memory that calloc maps and nobody writes costs nothing: without media there are no second words.
+        # Pages that calloc maps cost nothing until they are written: without media there are no second words.
         self.seconds = <int64_t*>calloc(count, key_bytes // count)
         if (
             not self.seconds

@@ -80,7 +80,7 @@ cdef class WaitQueue:
         self.slots[self.size] = slot
         self.place[slot] = self.size
         self.size += 1
-        while left >= 0 and self.ahead(slot, left):  # from the end: what comes last is mostly the last
+        while left >= 0 and self.ahead(slot, left):  # from the end: the newest slot mostly belongs there
             right = left
             left = self.before[left]
         self.before[slot] = left

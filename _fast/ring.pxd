@@ -51,7 +51,7 @@ cdef class OutputRing:
     cdef int32_t* tokens
     cdef uint8_t* finishes
     cdef Told* told
-    cdef int32_t* words  # num_words for each of `told`
+    cdef int32_t* words  # num_words for each entry of `told`
     cdef int32_t num_words  # of a row's log-probabilities
     cdef const uint8_t[::1] asked
     cdef const int32_t[:, :, :, ::1] lines

@@ -183,13 +183,13 @@ cdef class OutputRing:
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
-            pass  # somebody popped without being woken, and came here since
+            pass  # called without a wake-up: `fd` is unreadable already
 
     def pop(self):
-        """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes, told).
+        """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes, logprobs).
 
-        The lists are parallel, and name a row once for each of its tokens; -1 is no token, 0 no finish. told: place in
-        the lists -> the row's log-probabilities, as told_logprobs() gives them.
+        The lists are parallel, and name a row once for each of its tokens; -1 is no token, 0 no finish. logprobs:
+        place in the lists -> the row's log-probabilities, as told_logprobs() gives them.
         """
         # Read before the ring: while something is set aside nothing enters the ring, so it is empty only once.
         cdef int64_t aside = load(&self.overflow)
@@ -254,5 +254,5 @@ cdef tuple as_logprobs(const int32_t* words, int32_t k, int32_t num_words):
 
 
 def told_logprobs(const int32_t[::1] words not None, int32_t k):
-    """What is told of a row whose words kernels/sampling/top_logprobs has written, 3 + 2 * most of them; k at most."""
+    """A row's log-probabilities, of k tokens at most, from the 3 + 2 * most words of kernels/sampling/top_logprobs."""
     return as_logprobs(&words[0], k, words.shape[0])

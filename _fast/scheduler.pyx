@@ -157,7 +157,7 @@ cdef class Scheduler:
         """[(entry, dead)] of embeddings to drop now; dead entries' ids are free again. Call it after each commit."""
         return self.encoder.take_evicted() if self.encoder.num_evicted else []
 
-    # A step. Tens of microseconds with the GIL: who gives it away beside a busy thread waits for it much longer.
+    # A step. It takes tens of microseconds and holds the GIL: with another thread busy, taking it again takes longer.
 
     def schedule(self, StepPlan plan not None):
         """Plan the next step: the number of its rows. 0: nothing to launch, and nothing to commit."""

@@ -10,7 +10,7 @@ cdef struct Span:  # a run of prompt positions that take rows of one media entry
     int32_t pinned  # on that last span only: this slot keeps the entry's embedding from eviction
 
 
-cdef struct Joint:  # prompt positions that one step computes: their tokens see each other
+cdef struct Joint:  # a bidirectional span: prompt positions whose tokens see each other; one step computes them
     int32_t start
     int32_t end
 
@@ -27,7 +27,7 @@ cdef class SeqTable:
     cdef readonly uint8_t[::1] restarting  # starts over; results of its steps in flight are dropped
     cdef uint8_t[::1] redoing  # what its step in flight chooses is dropped
     cdef uint8_t[::1] traced  # ends only when all of its tokens, the last one too, are computed
-    cdef uint8_t[::1] closing  # of a traced row: 1: its end is told, its tokens are still computed; 2: all are
+    cdef uint8_t[::1] closing  # of a traced row: 1: its end is reported, its tokens are still computed; 2: all are
     cdef int64_t[::1] request
     cdef int32_t[::1] prompt_len
     cdef int32_t[::1] num_tokens
@@ -60,7 +60,7 @@ cdef class SeqTable:
     cdef int64_t** keys  # [2, prompt_len]: two words per position; NULL where the token ids are the keys
     cdef uint64_t** hashes
     cdef token_t** stops
-    cdef Joint** joints  # ascending and apart
+    cdef Joint** joints  # ascending, disjoint
     cdef Span** spans
 
     cdef slot_t take(self) noexcept nogil

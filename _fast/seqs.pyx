@@ -1,7 +1,8 @@
 """SeqTable: a row of integers per live request; slots are handed out here and returned here.
 
 Owner: the device thread, through Scheduler alone. In: a request's tokens, keys, limits, stop ids, media spans
-and joints. Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends its request.
+and bidirectional spans. Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends
+its request.
 Per slot, three lengths walk after each other; the scheduler closes the gap between the first and the last:
 
     committed <= computed <= num_tokens + choosing <= num_tokens + pending
@@ -212,10 +213,10 @@ cdef class SeqTable:
         return max(end, min(end + self.pending[slot] - self.choosing[slot] + most - 1, last))
 
     cdef int32_t whole(self, slot_t slot, int32_t start, int32_t count, int32_t most) noexcept nogil:
-        """The chunk of about `count` positions from `start` on that ends inside no joint.
+        """Length of a chunk from `start` on, about `count` positions, that cuts no bidirectional span.
 
-        It ends before the joint that it would cut. Where that leaves nothing, it takes the joint to its end, if that
-        makes `most` positions at most; else the chunk is empty.
+        The chunk ends before the span that it would cut. Where that leaves nothing, it takes the span to its end, if
+        that makes `most` positions at most; else the chunk is empty.
         """
         cdef int32_t k
         cdef Joint* joint
@@ -268,7 +269,7 @@ cdef class SeqTable:
         """Write the keys of positions start .. start + count - 1: the engine's where it gave some, else the token ids.
 
         The number of words written: `count`, or twice as many where a position has a second word. Second words that are
-        all 0 are left out, so that text has the same keys beside media as alone.
+        all 0 are left out, so that text has the same keys in a prompt with media as in one without.
         """
         cdef int32_t i
         cdef int32_t given = self.prompt_len[slot] if self.keys[slot] else 0

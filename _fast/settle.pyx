@@ -3,8 +3,8 @@
 Owner: the device thread, through Scheduler but for what grammars change (redo, extend). In: the oldest plan in flight
 with its tokens, or word that its step failed. Out: the plan's out_* arrays, free slots, the rows' new lengths. A row
 that ends while a later step names it keeps its slot until that step is settled; its blocks are free at once. Where a
-traced row ends, its end is told at once, and the row closes: slot and blocks stay until each of its tokens, the last
-one too, has been computed.
+traced row ends, its end is reported at once, and the row closes: slot and blocks stay until each of its tokens, the
+last too, has been computed.
 """
 
 from array import array

@@ -34,7 +34,7 @@ cdef class TokenShares:
         cdef int32_t decoding = 0
         cdef int32_t following = 0
         cdef long long lacking = 0
-        # With the GIL, as wherever a few microseconds are all: who gives it away beside a busy thread waits for it.
+        # The GIL is held: the loop takes a few microseconds, and taking the GIL again from a busy thread takes longer.
         for i in range(self.running.size):
             left = self.seqs.left(self.running.slots[i])
             if left == 1:
@@ -83,7 +83,7 @@ cdef class TokenShares:
             self.tokens_left += overtaking
 
     cdef check_joints(self, const int32_t[:, ::1] joints, int64_t prompt_len, int32_t max_rows):
-        """ValueError unless the joints lie in the prompt and each fits into a step in which all other rows decode."""
+        """ValueError unless each span lies in the prompt and fits into a step in which all other rows decode."""
         cdef int32_t most = min(self.max_chunk, self.max_tokens - max_rows + 1)
         cdef int32_t end = 0
         cdef int32_t k
@@ -95,9 +95,9 @@ cdef class TokenShares:
                 raise ValueError(f"a joint of {end - joints[k, 0]} tokens: a step has room for {most}")
 
     cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking, int32_t granted) noexcept nogil:
-        """Tokens that a prompt gets which lacks so many from `start` on; before it, the chunk has those `granted`.
+        """Tokens for a prompt that lacks `lacking` from `start` on; `granted` tokens of its chunk lie before `start`.
 
-        A joint may take more than the budget has.
+        A bidirectional span may take more than the budget has.
         """
         cdef int32_t limit = min(self.max_chunk, self.tokens_left)
         cdef int32_t count = max(0, min(lacking, limit))
@@ -106,9 +106,9 @@ cdef class TokenShares:
         return self._cut(slot, start, count, granted, min(self.max_chunk, self.room))
 
     cdef int32_t _cut(self, slot_t slot, int32_t start, int32_t count, int32_t granted, int32_t most) noexcept nogil:
-        """About `count` tokens, so that the chunk ends where the kinds of cache allow it, and inside no joint.
+        """About `count` tokens: the chunk ends where the kinds of cache allow it, and cuts no bidirectional span.
 
-        For a joint there may be `most`.
+        To complete a span the chunk may take up to `most` tokens.
         """
         count = max(self.tables.chunk_end(start - granted, start + count) - start, 0)
         if self.seqs.num_joints[slot]:

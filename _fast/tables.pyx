@@ -164,7 +164,7 @@ cdef class BlockTables:
             count = self._walk(slot, count)
         before = -1
         while before != count:
-            # A gap in one group's window shortens the hit for all groups: go round until nobody objects.
+            # A gap in one group's window shortens the hit for all groups: repeat until no group shortens it.
             before = count
             for g in range(self.num_groups):
                 if g == self.primary:
@@ -335,9 +335,9 @@ cdef class BlockTables:
                 self.seqs.unnamed[i] = 1
 
     cdef void disown(self, slot_t slot) noexcept nogil:
-        """What the slot computed is not what its blocks are called: they lose their names, so nobody finds them.
+        """The slot's blocks do not hold what their names say: they leave the prefix index, so no request finds them.
 
-        Live rows that share some of them go on, but name no more: it would hang on forgotten parents.
+        Live rows that share some of these blocks go on, but name no further blocks: their parents have no names.
         """
         cdef int32_t g
         cdef int32_t j

@@ -333,7 +333,7 @@ class Engine:
         stream.feed(delta)
 
     def on_stall(self, seconds: float) -> None:
-        """The device thread has not turned for so long that nobody waits for it any more."""
+        """The device thread has not turned for `seconds`: the engine gives up waiting for it."""
         faulthandler.dump_traceback()
         self._on_death(DeviceLostError(f"the device thread has not turned for {seconds:.0f} s"))
 

@@ -1,8 +1,8 @@
 """Which URLs may be fetched and which addresses may be dialled (SECURITY S13, S14, S16).
 
 Pure functions and frozen values, any thread, no I/O. In: the client's text and the operator's list. Out: a Target
-made of parts, so that nobody reads the text a second time with another parser's eyes; or MediaError 403. Addresses
-are judged by our own tables of special ranges, not by Python's, which change between versions.
+made of parts, so that no second parser reads the text differently; or MediaError 403. Addresses are judged
+by our own tables of special ranges, not by Python's, which change between versions.
 """
 
 from __future__ import annotations

@@ -40,11 +40,11 @@ class Budget:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for bytes."""
+        """Whether a caller waits for bytes."""
         return bool(self._waiting)
 
     def take(self, size: int) -> bool:
-        """Take `size` bytes now, ahead of those who wait, or not at all: for bytes that arrive while others wait."""
+        """Take `size` bytes now, before the callers that wait, or not at all: for bytes that arrive meanwhile."""
         if self.used + size > self.total:
             return False
         self.used += size

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from mm.item import Processed
 
 Key = tuple[bytes, bytes]  # scope, digest
-_ENTRY_BYTES = 1024  # what an entry costs beside its arrays
+_ENTRY_BYTES = 1024  # of an entry, in addition to its arrays
 _MAX_NAMES = 65536
 
 

@@ -2,7 +2,7 @@
 
 Owner: loop; files are read in the pool. In: a URL as the client wrote it. Out: its bytes, or MediaError. The name is
 looked up once, every address it has must be dialable, and the address that was checked is the one that is dialled;
-redirects are walked by hand and decided anew. Answers tell a client nothing about the network or the disk.
+redirects are walked by hand and decided anew. Errors disclose nothing about the network or the disk.
 
     decide | turn (all, per host) | look up, check | dial, check | status, length, encoding | bytes, counted | next hop?
 """

@@ -89,7 +89,7 @@ class MediaOptions:
         return dataclasses.replace(made, background=(red, green, blue))
 
     def reading(self, modality: Modality) -> bytes:
-        """What decoders do otherwise than by default: part of the content hash, beside the processor's settings."""
+        """The options that decoders read: part of the content hash, alongside the processor's settings."""
         chosen: tuple[Any, ...] = {
             "image": (self.background,),
             "audio": (),
@@ -111,7 +111,7 @@ def _refused(kind: str, value: Any) -> str:
     return "" if is_number and 0 < value < 2**31 else f"{what} above 0 and below {2**31}"
 
 
-Replaced = tuple[tuple[int, int], ...]  # (number of an unreadable frame, number of the frame shown in its place)
+Replaced = tuple[tuple[int, int], ...]  # (number of an unreadable frame, number of the frame in its place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +119,14 @@ class MediaItem:
     """Decoded media in its normal form.
 
     image: uint8 [height, width, 3]; audio: float32 [samples] at 16 kHz; video: uint8 [frames, height, width, 3].
-    Pictures and frames have the size that the processor planned, or their own where `scale` tells the planned one.
+    Pictures and frames have the planned size; where `scale` is set, a picture has its own size and `scale` is the plan.
     """
 
     modality: Modality
     data: np.ndarray
-    seconds_per_frame: float = 0.0  # video: time between kept frames
-    seconds: np.ndarray | None = None  # video: when each kept frame is shown, where the plan says it
-    plan: FilmPlan | None = None  # video: which frames were kept
+    seconds_per_frame: float = 0.0  # video: time between chosen frames
+    seconds: np.ndarray | None = None  # video: time of each chosen frame, where the plan has times
+    plan: FilmPlan | None = None  # video: which frames were chosen
     sound: np.ndarray | None = None  # video: its sound track, as audio
     replaced: Replaced = ()  # video: unreadable frames
     scale: Scale | None = None  # image: what its tower's device brings it to

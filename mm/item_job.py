@@ -6,8 +6,8 @@ MediaError that names the item. MediaLoader makes the jobs of a request and runs
     loop   URL text | fetch |              | cache? slot |        | reserve |
     pool                    | unpack, hash |             | header |         | decode, process
 
-A JPEG in a data: URL, most of what comes, finds a slot and enough memory taken before its header is read, where nobody
-has to wait for either, and goes through the pool in one turn.
+A JPEG in a data: URL, most of what comes, gets a slot and enough memory before its header is read, where both are free
+at once, and goes through the pool in one turn.
 
     loop   URL text | slot, reserve |                                              | cache
     pool                            | unpack, hash, header; new? decode, process |
@@ -44,7 +44,7 @@ from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, 
 
 T = TypeVar("T")
 DIGEST_BYTES = 16
-AT_ONCE = 48 << 20  # bytes taken ahead of a JPEG's header: a picture of 1080p, and what it takes to decode it
+AT_ONCE = 48 << 20  # bytes reserved before a JPEG's header is read: a picture of 1080p, and what decoding it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class ItemJob:
         self._held = 0  # fetched bytes that count against the budget while this item is in work
 
     def check_source(self) -> None:
-        """All that the reference's text can tell, before any I/O."""
+        """Raise for whatever is wrong in the reference's text, before any I/O."""
         try:
             self._source = self._parsed()
         except MediaError as error:
@@ -221,7 +221,7 @@ class ItemJob:
         return opened.cost + self._processor.cost(self._modality, opened.size)
 
     def _name(self) -> bytes:
-        """The uuid within this caller's own uploads; without a scope there is no caller to tell apart."""
+        """The uuid within this caller's own uploads; without a scope callers cannot be distinguished."""
         if self._ref.uuid is None or not self._request.scope:
             return b""
         return b"\0".join((self._modality.encode(), self._settings, self._ref.uuid.encode()))
@@ -336,7 +336,7 @@ async def in_pool(
     *args: Any,
     permit: DecodePermit | None = None,
 ) -> T:
-    """Run work in the pool; when its time is over or nobody waits, it is told to stop and not waited for."""
+    """Run work in the pool; when its time is over or the caller is cancelled, trip its alarm and do not wait for it."""
 
     def begun() -> T:
         alarm.begin()

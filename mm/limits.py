@@ -59,7 +59,7 @@ class MediaLimits:
     video_max_decoded_frames: int = 36000
     video_max_frames: int = 256
     video_max_frame_pixels: int = 4096 * 2176
-    video_max_total_pixels: int = 96 << 20  # of kept frames, after scaling
+    video_max_total_pixels: int = 96 << 20  # of chosen frames, after scaling
     video_max_streams: int = 8
     # decoding
     image_decode_timeout: float = 10.0

@@ -67,7 +67,7 @@ class MediaLoader:
         self.trim_at = TRIM_AFTER  # of the bytes that the budget got back
         self._client_rows = (row_widths or {}, most_rows)
         if limits.media_isolation != "all":
-            pool.submit(import_codecs)  # while nobody waits for them
+            pool.submit(import_codecs)  # before a request waits for them
 
     def ledger(self) -> dict[str, int]:
         """Counts that are zero when no request is open; the bytes of the cache are bounded instead."""
@@ -81,7 +81,7 @@ class MediaLoader:
         }
 
     def stuck_for(self, seconds: float) -> int:
-        """Threads of the pool that work on for nobody, and have for longer than that."""
+        """Threads of the pool that have worked for longer than that on results that no request waits for."""
         now = time.monotonic()
         return sum(now - since > seconds for since in self.permits.stuck.values())
 

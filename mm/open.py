@@ -75,7 +75,7 @@ def open_audio(encoded: Encoded, alarm: Alarm) -> Opened:
 
 
 def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
-    """A film's kept frames, and its sound where the request wants it heard."""
+    """A film's chosen frames, and its sound where the request wants it and the model takes it."""
     from mm.decode.video import FilmFile
 
     limits, options, processor = encoded.limits, encoded.options, encoded.processor

@@ -1,7 +1,7 @@
 """DecodePermits: how many items may be decoded at a time, and the bytes that decoded media take.
 
 Owner: loop. A permit is a decode slot with the bytes reserved for it. An item with a permit may work in the pool; the
-permit is held until the working thread has ended, even where nobody wants the result any more. A finished item's bytes
+permit is held until the working thread has ended, even where no request waits for the result. A finished item's bytes
 stay counted with the item's request until the request has been handed on.
 
     slot | header | reserve | decode .. | keep: the result's bytes | leave: slot and the other bytes
@@ -22,7 +22,7 @@ from mm.report import MediaReport
 
 
 class MediaRequest:
-    """What the items of one request share. Bytes: encoded ones received, decoded ones in work and kept."""
+    """What the items of one request share. Bytes: encoded ones received, decoded ones in work and finished."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class MediaRequest:
             )
 
     def admit_now(self, cost: int) -> bool:
-        """Whether that much is free beside what other items of this request hold; then it is taken."""
+        """Take that much if it is free, after what other items of this request hold; False if not."""
         if self.kept + self._working + cost > self._limits.request_decoded_bytes:
             return False
         self._working += cost
@@ -86,7 +86,7 @@ class DecodePermits:
         self.limits = limits
         self.slots = asyncio.Semaphore(num_slots)
         self.budget = Budget(limits.decoded_budget_bytes)
-        self.stuck: dict[DecodePermit, float] = {}  # pool threads whose work nobody waits for any more -> since when
+        self.stuck: dict[DecodePermit, float] = {}  # pool threads whose result no request waits for -> since when
 
     async def take(self, request: MediaRequest) -> DecodePermit:
         """Waits for a slot."""
@@ -94,7 +94,7 @@ class DecodePermits:
         return DecodePermit(self, request)
 
     async def take_now(self, request: MediaRequest, size: int) -> DecodePermit | None:
-        """A slot with so many bytes if nobody has to wait for either, else nothing."""
+        """A slot with so many bytes if both are free at once, else None."""
         if self.slots.locked():
             return None
         permit = await self.take(request)  # at once
@@ -130,7 +130,7 @@ class DecodePermit:
         self._reserved = size
 
     def reserve_now(self, size: int, leaving: int = 0) -> bool:
-        """Whether so many bytes are free for this request, with nobody waiting for them; then they are reserved.
+        """Reserve so many bytes if they are free for this request and no item waits for bytes; False if not.
 
         `leaving`: bytes that stay free for other items.
         """
@@ -172,6 +172,6 @@ class DecodePermit:
         self._release()
 
     def _release(self) -> None:
-        self.running = None  # the future holds a result that nobody waits for, and this permit
+        self.running = None  # the future holds an unwanted result, and this permit
         self._permits.budget.release(self._reserved)
         self._permits.slots.release()

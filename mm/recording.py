@@ -64,7 +64,7 @@ class Recording:
         return self._request.report
 
     async def processed(self, index: int) -> Processed:
-        """One window as the model takes it; the features are not kept here."""
+        """One window as the model takes it; the features are not stored here."""
         alarm = Alarm(self._shared.limits.decode_timeout("audio"))
         processed, seconds = await in_pool(self._shared.pool, alarm, timed, self._process, index)
         self.report.prepare_s += seconds

@@ -10,8 +10,8 @@ signals.hold()  # before the imports below, which take a while
 
 def start() -> int:
     """The process's exit status. A checkout whose extensions are not built has no `_fast.*` to import."""
-    # Before numpy is imported. Its products are small, and the pool makes several at once: OpenBLAS's threads would
-    # spin beside each other. With them a window of speech took more than twice the CPU on two cores.
+    # Before numpy is imported. Its products are small, and the pool makes several at once: idle threads of
+    # OpenBLAS would spin on the pool's cores. With them a window of speech took more than twice the CPU on two cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from server.cli import main

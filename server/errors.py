@@ -2,7 +2,7 @@
 
 Owner: none, values. In: our own checks, engine and media errors, schema violations. Out: a status, a stable
 `reason`, a text we wrote, the path of the field. A library's exception is never turned into text: it may hold
-addresses, paths and versions (SECURITY S10). Client values are shown escaped and cut.
+addresses, paths and versions (SECURITY S10). Client values appear escaped and cut.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _WORDS |= {"object": "an object", "null": "null"}
 
 
 def from_validation(error: msgspec.ValidationError) -> ApiError:
-    """A schema violation, told in our words; what we do not recognise gets a text without detail."""
+    """A schema violation in our words; an error of an unknown form gets a text without detail."""
     text = str(error)
     if found := _WRONG_TYPE.match(text):
         expected, got, path = found.groups()

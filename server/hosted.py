@@ -48,7 +48,7 @@ class Hosted:
     """An ASGI app with a lifespan. Owner: the host's loop."""
 
     def __init__(self, config: Config, on_ready: Callable[[], None] | None = None) -> None:
-        """`on_ready` is called once everything is loaded, before the host is told."""
+        """`on_ready` is called once everything is loaded, before `lifespan.startup.complete` is sent."""
         self.on_ready = on_ready
         refuse_flags_of_the_host(config)
         self.state = AppState(fitted(config, memory_limit()))

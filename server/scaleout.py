@@ -32,9 +32,9 @@ from server.routes.health import decoders_stuck, stalled
 from server.start.process import own_interpreter
 
 OPEN_TOKENS = "open_tokens"  # prompt tokens that run or wait, of one replica
-ROWS = 256  # that a replica runs at most, where --max-num-seqs does not say; what it refuses fits in beside them
+ROWS = 256  # that a replica runs at most, without --max-num-seqs; what it refuses fits in as well
 HEALTH_S = 5.0  # between two looks at a replica
-LEAVE_S = 15.0  # beyond --shutdown-timeout, for what is told to end
+LEAVE_S = 15.0  # beyond --shutdown-timeout, for requests that the drain ends
 MOST_REPLICAS = 1000  # that a session may fall back to
 # Nothing of ours blocks a loop: tokens need not cross from a thread of user code to the one that holds the socket.
 ON_THE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}

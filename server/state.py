@@ -131,7 +131,7 @@ class AppState:
         )
         self.media = None
         self.canary: Checks | None = None  # once the engine is ready
-        self.whisper: WhisperTokens | None = None  # None: the model is none, and hears through chat if at all
+        self.whisper: WhisperTokens | None = None  # None: not a Whisper model; it may take audio in chat
         self.grammars: GrammarCompiler | None = None  # None: this server gives no structured output
         self.running = asyncio.Event()  # cleared while an operator has paused the server
         self.running.set()
@@ -140,7 +140,7 @@ class AppState:
 
     @property
     def follows_requests(self) -> bool:
-        """Whether somebody wants to know how each request went."""
+        """Whether a timeline or spans report each request."""
         return self.trace is not None or self.spans is not None
 
     def resume(self) -> None:

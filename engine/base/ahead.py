@@ -1,8 +1,8 @@
-"""Tokens that see later ones: which positions of a prompt one step computes together, and the last key that each sees.
+"""Bidirectional spans: which positions of a prompt one step computes together, and the last key that each token sees.
 
-Thread: any; pure functions. In some models the tokens of a picture, or of a film's frame, see each other ("items"), in
-others those of the whole prompt, whatever a layer's window ("prompt"). Such positions are a joint. The scheduler cuts
-no chunk inside a joint, so the cache holds the keys of all its tokens when attention reads them.
+Thread: any; pure functions. In some models the tokens of an image or of a video frame see each other ("items"), in
+others all tokens of the prompt, whatever a layer's window ("prompt"). A bidirectional span is a run of such positions.
+The scheduler never cuts a chunk inside a span, so the cache holds the keys of all its tokens when attention reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ahead = Literal["", "items", "prompt"]
 
 
 def joints_of(request: Request, ahead: Ahead) -> np.ndarray | None:
-    """int32 [m, 2]: start and end of each joint, ascending; None: there is none."""
+    """int32 [m, 2]: start and end of each bidirectional span, ascending; None: the prompt has none."""
     if ahead == "prompt":
         starts = np.array([0, len(request.prompt_token_ids)]) if request.pooling is None else request.pooling.starts
         return np.stack((starts[:-1], starts[1:]), 1).astype(np.int32)
@@ -34,7 +34,7 @@ def joints_of(request: Request, ahead: Ahead) -> np.ndarray | None:
 def last_keys(
     slots: np.ndarray, lens: np.ndarray, computed: np.ndarray, joints: Mapping[int, np.ndarray], ahead: Ahead
 ) -> np.ndarray | None:
-    """int32 [num_tokens], as AttentionMeta says; None where no row computes a joint. `joints`: by slot."""
+    """AttentionMeta.last_keys, int32 [num_tokens]; None: no row computes a bidirectional span. `joints`: by slot."""
     found: np.ndarray | None = None
     starts = np.concatenate(([0], lens.cumsum()))
     for row, slot in enumerate(slots.tolist()):

@@ -39,13 +39,13 @@ class EngineConfig:
     max_model_len: int = 0  # tokens; 0 = what the checkpoint holds
     block_size: int = 16  # tokens in a KV block
     gpu_memory_utilization: float = 0.92  # share of the accelerator's memory
-    device_reserve_bytes: int = 1 << 30  # of that share, kept free for what no plan knows
+    device_reserve_bytes: int = 1 << 30  # of that share, left free for memory that no plan counts
     kv_cache_memory_bytes: int = 0  # 0 = derived from the free memory
     num_gpu_blocks_override: int = 0
     kv_cache_dtype: CacheWord = "auto"  # auto: the checkpoint's scheme, else the activations' dtype
     kv_cache_skip_layers: tuple[str, ...] = ()  # numbers of layers, sliding_window: in the activations' dtype
     enable_prefix_caching: bool = True
-    return_routed_experts: bool = False  # the experts of every token in the cache are kept, for requests that ask
+    return_routed_experts: bool = False  # capture the experts of every token in the cache, for requests that ask
     jump_forward: bool | None = None  # tokens that a grammar forces are not chosen one by one; None: on a CPU only
     max_num_seqs: int = 0  # rows in a step; 0 = 256 on an accelerator, 64 on a CPU
     max_num_batched_tokens: int = 0  # tokens in a step; 0 = 2,048 on an accelerator, 512 on a CPU
@@ -55,7 +55,7 @@ class EngineConfig:
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
     encoder_budget: int = 0  # patches, or rows of a sound's encoder, that towers take in a step; 0 = derived
-    encoder_cache_tokens: int = 0  # tower rows kept; 0 = derived
+    encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
     step_timeout: float = 60.0  # seconds without a turn of the device thread, after which the engine counts as stalled
     stall_exit: float = 30.0  # seconds more, after which the engine gives up

@@ -136,11 +136,11 @@ def scope_of(error: BaseException) -> Literal["step", "device"]:
     """How far the damage of an exception reaches that a step raised.
 
     Out of memory ends the step: the allocator refused before anything ran. Any other complaint of the accelerator
-    (illegal address, assert, ECC, failed launch, a number nobody knows) ends the device; our own mistakes end the step.
+    (illegal address, assert, ECC, failed launch, an unknown code) ends the device; our own mistakes end the step.
     """
     if isinstance(error, EngineError):
         return "device" if error.scope == "device" else "step"
-    if not isinstance(error, Exception):  # somebody ends this thread
+    if not isinstance(error, Exception):  # such as SystemExit: the thread ends
         return "device"
     if is_out_of_memory(error):
         return "step"
@@ -158,7 +158,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def for_rows(error: BaseException) -> EngineError:
-    """What the rows of a step are told that raised `error`."""
+    """The error that is reported for the rows of a step that raised `error`."""
     if is_out_of_memory(error):
         return DeviceOutOfMemoryError("the accelerator had no memory left for this request; try again later")
     return StepFailedError("a step of the engine failed; this request was part of it")

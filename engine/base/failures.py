@@ -1,4 +1,4 @@
-"""What failed steps lead to: a device that counts as lost, or smaller steps for a while (SECURITY S38 to S40).
+"""Consequences of failed steps: the device counts as lost, or steps are smaller for a while (SECURITY S38 to S40).
 
 Owner: device thread. In: how each step ended, with the time of time.monotonic. Out: whether that was one too many, and
 how many tokens a step may have. A step that fails ends its rows only; an accelerator that has lost its context fails

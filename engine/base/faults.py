@@ -111,7 +111,7 @@ class Faults:
         return fault is not None
 
     def held(self) -> int:
-        """Bytes of memory that count as held beside what is."""
+        """Bytes of memory that count as held in addition to the real ones."""
         return sum(fault.size for fault in self.armed if fault.point == "memory")
 
     def _taken(self, point: str, step: Any, kind: str = "") -> Fault | None:

@@ -75,7 +75,7 @@ class Inbox:
     def __init__(self) -> None:
         self._items: SimpleQueue[Any] = SimpleQueue()
         self.fd = -1  # an eventfd, once `watch` has been called
-        self._told = False  # it is readable already, and nobody has hushed it since
+        self._told = False  # the eventfd was made readable after the last `hush`
 
     def watch(self) -> int:
         """Opens the eventfd and returns it; readable from now on whenever something was put since the last `hush`."""

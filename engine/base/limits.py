@@ -42,7 +42,7 @@ class Limits:
     pools: bool = False  # it makes an array of each input, and no tokens
     ahead: Ahead = ""  # which tokens of a prompt see later ones
     max_joint: int = 0  # tokens that see each other: one step computes them, whatever other rows it has
-    routed_experts: bool = False  # the experts of tokens are kept
+    routed_experts: bool = False  # the experts of tokens are captured
     has_experts: bool = False  # of some layer
     axes: int = 1  # rows of positions that a token has
     adds_media: bool = False  # spans may go on behind the prompt, and the answer ends where they end

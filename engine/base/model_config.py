@@ -1,7 +1,7 @@
 """ModelConfig and its parts: one checkpoint's numbers as the engine computes with them.
 
 Made by models/registry.py from config.json; frozen; read everywhere. Nothing is optional that a model computes with, so
-no model asks whether a key was there. The numbers of a tower stand beside the tower (engine/encoders).
+no model asks whether a key was there. The numbers of a tower stand in the tower's file (engine/encoders).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RopeConfig:
 
 # How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one matrix
 # [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down, weights of modules ("joined") or bare tensors
-# ("upright"); bare and transposed; transposed with biases, gate's columns and up's by turns; the latter upright, as
+# ("upright"); bare and transposed; transposed with biases, gate's and up's columns interleaved; the latter upright, as
 # MXFP4 codes and scales; bare matrices of gate, of up and of down's transposed, experts one below the other in each.
 ExpertLayout = Literal["apart", "joined", "upright", "turned", "by turns", "codes by turns", "one below the other"]
 
@@ -90,7 +90,7 @@ class ExpertsConfig:
 
     routing: Routing
     width: int  # the intermediate size of each expert
-    shared_width: int = 0  # the intermediate size of the MLP that every token has beside its experts; 0: none
+    shared_width: int = 0  # the intermediate size of the shared expert, an MLP for every token; 0: none
     shared_gate: bool = False  # the shared MLP's result is multiplied by the sigmoid of a product with the token
     layout: ExpertLayout = "apart"
     clamped: bool = False  # gate and up are bounded, and the activation is gpt-oss's
@@ -120,7 +120,7 @@ class LayerConfig:
     post_norms: bool = False  # what attention and MLP add to the stream passes a norm of its own
     experts: ExpertsConfig | None = None  # in the place of the MLP
     convolution: ConvolutionConfig | None = None  # in the place of attention
-    causal: bool = True  # a token sees none behind it; else its input is computed in one step, and nothing is kept
+    causal: bool = True  # a token sees no later ones; else one step computes the input, without a KV cache
     head_dim: int = 0  # these three where they are not TextConfig's; 0: they are
     num_kv_heads: int = 0
     intermediate_size: int = 0
@@ -164,13 +164,13 @@ class TextConfig:
     residual_scale: float = 1.0  # of what attention and MLP add to the stream
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
-    beside_width: int = 0  # numbers of each token that each layer reads beside the stream
+    beside_width: int = 0  # hidden_size_per_layer_input: width of each token's per-layer inputs; 0: none
     module_routings: tuple[Routing, ...] = ()  # of layers with experts that are modules of transformers
     num_further: int = 0  # layers that files hold behind the last one; they predict further tokens and are not read
 
     @property
     def causal(self) -> bool:
-        """Whether no token sees one behind it; else an input is computed in one step, and nothing is kept."""
+        """Whether no token sees a later one; else one step computes the whole input, without a KV cache."""
         return self.layers[0].causal
 
     @property
@@ -251,7 +251,7 @@ class PoolingConfig:
     skipped: tuple[int, ...] = ()  # tokens of documents whose vectors take no part
     page: str = ""  # a picture's whole input with its placeholder: pictures are documents, alone in their inputs
     endings: Mapping[str, str] = field(default_factory=dict)  # with `page`: texts behind a text, by the prompt's name
-    layers_first: bool = False  # `layers` are computed of every token, and the largest of what they make is kept, or 0
+    layers_first: bool = False  # `layers` are computed for every token, then max-pooled with 0 as the least value
     compares_products: bool = False  # texts are compared by the product of their vectors as they are, else by cosine
     two_towers: bool = False  # an input is a text or a picture, and tokens have no results
     text_len: int = 0  # tokens to which texts are filled up with `pad_token`; 0: they are as long as they are

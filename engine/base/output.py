@@ -32,7 +32,7 @@ class StepOutput:
     finishes: list[int] = field(default_factory=list)  # FinishReason
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
     firsts: dict[int, First] = field(default_factory=dict)  # by place, of choices of which the loop knows nothing yet
-    invalid: dict[int, EngineError] = field(default_factory=dict)  # places that end alone, and what they are told
+    invalid: dict[int, EngineError] = field(default_factory=dict)  # places whose choice ends alone -> its error
     error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
     extras: dict[str, dict[int, Any]] = field(default_factory=dict)  # by name, by place: what parts of the step add
     start: int = 0  # how far the loop has delivered

@@ -13,12 +13,12 @@ from _fast.step_numbers import StepNumbers
 
 
 class EncoderCounts(NamedTuple):
-    """Since start; steps of the GIL-free loop encode nothing and tell none."""
+    """Counts since start; steps of the GIL-free loop encode nothing and report no counts."""
 
     calls: int = 0  # runs of towers
     seconds: float = 0.0  # of those that are known to have ended
-    queries: int = 0  # items that requests showed
-    hits: int = 0  # of these, items whose rows were kept, or under way
+    queries: int = 0  # media items of requests
+    hits: int = 0  # of these, items whose rows were cached or being computed
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class EngineStats:
 
     def add(self, step: StepStats) -> None:
         """Folds one step in (loop)."""
-        self.steps += step.num_rows > 0  # else it tells of no step
+        self.steps += step.num_rows > 0  # 0: the numbers are of no step
         if step.gap_s:
             self.gaps += 1
             self.gap_s += step.gap_s

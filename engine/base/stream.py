@@ -120,7 +120,7 @@ class TokenStream:
         self.close()
 
     def close(self) -> None:
-        """Leaves the stream: what still runs is aborted, and nobody hears of it."""
+        """Leaves the stream: choices that still run are aborted, and nothing more is reported."""
         for index in self._open:
             self._routes.drop(self.first_id + index)
         self._open.clear()
@@ -131,7 +131,7 @@ class TokenStream:
 
 
 def _merge(held: Delta, delta: Delta) -> None:
-    """Appends a later Delta of the same choice to one that nobody has read yet."""
+    """Appends a later Delta of the same choice to a Delta that is still unread."""
     held.token_ids += delta.token_ids
     held.finish_reason = delta.finish_reason
     held.stop_token_id = delta.stop_token_id

@@ -2,11 +2,11 @@
 
 Owner: loop; threads of the pool append spans of their own (one append each, no lock). In: each step's numbers as they
 reach the loop, deliveries, work of the pool, requests, and kernels where a DeviceProfile has run. Out: events in
-Chrome's JSON format. While no Trace is there nothing of this runs: the numbers of a step are told anyway, and drawing
+Chrome's JSON format. Without a Trace nothing of this runs: the numbers of a step are reported anyway, and drawing
 them costs the device thread nothing.
 
 A step is drawn twice: where its parts took the device thread's time, and from its launch until its tokens were on the
-host, on one of two tracks by turns, so that two steps in flight are seen side by side. Lengths are exact; a part's
+host, on two alternating tracks, so that two steps in flight are seen side by side. Lengths are exact; a part's
 place is reckoned from its step's end, so it may be off by what the device thread did between two parts.
 """
 
@@ -53,7 +53,7 @@ class Trace:
     def __init__(self) -> None:
         self.begun = time.perf_counter()
         self.spans: list[Span] = []
-        self.steps: list[tuple[StepStats, Sequence[int]]] = []  # and the numbers of the choices that it told of
+        self.steps: list[tuple[StepStats, Sequence[int]]] = []  # and the numbers of the choices in its output
         self.requests: list[Event] = []
         self.left_out = 0
         self._labels: dict[int, str] = {}  # number of a choice on the device thread -> its request
@@ -82,7 +82,7 @@ class Trace:
             self.steps.append((output.stats, output.ids))
 
     def label(self, first_id: int, n: int, request_id: str) -> None:
-        """The engine's numbers of a request's choices; told when it is submitted."""
+        """Records the engine's numbers of a request's choices; called when the request is submitted."""
         for choice in range(n):
             self._labels[first_id + choice] = request_id if n == 1 else f"{request_id} #{choice}"
 

@@ -44,7 +44,7 @@ class CacheLayout:
     """Fixed once a model's specs are known."""
 
     def __init__(self, specs: Sequence[CacheSpec], block_size: int, beside: int = 0) -> None:
-        """beside: bytes that are kept for each token of a block beside the layers' pages."""
+        """beside: bytes for each token of a block that are stored outside the layers' pages."""
         self.block_size = block_size
         self.specs = tuple(specs)
         kinds: dict[Hashable, list[int]] = {}
@@ -77,7 +77,7 @@ class CacheLayout:
     def _pages(self, kinds: Sequence[Sequence[int]], largest: int) -> list[int]:
         """Bytes of a page: the largest layer's, or a little more where layers of a kind then lie in it side by side.
 
-        As where scales lie beside codes: two of half as many codes have a scale more than one of all.
+        An example is a page of codes and scales: two layers of half as many codes have a scale more than one layer.
         """
         sizes = {self._size(layers[0]) for layers in kinds}
         wider = {-(-largest // size) * size for size in sizes if size}

@@ -23,7 +23,7 @@ from engine.device.memory import DeviceMemory, device_memory, gib
 log = logging.getLogger("omniloop.engine")
 
 MOST_BLOCKS = 1 << 20  # beyond what rows can hold: a tiny model does not need a hundred million blocks
-LEAST_TOKENS = 256  # a context shorter than this serves nobody
+LEAST_TOKENS = 256  # a shorter context is of no use
 
 
 def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: int, promised: int = 0) -> int:

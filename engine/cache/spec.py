@@ -74,7 +74,7 @@ class KeyValueSpec:
 
     @property
     def makes_scales(self) -> bool:
-        """Whether a token's scales are stored beside its codes."""
+        """Whether a token's scales are stored next to its codes."""
         return self.dtype is torch.float8_e4m3fn and self.given is None
 
     @property

@@ -1,8 +1,9 @@
 """Tasks of a checkpoint that has an adapter for each of them (jina-embeddings-v3, https://arxiv.org/abs/2409.10173).
 
 An input of a task is computed with the task's adapter, and the task's instruction stands before its text. Released
-files have all adapters beside the matrices, and say both in config.json (lora_adaptations, task_instructions); those
-for transformers' class have a folder of PEFT's for each adapter, and say no instructions.
+checkpoints hold all adapters in the files of the matrices, and config.json specifies adapters and instructions
+(lora_adaptations, task_instructions). Checkpoints for transformers' class have a PEFT folder for each adapter, and no
+instructions.
 In: a folder and its config.json. Out: fields of PoolingConfig. Thread: any; pure but for the files that it looks for.
 """
 

@@ -1,7 +1,7 @@
 """Rotary settings of config.json in all their spellings -> RopeConfig.
 
 In: the text section. transformers 5 writes `rope_parameters`, flat or one object per layer type; before that there was
-`rope_theta` beside `rope_scaling` with `type` or `rope_type`, and layers with a window had a theta of their own and no
+`rope_theta`, and `rope_scaling` with `type` or `rope_type`; layers with a window had a theta of their own and no
 scaling. Out: a frozen RopeConfig that layers/rope.py turns into frequencies; nothing in it is optional.
 """
 

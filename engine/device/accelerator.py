@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SideStream:
-    """A stream beside the compute stream, for copies that run while a forward does: `with` launches on it."""
+    """A second CUDA stream, for copies that run while a forward does: `with` launches on it."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -71,7 +71,7 @@ class Accelerator:
         self.compute = torch.cuda.Stream(self.device)
         torch.cuda.set_stream(self.compute)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: list[Any] = []  # kept: a graph's memory lives as long as it does
+        self._graphs: list[Any] = []  # referenced here because a graph's memory lives as long as the graph
 
     def bind(self) -> None:
         """Binds the calling thread to the device."""

@@ -21,7 +21,7 @@ FILES = {
 
 
 def memory_limit(proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Bytes that this process may have before the kernel ends it or one beside it."""
+    """Bytes that this process may use before the kernel ends it or another process."""
     return min([machine_memory(proc), *(limit for limit, _ in _limits(proc, groups))])
 
 

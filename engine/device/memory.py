@@ -50,9 +50,9 @@ def device_memory(device: str | None = None) -> DeviceMemory:
 
 
 def held_bytes(device: torch.device) -> dict[str, int]:
-    """Of the ledger: what torch holds of the device and of pinned host memory, as after warm-up while nobody is served.
+    """Entries of the ledger: bytes of device and of pinned host memory that torch holds; when idle, as after warm-up.
 
-    Pinned memory is taken at start and kept: records, rings and what decoders are lent. Any thread may ask.
+    Pinned memory is taken at start and held until the end: records, rings and decoders' buffers. Thread: any.
     """
     return {
         "device_bytes": torch.cuda.memory_allocated(device),

@@ -92,5 +92,5 @@ def rows() -> tuple[Row, ...]:
     )
 
 
-# What speaks, and what the encoder has beside.
+# The speech generator's tensors, and unused ones of the encoder.
 UNREAD = ("audio_invert_tower.*", "continuous_audio_tower.audio_bos_eos_token.*", "*.positional_embedding")

@@ -32,7 +32,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.weights.table import Row, Wanted
 
-MAX_TABLE_ROWS = 65_536  # patches for which tables are kept
+MAX_TABLE_ROWS = 65_536  # patches whose tables are cached
 Grid = tuple[int, int]
 Turns = tuple[Tensor, Tensor]  # cos, sin [patches, head_dim / 2]
 
@@ -129,7 +129,7 @@ ROWS = (
 
 
 class Numbers:
-    """Tensors of one shape that a module of the checkpoint holds beside its weight."""
+    """Tensors of one shape that a module of the checkpoint has in addition to its weight."""
 
     __slots__ = ("kinds", "shape", "values")
 

@@ -1,9 +1,9 @@
 """The audio tower of Gemma 4: mel frames of a sound -> rows for the decoder, 25 a second.
 
 Thread: device. In: input_features [frames, mels]. Out: a row for each four frames begun. Two convolutions with a stride
-of two make the rows, a conformer reads them. A row sees itself and the rows before it, `span` in all, and each distance
-has a vector of its own; nothing sees ahead. What goes into a product and what comes out is clamped to bounds of the
-checkpoint. Sounds of several requests run together, each filled up to whole spans. It runs eagerly.
+of two make the rows, a causal conformer reads them. A row attends to itself and to the rows before it, `span` in all,
+and each distance has a vector of its own. Inputs and outputs of products are clamped to bounds of the checkpoint.
+Sounds of several requests run together, each filled up to whole spans. It runs eagerly.
 
     [frames, mels] -> 2 convolutions -> layers (feed, attend, convolve, feed) -> product -> norm -> product
 """

@@ -30,7 +30,7 @@ from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.weights.table import Row
 
-MAX_TABLE_ROWS = 65_536  # patches for which tables are kept
+MAX_TABLE_ROWS = 65_536  # patches whose tables are cached
 Grid = tuple[int, int, int]  # frames, height, width
 Tables = tuple[Tensor, Tensor, Tensor]  # cos, sin [patches, head_dim / 2]; where positions are read, [1, patches, 1, 2]
 

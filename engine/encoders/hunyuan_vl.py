@@ -33,7 +33,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.weights.table import Row
 
-MAX_TABLE_ROWS = 65_536  # patches for which tables are kept
+MAX_TABLE_ROWS = 65_536  # patches whose tables are cached
 Grid = tuple[int, int]  # height, width, in patches
 Taps = tuple[Tensor, Tensor]  # the learned positions around each patch, int64 [patches, 4], and their shares
 

@@ -271,7 +271,7 @@ class Phi4AudioTower(LayeredTower):
         return [self._projected(own, each.beside) for own, each in zip(kept, segments)]
 
     def _projected(self, x: Tensor, beside: bool) -> Tensor:
-        """`beside` a picture, or without one."""
+        """x through the projector; sounds that come with a picture have a projector of their own."""
         if beside and self.beside1 is not None and self.beside2 is not None:
             return self.beside2(gelu(self.beside1(x)))
         return self.proj2(gelu(self.proj1(x)))

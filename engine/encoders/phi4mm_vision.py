@@ -1,9 +1,9 @@
 """Phi-4-multimodal's tower of pictures: tiles of 448 x 448 pixels -> rows of the decoder's width.
 
-Thread: device. In: the patches of a picture's tiles, the whole picture first, and how many of each tile's show it: the
-others show what fills the tile up. Those are computed too, but nobody attends to them, and positions are shares of the
-side that shows the picture. Of each tile four neighbours are averaged; then the rows of all tiles are set in the order
-of `places`, with a separator behind each line and one before the whole picture, and pass two products.
+Thread: device. In: the patches of a picture's tiles, the whole picture first, and how many patches of each tile the
+picture covers: the others are padding. Padding is computed too, but no patch attends to it, and positions are fractions
+of the covered side. Of each tile four neighbours are averaged; then the rows of all tiles are set in the order of
+`places`, with a separator behind each line and one before the whole picture, and pass two products.
 
     [tiles * 1024, 588] -> embed -> layers -> 2 x 2 averages, separators -> up, gelu, down
 """
@@ -125,7 +125,7 @@ class Phi4VisionLayer:
         self.down = Linear(config.intermediate_size, size, bias=True)
 
     def __call__(self, x: Tensor, bounds: Tensor, shown: Tensor | None) -> None:
-        """Adds to x [tiles * patches, hidden]; shown bool [tiles, patches]: which are attended to, None: all."""
+        """Adds to x [tiles * patches, hidden]. Mask bool [tiles, patches]: the visible patches; None: all."""
         heads = self.qkv(self.norm1(x)).view(len(x), 3, self.config.num_heads, -1)
         q, k, v = heads.unbind(1)
         if shown is None:
@@ -250,6 +250,6 @@ def rows() -> tuple[Row, ...]:
 
 
 def unread(config: Phi4VisionConfig) -> tuple[str, ...]:
-    """What checkpoints hold of the tower, and nobody reads: layers behind the last that counts, and a head."""
+    """Tensors of the tower that checkpoints have and the model does not use: the layers after the last used, a head."""
     behind = range(config.num_layers, config.num_layers + config.left_out)
     return (*IGNORED, *(f"{IMAGE}img_processor.encoder.layers.{number}.*" for number in behind))

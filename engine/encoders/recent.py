@@ -10,14 +10,14 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """A small cache; an entry larger than the bound is simply not kept."""
+    """A small cache of the entries used last; an entry larger than the bound is not stored."""
 
     __slots__ = ("_entries", "_limit", "total")
 
     def __init__(self, limit: int) -> None:
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._limit = limit
-        self.total = 0  # summed size of what is kept, <= limit
+        self.total = 0  # summed size of the entries, <= limit
 
     def get(self, key: K) -> V | None:
         entry = self._entries.get(key)

@@ -166,7 +166,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def apart(rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """The rows of each item as a tensor of its own, which is freed when nobody reads it; a single one is not copied."""
+    """The rows of each item as a tensor of its own, whose memory is freed independently; a single one is not copied."""
     return [rows] if len(lengths) == 1 else [own.clone() for own in rows.split(list(lengths))]
 
 

@@ -1,8 +1,8 @@
 """Whisper's encoder: the log-mel frames of a window of sound -> one row for each two frames, and some blank rows.
 
-Thread: device. Every window has as many frames, silence behind its sound, and every row attends to all others. The
-blank rows at the end bring their number to a multiple of ALIGNED, so that the decoder's text begins with a block of the
-KV cache (engine/models/media/whisper.py); nobody reads them. Windows run together, of one sound or of several.
+Thread: device. Every window has as many frames, silence behind its sound, and every row attends to all others. Blank
+rows at the end pad their number to a multiple of ALIGNED, so that the decoder's text begins with a block of the KV
+cache (engine/models/media/whisper.py); cross-attention skips them. Windows run together, of one sound or of several.
 
     mel [3000] -> conv, conv/2 [1500] + positions -> layers -> norm -> [1504]
 """
@@ -63,7 +63,7 @@ def span(num_positions: int) -> int:
 
 
 def read_audio(section: Section) -> WhisperAudioConfig:
-    """The encoder's numbers, which stand beside the decoder's, checked."""
+    """The encoder's numbers, checked; they lie in the same section as the decoder's."""
     act = section.values.get("activation_function", "gelu")
     if act != "gelu":
         raise ConfigError(f"{section.path}: activation_function={act!r}; Whisper is supported with 'gelu'")
@@ -90,7 +90,7 @@ class Window(NamedTuple):
 
     mel: Tensor  # [num_mel_bins, frames]
     heard: int  # its first rows, which attend to each other only
-    kept: int  # rows that are the tower's, or its projector's; zeros, where that is more than `heard`
+    kept: int  # rows that the output or the projector gets, filled up with zeros
 
 
 class WhisperTower(LayeredTower):
@@ -118,7 +118,7 @@ class WhisperTower(LayeredTower):
         return [self.window(features["input_features"], self.config.num_positions, self.config.num_rows)]
 
     def projected(self, x: Tensor) -> Tensor:
-        """The kept rows of all windows, normed and averaged if that is to be -> [rows, row_width]."""
+        """The rows of all windows, already normed, and averaged where the tower averages -> [rows, row_width]."""
         return x
 
     def weight(self, features: Shapes) -> int:
@@ -167,7 +167,7 @@ class WhisperTower(LayeredTower):
         return self.projected(x).split([window.kept // self.stack for window in windows])
 
     def _heard(self, windows: Sequence[Window]) -> Generator[float, None, Tensor]:
-        """The rows of windows behind the last layer, [all that are heard, hidden]."""
+        """The rows of the windows after the last layer, window after window: [rows, hidden]."""
         alike = [list(each) for _, each in groupby(windows, key=lambda window: window.mel.shape)]
         begun = [x for each in alike for x in self._begun(each)]
         x, counts = joined(begun), [window.heard for window in windows]
@@ -180,7 +180,7 @@ class WhisperTower(LayeredTower):
         return x
 
     def _begun(self, windows: Sequence[Window]) -> list[Tensor]:
-        """Windows of one length before the first layer, [heard, hidden] each."""
+        """The rows of windows of one length as the first layer reads them, [rows, hidden] each."""
         frames = joined([window.mel.to(self.device, self.dtype).T[None] for window in windows])
         x = gelu(self.conv2(unroll(gelu(self.conv1(unroll(frames, 1))), 2)))
         rows = [one[: window.heard] for one, window in zip(x, windows)]

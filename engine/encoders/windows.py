@@ -1,4 +1,4 @@
-"""Towers that hear a sound window after window: Voxtral's, GLM-ASR's and Audio Flamingo's.
+"""Audio towers that split a sound into windows: Voxtral's, GLM-ASR's and Audio Flamingo's.
 
 Thread: device. Each window attends to itself only. Behind the encoder some neighbouring rows are laid side by
 side and pass two products. Voxtral adds learned positions and keeps the rows of the silence behind the sound; GLM-ASR

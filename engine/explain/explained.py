@@ -159,7 +159,7 @@ def _without(root: str, steps: Steps) -> Steps:
 
 
 def kept_of(spec: CacheSpec) -> str:
-    """What a layer keeps of each token."""
+    """What a layer caches for each token, in words."""
     size = spec.block_bytes(BLOCK) // BLOCK
     window = f" of the last {spec.kind.window:,} tokens" if spec.kind.window else ""
     if isinstance(spec, KeyValueSpec):

@@ -156,7 +156,7 @@ class GrammarRow:
             return []
         try:
             return self._forced(most)
-        except Exception:  # of a tokenizer or the library: nobody else is harmed, and the row goes on token by token
+        except Exception:  # of a tokenizer or the library: this row alone goes on token by token
             log.exception("the forced text of an answer could not be cut into tokens")
             self._jumps = False
             return []
@@ -240,7 +240,7 @@ def _is_mark(character: str) -> bool:
 
 
 def chooses_freely(params: SamplingParams) -> bool:
-    """Whether nothing but the grammar and the draw decides on tokens, and nobody asks how likely they were."""
+    """Whether only the grammar and the draw choose tokens, and the request asks for no log-probabilities."""
     plain = SamplingParams()
     return all(getattr(params, name) == getattr(plain, name) for name in WATCHED_FIELDS)
 

@@ -175,7 +175,7 @@ class GrammarCompiler:
             self.running.pop(named, None)
 
     async def _add_lane(self, key: bytes, grammar: Grammar) -> None:
-        """Nobody waits for it; a compile that fails leaves the lanes there are."""
+        """Compiles one more lane in the background; a compile that fails leaves the present lanes."""
         try:
             await self._line.enter("")
             entered = time.monotonic()
@@ -248,7 +248,7 @@ def compile_now(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Grammar:
     return Grammar(spec, vocabulary, [Lane(prototype)])
 
 
-# What the library says, and what a client is told: our words, none of the library's.
+# Patterns of the library's error texts, and what the error of a request says: our words, none of the library's.
 _CAUSES: tuple[tuple[str, GrammarReason, str], ...] = (
     ("circular", "grammar_invalid", "a $ref that leads back to itself has keywords beside it; move them"),
     ("maxProperties", "grammar_invalid", "minProperties and maxProperties need each named property to be required"),
@@ -276,6 +276,6 @@ def _check(matcher: llguidance.LLMatcher, spec: GrammarSpec) -> None:
 
 
 def _look(done: asyncio.Future[Any]) -> None:
-    """Nobody may be left to await a compile whose waiters gave up."""
+    """Retrieves the exception of a compile: where all its waiters gave up, asyncio would log it as never retrieved."""
     if not done.cancelled():
         done.exception()

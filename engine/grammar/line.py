@@ -1,8 +1,8 @@
 """CompileLine: compiles that wait for one of a few threads; clients are served in turn.
 
-Owner: loop. In: a client's name with each compile. Out: a turn, in the order of asking within a client and round about
-between clients; or GrammarBusyError, where the line is full or a client fills its part of it. A compile that nobody
-awaits any more leaves the line by being cancelled.
+Owner: loop. In: a client's name with each compile. Out: a turn, in order of arrival within a client and
+round-robin between clients; or GrammarBusyError, where the line is full or a client fills its part of it. A compile
+that no caller awaits any more leaves the line by being cancelled.
 
     alice  a1 a2 a3          runs  a1 b1, then a2, then a3
     bob    b1

@@ -1,10 +1,9 @@
 """Kernels compiled before they are launched, several at a time: a walk through a model's steps that computes nothing.
 
 Thread: the device's, with a pool of its own while it lasts. Triton compiles a kernel where it is first launched, one
-after the other, for a third of a second each; older versions then have a C compiler build what launches it, for a
-fifth of one. Inside a walk the calling thread's launches only tell which kernels they would have been; the pool
-compiles and loads those that are new. Most of that time is LLVM's, the assembler's and the C compiler's, which need no
-GIL, so threads are enough.
+after the other, for a third of a second each; older versions then have a C compiler build what launches it, for a fifth
+of one. Inside a walk the calling thread launches nothing: each launch only names its kernel, and the pool compiles and
+loads new ones. Most of that time is LLVM's, the assembler's and the C compiler's, which need no GIL, so threads do.
 
     walk | launch launch launch ... none of them runs | waits |
     pool | compiles, loads ....... | compiles, loads ........ |
@@ -92,7 +91,7 @@ def _noted() -> Iterator[None]:
 
 
 def _kind(value: Any) -> Hashable:
-    """What of an argument tells kernels apart: all that Triton looks at, and for numbers more than that."""
+    """What a kernel is specialised on in an argument: all that Triton looks at, and of numbers the value itself."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16, value.untyped_storage().nbytes() < 1 << 31
     base = getattr(value, "base", None)  # of a descriptor

@@ -1,8 +1,8 @@
 """Gated convolution over a sequence's last tokens, which lie in a paged cache (LFM2).
 
     projected  [T, 3 H]: b | c | x of each token
-    kept       b * x, stored in the token's place of the cache
-    out        c * (bias + sum over j of taps[j] * kept of the token j places before), of tokens before the first: 0
+    stored     b * x, in the token's place of the cache
+    out        c * (bias + sum over j of taps[j] * stored of the token j places before), of tokens before the first: 0
 
 Products of b and x are rounded to the cache's numbers before anything reads them, so a token's bits are the same
 whether the tokens before it are in this step or in the cache. Sums are float32. Users: engine/layers/convolution.py.

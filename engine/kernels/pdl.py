@@ -44,7 +44,7 @@ def launch_options() -> dict[str, Any]:
 
 @triton.jit
 def fetch_run(address, size):
-    """Brings size bytes from each address into the second-level cache, where no line is ever stale; nobody waits.
+    """Starts to copy size bytes from each address into the second-level cache, where no line is ever stale.
 
     [lanes] pointers, and int32 multiples of 16, 0 for nothing; only where kernels overlap.
     """

@@ -1,4 +1,4 @@
-"""One row for each input: what is kept of the hidden states of its tokens, in float32.
+"""One row for each input, pooled from the hidden states of its tokens, in float32.
 
 mean           sum(h) / n                        mean_sqrt_len  sum(h) / sqrt(n)
 weighted_mean  sum(i h_i) / sum(i), i from 1     max            the largest of each column

@@ -9,8 +9,8 @@ Two launches on fixed grids:
     inputs_kernel  program 0: rows and which of them are sampled; the others: token ids, positions, cache slots
 
 Lengths come from the header and every number is clamped to what it indexes. A token id that was outside of the
-embedding marks its slot until the slot has another row of words: what it samples is nobody's (sampling/home). Users:
-the prep graph of the device executor; thread: device.
+embedding marks its slot until the slot has another row of words: sampling/home replaces what it samples. Users: the
+prep graph of the device executor; thread: device.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

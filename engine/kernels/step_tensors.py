@@ -4,8 +4,8 @@ Owner: device thread, at start; then the stream, in step order. SlotTensors is w
 StepInputs one step as forward and sampler read it. `layout.SlotWord` says what a slot's row holds. A kernel is given
 `words` and reads a number by `word` and `real`:
 
-    TOP_K = tl.constexpr(int(SlotWord.TOP_K))                  beside the kernel
-    k = tl.load(word(words, slot, TOP_K))                      in it
+    TOP_K = tl.constexpr(int(SlotWord.TOP_K))                  in the kernel's module
+    k = tl.load(word(words, slot, TOP_K))                      in the kernel
 """
 
 from __future__ import annotations

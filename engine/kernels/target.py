@@ -177,7 +177,7 @@ class _NoTriton:
 
 
 # Triton takes a third of a second to import, so a CPU build of torch does without even where it is installed, unless
-# somebody has imported it already: the tests do, to run the kernels in its interpreter and to cross-compile them.
+# it is imported already: the tests do so, to run the kernels in its interpreter and to cross-compile them.
 HAS_TRITON = "triton" in sys.modules or (
     bool(torch.version.cuda or torch.version.hip) and importlib.util.find_spec("triton") is not None
 )

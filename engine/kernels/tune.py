@@ -26,7 +26,7 @@ Choice = tuple[Split | None, ...]  # by class
 SHAPES: dict[str, dict[tuple[int, int, bool], Choice]] = {
     "sm_90": {
         # Qwen3-0.6B: q|k|v, o, gate|up, down; at 1, 32, 64; 128, 256 rows, from 64 on (o, down: always) ours with the
-        # norm beside them, the vendor's with that behind o and down. Single products do not add up, so from 65 rows on
+        # norm fused, the vendor's with the norm behind o and down. Single products do not add up, so from 65 rows on
         # a layer without attention decided: at 72, 96, 128, 160, 192, 256 rows 36 37 38 39 40 43 -> 28 28 28 33 33 34.
         (4096, 1024, False): (  # 5.4 5.8 5.8; 6.0 7.0 -> 5.0 5.4 6.2; 5.2 6.1
             Split(64, 256, 2, 3, 4), Split(64, 256, 2, 3, 4), Split(32, 128, 1, 6, 4),
@@ -121,7 +121,7 @@ LEAST_FILL: dict[str, dict[tuple[int, int], float]] = {
         (18944, 3584): 0.84,  # 203 383 793 -> 191 348 695, filled 0.90 1.00 1.00; 576 rows 237 -> 230, filled 0.84
     }
 }
-OTHER_FILL = 0.83  # of shapes beside the table: (11008, 2048) and (27648, 5120) took 2 to 23 % less from there on
+OTHER_FILL = 0.83  # of shapes not in the table: (11008, 2048) and (27648, 5120) took 2 to 23 % less from there on
 
 
 def one_wave_gated(rows: int, width: int, depth: int) -> bool:

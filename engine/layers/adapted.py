@@ -77,7 +77,7 @@ class Chosen:
 
 
 class Site:
-    """The halves of all adapters of one layer; a part beside the layer, with the layer's names in the checkpoint."""
+    """The halves of all adapters of one layer; a part of its own, with the layer's names in the checkpoint."""
 
     __slots__ = ("adapters", "chosen", "down", "linear", "ranks", "up", "widths")
 
@@ -126,7 +126,7 @@ class Site:
 
 
 class TableSite:
-    """The halves of all adapters of a table of embeddings; a part beside the table, with its name in the checkpoint."""
+    """The halves of all adapters of an embedding table; a part of its own, with the table's name in the checkpoint."""
 
     __slots__ = ("changing", "chosen", "down", "num_rows", "up", "width", "widths")
 

@@ -2,8 +2,8 @@
 
 Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's cos/sin and
 AttentionMeta, this layer's caches (written). Out: attended values [T, num_heads * head_dim]; the output product is the
-layer's. Three kernel calls, and one for a norm that no product does (engine/layers/norm.py). DenseSelfAttention is the
-same of layers whose tokens see later ones: an input is computed in one step, and nothing is kept.
+layer's. Three kernel calls, and one for a norm that no product does (engine/layers/norm.py). DenseSelfAttention is for
+layers whose tokens see later ones: one step computes a whole input, and nothing is cached.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class DenseSelfAttention(PagedSelfAttention):
     __slots__ = ()
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
-        """Nothing is kept."""
+        """Nothing is cached."""
         return NothingSpec()
 
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:

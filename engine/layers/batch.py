@@ -40,7 +40,7 @@ class Batch:
     attention: list[AttentionMeta]  # by cache group
     caches: list[LayerCache]  # by layer that keeps something
     group_of: Sequence[int]  # by the same: whose AttentionMeta is its
-    # [S] int64: the tokens whose hidden states somebody reads, and which a forward returns in this order. None: all T.
+    # [S] int64: the tokens whose hidden states a forward returns, in this order. None: all T.
     sample_index: Tensor | None = None
     # How many of the T tokens are no padding, and how many of sample_index: int32 [1], on the device. None: all.
     num_tokens: Tensor | None = None

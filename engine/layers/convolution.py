@@ -65,5 +65,5 @@ class GatedConvolution:
         return gated_convolution(self.product.of_normed(x), self.taps.weight, self.taps.bias, pages, meta)
 
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """The same: it is little beside the product."""
+        """The whole convolution: next to the product it costs little."""
         return self(x, rope, meta, cache)

@@ -21,7 +21,7 @@ from engine.weights.table import Shape, Wanted
 
 
 class Around(Protocol):
-    """What the checkpoint holds beside a layer's matrix (engine/layers/adapted.py)."""
+    """Adapters that the checkpoint holds for a layer's matrix (engine/layers/adapted.py)."""
 
     def around(self, base: Weight) -> Weight:
         """The layer's weight, made of its matrix's."""

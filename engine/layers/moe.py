@@ -225,7 +225,7 @@ class Experts:
         return [matrix.rows(index.to(matrix.values.device)) for matrix in matrices]
 
     def _turns(self, upright: Tensor) -> list[Tensor]:
-        """[E, rows, ...] -> of each expert the rows of each piece, which lie by turns."""
+        """[E, rows, ...], rows of the pieces interleaved -> for each expert, for each piece, its rows."""
         turns = len(self.pieces)
         return [expert[turn::turns] for expert in upright for turn in range(turns)]
 
@@ -270,9 +270,9 @@ class SparseMLP:
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 
     def __call__(self, x: Normed, count: Tensor | None = None, kept: Kept | None = None) -> Mixture:
-        """count: int32 [1] on the device; rows from here on are padding, choose nobody and read no weight.
+        """count: int32 [1] on the device; rows from here on are padding, choose no expert and read no weight.
 
-        kept: where the experts of the rows are kept, of all layers.
+        kept: where the rows' experts are captured, for all layers.
         """
         correction = None if self.correction is None else self.correction.weight
         scales = None if self.expert_scale is None else self.expert_scale.weight

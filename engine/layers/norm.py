@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm: a weight (and a bias), kept in float32, which is exact for every checkpoint dtype.
+"""RMSNorm and LayerNorm: a weight (and a bias), stored in float32, which is exact for every checkpoint dtype.
 
 Owner: the model; read only after loading. Towers call the objects. Decoder blocks hand on `Normed`, the residual stream
 with the norm through which the next product reads it: of few rows, products do most of that norm (gemm/split_k).

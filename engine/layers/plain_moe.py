@@ -5,7 +5,7 @@
 
 Thread: device. In: what the attention's norm leaves. Out: what the MLP's norm adds to it. The checkpoint holds all
 matrices of a kind in one, an expert below the other, those of down transposed, as megablocks does
-(https://github.com/databricks/megablocks). An encoder's steps have no rows that choose nobody.
+(https://github.com/databricks/megablocks). An encoder's steps have no padding rows.
 """
 
 from __future__ import annotations

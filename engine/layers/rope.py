@@ -76,7 +76,7 @@ def frequencies(config: RopeConfig, context: int) -> Tensor:
 
 
 def _llama3(config: RopeConfig, inv_freq: Tensor) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between blended."""
+    """Long wavelengths are stretched by `factor`, short ones stay, those between are blended."""
     turns = config.original_max_position * inv_freq / (2 * math.pi)  # rotations within the original context
     width = config.high_freq_factor - config.low_freq_factor
     blend = (turns - config.low_freq_factor) / (width or 1e-9)  # Llama 4 has both equal: a step, no ramp

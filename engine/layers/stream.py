@@ -71,7 +71,7 @@ class Made:
 
 
 class Stream:
-    """The rows of all tokens of a step, or of those that somebody reads."""
+    """The rows of all tokens of a step or, after `keep`, of the sampled tokens."""
 
     __slots__ = ("_chosen", "_residual", "_sampled", "_waiting", "beside", "count", "kept")
 
@@ -86,10 +86,10 @@ class Stream:
     ) -> None:
         self._residual = residual
         self._chosen = chosen  # the tokens' adapters; None: the model has none
-        self.beside = beside  # [T, layers, n]: what each layer reads of each token beside the stream; None: nothing
+        self.beside = beside  # [T, layers, n]: per-layer inputs of each token; None: the model has none
         self.count = count  # int32 [1], on the device: rows from here on are padding; None: there is none
-        self.kept = kept  # where the experts of the rows are kept; None: nowhere
-        self._sampled = sampled  # the same once the stream goes on with the rows that somebody reads
+        self.kept = kept  # where the experts of the rows are captured; None: nowhere
+        self._sampled = sampled  # `count` of the sampled rows, once the stream goes on with these alone
         self._waiting: Addend | None = None
 
     def add(self, addend: Addend, through: Norm | None = None) -> None:
@@ -117,7 +117,7 @@ class Stream:
     def keep(self, index: Tensor | None, beside: Tensor) -> Tensor:
         """Goes on with the tokens of `index`, int64 [S], and returns their rows of `beside` [T, n]; None: all tokens.
 
-        The rows of the other tokens are given back, where nobody else holds them.
+        The memory of all tokens' rows is freed, unless other code holds a reference to it.
         """
         if index is None:
             return beside

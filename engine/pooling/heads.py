@@ -1,7 +1,7 @@
 """Pooler: what a model that makes vectors or scores computes behind its body; HeadLayers are its parts.
 
 Thread: device. In: a Batch and the body's forward. Out: float32 [rows, width], a line for each input whose last token
-is in the step, in the order of the plan; the server normalises and squashes (server/pooling). Weights are kept and
+is in the step, in the order of the plan; the server normalises and squashes (server/pooling). Weights are stored and
 multiplied in float32.
 
     last, cls      forward of these tokens alone -> layers

@@ -61,12 +61,12 @@ UNQUANTISED = Unquantised()
 
 
 def _arranged(rows: Tensor, piece: Tensor) -> Tensor:
-    """A loader's piece on an accelerator lies beside the others, which spares a copy of all; a file's is read only."""
+    """On CUDA rows move in place: pieces are contiguous, so joining copies nothing. CPU pieces are read-only."""
     return piece.copy_(rows) if piece.is_cuda else rows
 
 
 def weight_dtype(saved: torch.dtype, placement: Placement) -> torch.dtype:
-    """How a matrix is kept: in the activations' dtype on an accelerator, whose libraries multiply like by like.
+    """The dtype of a matrix in memory: on an accelerator the activations', as its libraries multiply like by like.
 
     On a CPU bfloat16 stays bfloat16 (kernels widen it exactly) and others take the activations' dtype.
     """

@@ -5,7 +5,7 @@
     weight.quant_state.bitsandbytes__nf4 or __fp4: bytes of a JSON object; weight.quant_map [16]: the codes' values
 
 With double quantisation weight.absmax is uint8: nested_quant_map[absmax] * nested_absmax[block // 256] + nested_offset
-of the JSON object. LLM.int8(): weight [N, K] int8, SCB [N] float32, w = q * SCB / 127; inputs are kept in floats.
+of the JSON object. LLM.int8(): weight [N, K] int8, SCB [N] float32, w = q * SCB / 127; inputs stay in floats.
 """
 
 from __future__ import annotations

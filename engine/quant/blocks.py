@@ -16,7 +16,7 @@ GROUP = 32  # columns that share a scale
 
 
 def holds_experts(config: Section) -> bool:
-    """Whether a checkpoint keeps its experts so; other methods quantise what lies beside them."""
+    """Whether a checkpoint stores its experts as MXFP4 blocks; other methods quantise only other layers."""
     return bool((config.values.get("quantization_config") or {}).get("quant_method") == "mxfp4")
 
 

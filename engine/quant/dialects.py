@@ -1,6 +1,6 @@
 """The table quant_method -> dialect: a dialect is a file of this folder and one line here.
 
-Thread: any; filled at import. A dialect reads `quantization_config` once and tells of each module how it is stored.
+Thread: any; filled at import. A dialect reads `quantization_config` once and returns each module's stored form.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 weight [N, K]    weight_scale_inv [ceil(N / 128), ceil(K / 128)], or a number: weight_scale(_inv), scale, qscale_weight
 mxfp8 (MiniMax-M3, SGLang) has weight_scale_inv [N, K / 32] uint8, powers of two
-fbgemm_fp8 (Llama 3.1 405B) has weight_scale [N, 1]; the bound that it sets on inputs' scales, `activation_scale_ub`,
-would cut the largest inputs off and is not kept to.
+fbgemm_fp8 (Llama 3.1 405B) has weight_scale [N, 1]; `activation_scale_ub`, its bound on inputs' scales, is ignored: it
+would clip the largest inputs.
 Inputs are quantised per token, with blocks per 128 columns of it (`ue8m0`: by powers of two), or by input_scale.
 """
 

@@ -198,8 +198,8 @@ def _numbers(found: Found, num_heads: int, read: bool) -> tuple[float, ...]:
 
 
 def _warn_of_biases(model: Caching, dtype: torch.dtype) -> None:
-    """Keys with a few large numbers lose in codes of 8 bits, whatever their scale. Behind a lead (Whisper) keys have no
-    bias, though queries have."""
+    """Keys with a few large numbers lose in codes of 8 bits, whatever their scale. In models with an encoder prefix
+    (Whisper) keys have no bias, though queries have one."""
     text = model.config.text
     if dtype in CODES and text.qkv_bias and text.qk_norm == "none" and not model.config.lead:
         log.warning(

@@ -5,7 +5,7 @@
     NVFP4   weight [N, K / 2]    weight_scale [N, K / 16] e4m3                      weight_scale_2 []
     MXFP4   weight [N, K / 2]    weight_scale [N, K / 32] uint8, powers of two
 
-Inputs of codes of four bits are kept, whatever the algorithm makes of them, and those of FP8 blocks; others are
+Inputs of 4-bit codes and of FP8_PB_WO stay in floats, whatever the algorithm does with them; other inputs are
 quantised per token or by input_scale. W4A8_NVFP4_FP8 has a scale for 32 columns where NVFP4 has two.
 """
 
@@ -26,7 +26,7 @@ FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB", "MXFP8")
 FP4 = ("NVFP4", "W4A16_NVFP4", "NVFP4_W4A16", "W4A8_NVFP4_FP8", "NVFP4_AWQ", "MXFP4", "W4A16_MXFP4", "W4A8_MXFP4_FP8")
 BLOCK = (128, 128)
 PER = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "row", "FP8_PB_WO": "block", "FP8_PB": "block"}
-NATIVE = "weight_scale_inv"  # beside layers that a mixed checkpoint has from an original in FP8 by blocks (FP8_PB)
+NATIVE = "weight_scale_inv"  # of layers that a mixed checkpoint took from an original in block FP8 (FP8_PB)
 
 
 class ModelOpt:

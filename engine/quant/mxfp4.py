@@ -13,5 +13,5 @@ class Mxfp4:
         """The configuration names what is not quantised; the files say the same."""
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
-        """Every module that holds one matrix is kept in floats."""
+        """None: a module with one matrix is stored in floats."""
         return None

@@ -58,8 +58,8 @@ def refuse_quantized(root: Section) -> None:
 def with_quantisation(root: Section, folder: Path) -> Section:
     """The configuration with `quantization_config`, wherever the checkpoint says how its weights are quantised.
 
-    What the decoder's object says comes last: it may be that of the checkpoint which was quantised again (NVIDIA's
-    Kimi-K2.5 in NVFP4 holds the settings of the release in INT4 there, and its own beside config.json).
+    The decoder's object comes last: it may hold the settings from before the checkpoint was quantised again (NVIDIA's
+    Kimi-K2.5 in NVFP4 has the INT4 release's settings there, and its own in a file next to config.json).
     """
     places = [_below(root.values, path) for path in ((), *DECODERS)]
     own, *inside = [next((found for key in SETTINGS if (found := place.get(key))), None) for place in places]
@@ -106,5 +106,5 @@ def _awq(path: Path) -> dict[str, Any] | None:
     return {"quant_method": "awq", **named}
 
 
-# Files beside config.json that older releases of the quantisers write.
+# Files next to config.json that older releases of the quantisers write.
 BESIDE = {"hf_quant_config.json": _modelopt, "quantize_config.json": _gptq, "quant_config.json": _awq}

@@ -28,7 +28,7 @@ UNREAD = ("input_scale", "activation_scale", "input_global_scale", "qscale_act",
 
 
 def extras(headers: Headers | None, names: tuple[str, ...] = UNREAD) -> dict[str, Wanted]:
-    """Tensors beside the codes that files may have."""
+    """The optional tensors of a module with codes, as its file has them."""
     return {name: _beside(name, headers[name]) for name in names if headers is not None and name in headers}
 
 
@@ -48,7 +48,7 @@ def number_shape(shape: Shape) -> Shape:
 
 
 def check_whole(headers: Headers, codes: str, *needed: str) -> None:
-    """Tensors that a module with these codes must have beside them."""
+    """ConfigError where a tensor is missing that these codes need."""
     if absent := [kind for kind in needed if kind not in headers]:
         raise ConfigError(f"{codes} without {absent[0]}; the checkpoint is not whole: fetch the files again")
 

@@ -1,9 +1,9 @@
 """Requests on the device thread: from the inbox into a slot, and out of it again.
 
 Owner: device thread. In: a Request and the engine's number for its first choice. It stages what steps read by slot
-(Executor, EncoderCache) and tells the scheduler numbers only. The choices of one request beyond the first
+(Executor, EncoderCache) and passes only numbers to the scheduler. The choices of one request beyond the first
 wait until the first one's prompt is in the prefix cache, then join and share its blocks. An error in an admission ends
-the choice that was being admitted: what the choice had taken is given back, and the loop is told by `refused`.
+the choice that was being admitted: what the choice had taken is freed, and `refused` reports the error to the loop.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Admission:
             self.enter()
 
     def enter(self) -> None:
-        """Requests that wait at a gate enter where it is open now: callers by turns, each one's in order."""
+        """Admits requests whose gate is open now: round-robin over callers, in order of arrival within a caller."""
         closed = 0
         for device_id, waiting in self._outside.first(LOOKS + self._scheduler.max_slots):
             request, first_id = waiting.request, waiting.first_id

@@ -18,7 +18,7 @@ CPU_POOLING_ROWS, CPU_POOLING_TOKENS = 256, 4096
 
 
 def check_lead(config: EngineConfig, lead: int, host: bool) -> None:
-    """Refuses what a model whose prompts begin with sound cannot be served with."""
+    """ConfigError for settings that a model whose prompts begin with audio cannot be served with."""
     if lead % config.block_size:
         raise ConfigError(f"--block-size {config.block_size}: this model's {lead} rows of sound need 16 or 32")
     if 0 < config.max_model_len <= lead:
@@ -50,7 +50,7 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
     if asked < 2:
         raise ConfigError(f"--max-model-len {asked}: a prompt and its answer need at least 2 tokens")
     whole = pooling is not None and pooling.whole
-    together = model_config.ahead == "prompt"  # beside it all other rows may decode
+    together = model_config.ahead == "prompt"  # a step takes a whole prompt, and a token of each other row
     tokens = max(tokens, rows, asked if whole else 0, asked + rows - 1 if together else 0)
     beyond = [size for size in config.cudagraph_capture_sizes if not 1 <= size <= rows]
     if beyond:

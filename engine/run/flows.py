@@ -1,8 +1,8 @@
 """Flows and Outside: whose requests wait, as the numbers that the scheduler takes turns by.
 
 Owner: device thread, through Admission. In: the name of the caller of a request (an API key's name or an address; made
-by the server). Out: a number per caller for as long as it has a row; and, of what waits at a gate of the executor, what
-is next. Both go by turns, so that one caller's crowd does not stand in front of another one's request.
+by the server). Out: a number per caller for as long as it has a row; and the next of the requests that
+wait at a gate of the executor. Both are round-robin, so that one caller's crowd does not delay another caller.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Flows:
 
 
 class Outside(Generic[T]):
-    """What waits outside of the scheduler, by the engine's number; callers come by turns."""
+    """Requests that wait outside of the scheduler, by the engine's number; round-robin over callers."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[str, OrderedDict[int, T]] = OrderedDict()  # by caller, whose turn it is first

@@ -3,7 +3,7 @@
 Owner: device thread. In: the sizes of settled steps and their seconds, also those that the GIL-free loop learned. Out:
 when to plan behind the step in flight, and how many prompt tokens may join a step. A step that decodes waits for the
 weights, and one that computes prompts for the arithmetic: together they cost less than one after the other, so prompts
-are spread over the steps instead of filling a few of them:
+are distributed over the steps instead of filling a few of them:
 
     seconds of a step = max(the weights' reading, products of all its tokens) + reading the keys of rows that decode
 
@@ -21,7 +21,7 @@ from engine.step.step import Step
 
 LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
 COMPUTE_BOUND_TOKENS = 256  # a step of so many tokens takes the time of its products, no longer of the weights' reading
-DECODE_SHARE = 8  # where at most one token in so many decodes, the step's time tells what a token costs
+DECODE_SHARE = 8  # where at most one token in so many decodes, the cost of a token is learned from the step's time
 LEAST_MARGIN = 0.0003  # seconds: what Python's turn takes
 BUSY_QUEUE = 8  # with more requests waiting, their first tokens count as much as the pace of rows that decode
 HORIZON = 8  # steps within which a busy queue's prompts are computed, if steps of twice the time do not hold them
@@ -71,9 +71,9 @@ class Pace:
             self._learn_products(plan.num_decode_rows, tokens, took)
 
     def _learn_products(self, decoding: int, tokens: int, took: float) -> None:
-        """From a step that computing bounds: what a token costs, or, where many rows decode, what these would alone.
+        """Learns from a compute-bound step what a token costs or, where many rows decode, what these rows cost alone.
 
-        Beside a steady stream of prompts no step only decodes, and what was learned of such ones grows old.
+        During a steady stream of prompts no step only decodes, and what such steps taught grows old.
         """
         if decoding <= tokens // DECODE_SHARE or not self._per_token:
             per_token = max(took - self._attention(decoding), 0.0) / tokens
@@ -90,7 +90,7 @@ class Pace:
         """Prompt tokens that a step may take.
 
         `decoding` rows are in the step, `waiting` requests have not begun, all prompts lack `lacking` tokens and the
-        prompt that is served next lacks `following`. Beside rows that decode: as many as double the step's time; with a
+        prompt that is served next lacks `following`. With rows that decode: as many as double the step's time; with a
         busy queue as many as compute its prompts within HORIZON steps, up to LONG_STEP; in a burst as many as fit. Rows
         and prompts fill whole tiles.
         """
@@ -121,7 +121,7 @@ class Pace:
             self._heard[rows_bits] = self._decode[rows_bits] = seconds
 
     def _attention(self, decoding: int) -> float:
-        """Seconds that rows which decode take beside weights and products: for reading the keys of long contexts."""
+        """Seconds that decoding rows add to those of weights and products: for reading the keys of long contexts."""
         if not decoding:
             return 0.0
         return max(self._nearest(decoding.bit_length()) - max(self._weights, self._per_token * decoding), 0.0)

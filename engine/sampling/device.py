@@ -52,7 +52,7 @@ class DeviceSampler:
         max_logprobs: int,
         told: Tensor,
     ) -> None:
-        """told int32 [buffers, max_rows, LINE] in pinned memory: what kernels/sampling/top_logprobs writes."""
+        """told int32 [buffers, max_rows, LINE] in pinned memory: kernels/sampling/top_logprobs writes it."""
         self._slots = slots
         self._device = torch.device(device)
         self._vocab = vocab
@@ -63,7 +63,7 @@ class DeviceSampler:
         self._tops = torch.zeros_like(self._room.chosen)
         self.lines = RuleLines(max_rows, vocab, self._device)
         self.told = told
-        self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + how many of the most likely are told; 0: none
+        self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + how many of the most likely are reported; 0: none
         self._special = np.zeros(max_slots, np.bool_)
         self._rules: dict[int, RowRules] = {}
         self._words: dict[int, np.ndarray] = {}  # of slots with rules
@@ -176,7 +176,7 @@ class DeviceSampler:
         """Tokens for logits [S, vocab] of the step's first S sampled rows, into tokens_out int32 [max_rows].
 
         tokens_out is by plan row. Can be captured: fixed grids and addresses, rows beyond num_sampled write nothing.
-        `drawn`: logits that tokens are chosen from in the place of those that are told.
+        `drawn`: the logits that tokens are chosen from; None: `logits`. Log-probabilities are those of `logits`.
         """
         rows = inputs.sample_row, inputs.sample_slot
         choose(
@@ -255,7 +255,7 @@ class DeviceSampler:
         return weighed(logits, places[:, 0].contiguous(), flags, times.rules.first)
 
     def read(self, buffer: int, rows: np.ndarray, slots: np.ndarray) -> dict[int, TokenLogprob]:
-        """What the step told by kernel, by place among its sampled rows; rows int [S] by plan, slots int [S]."""
+        """Log-probabilities that the kernel wrote, by place among sampled rows; rows int [S] by plan, slots int [S]."""
         asked = self.asked[slots]
         found = {}
         for place in np.flatnonzero(asked).tolist():

@@ -15,7 +15,7 @@ from engine.kernels.sampling.logprobs import log_sum, logprobs
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 
 CHUNK = 64  # prompt positions whose [chunk, vocab] logits exist at a time
-TOP_MAX = 256  # most likely tokens; rows that ask for more are told apart from the others
+TOP_MAX = 256  # most likely tokens; rows that ask for more are computed apart from the others
 
 
 def answer_logprobs(

@@ -6,10 +6,10 @@ choice of tokens reads.
 
     block 0 | fill n | copy .. event |                              fill n + 3, after the event
     block 1                | fill n + 1 | copy .. event |
-    compute   forward n .... | wait for the event, spread, choose | forward n + 1 ...
+    compute   forward n .... | wait for the event, write, choose  | forward n + 1 ...
 
 A block is written again only after the event of its last copy has fired. On the device a block is used again three
-steps later, when the step that spread it has been settled.
+steps later, when the step that read it has been settled.
 """
 
 from __future__ import annotations

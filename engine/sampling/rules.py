@@ -7,7 +7,7 @@ the accelerator's sends to the device:
     bits()  which tokens may be chosen: of the allowed ids those that complete no bad word; None: all of them
     kinds   which tables count: seen tokens (repetition), counts (presence, frequency), bits
 
-Only bad words of several tokens and times make the bits move with the answer; `record` tells them of each token.
+Only bad words of several tokens and timestamps change the bits during the answer; `record` takes each token for both.
 """
 
 from __future__ import annotations

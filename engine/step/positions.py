@@ -1,7 +1,7 @@
 """Positions: where the tokens of live prompts stand, for models whose positions are more than 0, 1, 2 ...
 
 Owner: device thread stages a slot at admission, when no step in flight knows it; then whatever builds the inputs of a
-step reads. In: requests with positions of their own (M-RoPE), or with tokens that see later ones (engine/base/ahead).
+step reads. In: requests with positions of their own (M-RoPE), or with bidirectional spans.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Positions:
         return len(self.prompts)
 
     def last_keys(self, rows: RowArrays) -> np.ndarray | None:
-        """AttentionMeta.last_keys of a step's rows, where there are joints."""
+        """AttentionMeta.last_keys of a step's rows; None: no row computes a bidirectional span."""
         return last_keys(rows.slots, rows.lens, rows.computed, self.joints, self._ahead) if self.joints else None
 
     def axes_of(self, rows: RowArrays, axes: int) -> np.ndarray:

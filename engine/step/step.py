@@ -1,7 +1,7 @@
 """Step: one step in flight, from its launch until its tokens are committed, and what its rows bring home.
 
-Owner: made by the device thread; the stream fills it; after its event has fired it is the device thread's again. Who
-sets a field is said beside it.
+Owner: made by the device thread; the stream fills it; after its event has fired it is the device thread's again. A
+field's comment says what sets the field.
 """
 
 from __future__ import annotations

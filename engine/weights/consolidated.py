@@ -1,4 +1,4 @@
-"""Mistral's own weight files (consolidated*.safetensors), told in the names and the row order of transformers.
+"""Mistral's own weight files (consolidated*.safetensors), mapped to the names and the row order of transformers.
 
 In: shards with names such as `layers.0.attention.wq.weight`. Out: the same shards, in which a tensor goes by the name
 that the weight tables know. Rotary pairs lie side by side in these files (rows 2i and 2i + 1 of a head); the kernels
@@ -54,7 +54,7 @@ SEEING = {  # the tower's modules, the part of a layer behind the layer's number
     "feed_forward.w3": "feed_forward.up_proj",
 }
 _TOWER_LAYER = re.compile(r"vision_encoder\.(transformer\.layers\.\d+\.)")
-# What compressed-tensors writes beside the weight, or in its place; with a line for each row, and others.
+# Tensors that compressed-tensors writes in addition to a weight or in its place: with a line for each row, and others.
 BY_ROWS, WHOLE = (
     "weight_packed|weight_scale|weight_zero_point",
     "weight_global_scale|weight_shape|input_(?:global_)?scale",
@@ -92,7 +92,7 @@ def is_rotated(name: str) -> bool:
 
 
 def check_lines(name: str, shapes: Mapping[str, Shape]) -> None:
-    """ConfigError where rows of a matrix change places and lines of this tensor beside it are not of a row each."""
+    """ConfigError where a matrix's rows are reordered and its scales or zero points have no line for each row."""
     module, _, kind = name.rpartition(".")
     codes = next((shapes[each] for end in ("weight", "weight_packed") if (each := f"{module}.{end}") in shapes), ())
     lines = shapes[name]

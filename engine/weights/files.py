@@ -164,9 +164,9 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
 
 
 def adapter_files(folder: Path, present: Collection[str]) -> dict[str, str]:
-    """Files of the adapters that the model is made of, and what tells each from others; other adapters are not read.
+    """{file: adapter's name} of the adapters that belong to the model; other adapters are not read.
 
-    One lies beside the weights ("has_lora_adapter"), or each has a folder and a name.
+    A single adapter without a name lies next to the weights ("has_lora_adapter"), or each has a folder and a name.
     """
     config = read_json(folder / CONFIG, required=False)
     files = {ADAPTER: ""} if config.get("has_lora_adapter") is True else {}

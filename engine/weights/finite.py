@@ -1,7 +1,7 @@
 """Sums of the weights that were read: not a number anywhere in what is summed makes a sum that is not finite.
 
 Owner: the thread that builds the model. In: each tensor as it arrives. Out: a ConfigError that names the tensors whose
-sum is not finite. An accelerator sums whole tensors, which costs it nothing beside the copies; a CPU sums RUNS runs of
+sum is not finite. An accelerator sums whole tensors, which costs nothing next to the copies; a CPU sums RUNS runs of
 RUN values, evenly spaced, of those that are larger. Sums stay where the tensors are until the last has come.
 """
 

@@ -1,4 +1,4 @@
-"""Names of tensors for people: those that differ only in the numbers of layers or experts are told as one.
+"""Names of tensors for people: names that differ only in the numbers of layers or experts are merged.
 
 In: names. Out: `layers.0-31.mlp.up_proj.weight (32)`, so that a refusal fits a line for a model of any depth.
 """

@@ -1,7 +1,7 @@
 """Pieces: collects a part's tensors until it has all of them, and hands out room for them where they will stay.
 
 Owner: the thread that builds the model. In: each checkpoint tensor once, as a view of a file (`add`), or as room on the
-device (`room`) that somebody fills before it is added. Pieces that a part joins (q|k|v, gate|up) get slices of one
+device (`room`) that the loader fills before it is added. Pieces that a part joins (q|k|v, gate|up) get slices of one
 tensor, one after the other, so that joining them costs nothing. Out: `fill` of every part, once; `check`
 refuses weights that are not finite.
 """

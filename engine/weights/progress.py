@@ -20,7 +20,7 @@ EVERY_S = 0.1
 
 
 class ProgressLine:
-    """Bytes that arrive: each call tells how many there are so far, or `add` how many more."""
+    """A progress line on stderr: call it with the bytes done so far and their total, or `add` new bytes."""
 
     def __init__(self, name: str = "weights", total: int = 0, out: TextIO | None = None) -> None:
         self._name = name

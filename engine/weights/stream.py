@@ -132,7 +132,7 @@ def read_exactly(path: Path, begin: int, room: memoryview) -> None:
     """Fills `room` from the file, without the GIL."""
     try:
         with path.open("rb", buffering=0) as file:
-            if hasattr(os, "posix_fadvise"):  # a disk reads the whole chunk ahead
+            if hasattr(os, "posix_fadvise"):  # the kernel prefetches the whole chunk
                 os.posix_fadvise(file.fileno(), begin, len(room), os.POSIX_FADV_WILLNEED)
             done = 0
             while done < len(room):
@@ -153,7 +153,7 @@ def stream(
     chunk_bytes: int = CHUNK_BYTES,
     threads: int = READERS,
 ) -> None:
-    """Brings every tensor of `names` (name in the shard -> canonical name); `told` hears of bytes that arrived."""
+    """Loads every tensor of `names` (name in the shard -> canonical name); calls `told` with each chunk's bytes."""
     largest = max((chunk.size for chunk in chunks(shards, names, chunk_bytes)), default=1)
     rooms: dict[str, Tensor] = {}
     left: dict[str, int] = {}

@@ -12,7 +12,7 @@ from mm.errors import MediaError, invalid
 
 LEAST_ALLOWED = 24 << 20  # bytes that opening any file may take; larger files may take twice their size more
 # FFmpeg reads packets until it knows every stream, and holds them; so many bytes of packets at most. Each packet takes
-# 460 bytes beside its own, measured.
+# 460 bytes on top of its data, measured.
 PROBED_SOUND, PROBED_FILM = 1 << 19, 5_000_000
 PACKET = 512
 

@@ -15,7 +15,7 @@ from mm.bounds.bounded import too_complex
 
 Reader = Callable[[bytes, int, int], None]  # (kind, where the content begins, where it ends)
 
-MOST_BOXES = 16384  # beside fragments and media data; tags among them are searched from the first for each
+MOST_BOXES = 16384  # fragments and media data aside; adding a tag searches all tags before it
 MOST_IN_ALL = 1 << 19
 MOST_DEPTH = 12
 SEARCHED = 1 << 16  # bytes of a box that is not known here

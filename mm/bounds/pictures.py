@@ -79,7 +79,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def bound_gif(data: bytes) -> bytes:
-    """The first image, with what says how it is shown."""
+    """The first image, with its graphic control extension."""
     at = 13 + (3 << (data[10] & 7) + 1 if len(data) > 10 and data[10] & 128 else 0)
     head, control = data[:at], b""
     while at < len(data):

@@ -1,7 +1,7 @@
 """Decoders: encoded bytes to the normal forms of `mm.item.MediaItem`. Pool only.
 
-`import_codecs` loads the libraries behind them ahead of the first request, off the loop: importing them takes a
-seventh of a second, which no start-up and no first answer should wait for.
+`import_codecs` imports their libraries before the first request, off the loop: the import takes a seventh of a second,
+for which neither the start nor the first answer should wait.
 """
 
 

@@ -2,8 +2,8 @@
 
 Owner: the loop makes and trips it; one pool thread begins it, and that thread and the decoders that it starts read it.
 A thread cannot be interrupted, so decoders ask between frames, chunks and packets. In: a time limit, which starts with
-the work and not while it waits for a thread. Out: MediaError from `check` once the time is over or nobody waits any
-more.
+the work and not while it waits for a thread. Out: MediaError from `check` once the time is over or no caller waits
+any more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Alarm:
         return self._seconds if self._deadline is None else self._deadline - time.monotonic()
 
     def trip(self) -> None:
-        """Nobody waits for the result (loop)."""
+        """No caller waits for the result any more (loop)."""
         self._tripped = True
 
     def check(self) -> None:

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 SAMPLE_RATE = 16000
 _DEMUXERS = {"wav": "wav", "mp3": "mp3", "flac": "flac", "ogg": "ogg", "m4a": "mov", "webm": "matroska"}
 _CODECS = {"mp3", "flac", "vorbis", "opus", "aac", "alac", "adpcm_ms", "adpcm_ima_wav"}  # and every pcm_*
-# Packets of PCM are large already; of ALAC the filter hears no damage.
+# Packets of PCM are large already; the filter does not report damage in ALAC.
 _IN_BULK = {"mp3", "flac", "vorbis", "opus", "aac"}
 _MAX_STREAMS = 64
-# Each packet and each frame takes the GIL several times, and waits for it beside threads that run Python: ten minutes
-# of WAV in FFmpeg's packets of 2,048 bytes took 5.6 s beside such a thread and 0.2 alone. What FFmpeg reads to see
+# Each packet and each frame takes the GIL several times, and waits while other threads run Python: ten minutes of WAV
+# in FFmpeg's packets of 2,048 bytes took 5.6 s next to one busy thread and 0.2 s alone. What FFmpeg reads to see
 # whether a WAV file is another format grows with its packets, unless it is bounded.
 _WAV = {"max_size": str(1 << 16), "probesize": str(1 << 14)}
 _TOGETHER = 1 << 16  # samples of a channel that are mixed and resampled together
@@ -83,7 +83,7 @@ class Watched(io.BytesIO):
 
 @functools.cache
 def _lenient() -> dict[str, str]:
-    """Metadata that is no UTF-8 refuses no file: PyAV keeps such bytes by itself since 19, and was told before."""
+    """Options with which metadata that is no UTF-8 refuses no file; PyAV 19 and later need none."""
     return {"metadata_errors": "replace"} if int(codec_library().__version__.split(".")[0]) < 19 else {}
 
 
@@ -93,7 +93,7 @@ def open_container(
     """Open bytes with one named demuxer; no protocol may be opened from inside the file. `mm.bounds` has bounded what
     the library takes for it, with so many bytes of packets.
 
-    Opening decodes a little to learn what streams hold, so decoders are told the largest frame here already.
+    Opening decodes a little to learn what streams hold, so the bound on the size of frames is set here already.
     """
     av = codec_library()
     allocations().bound(limits.video_max_frame_pixels)
@@ -239,11 +239,11 @@ class NotInBulk(Exception):
 def in_bulk(
     data: bytes, demuxer: str, stream: av.audio.stream.AudioStream, limits: MediaLimits, alarm: Alarm
 ) -> Iterator[av.AudioFrame]:
-    """The frames of `_packed`, made by a graph of filters that reads the file by itself: the GIL is taken once for so
-    many samples and not several times for each frame, which beside threads that run Python is ten times as fast.
+    """The frames of `_packed`, made by a graph of filters that reads the file by itself. The graph takes the GIL once
+    for many samples, not several times for each frame: ten times as fast while other threads run Python.
 
-    FFmpeg reads a copy in memory that no name leads to, opens nothing else, and has no decoder but the stream's: what
-    else a file holds, covers too, is not looked at.
+    FFmpeg reads an anonymous copy in memory, opens nothing else, and has no decoder but the stream's: it ignores all
+    other streams of the file, covers too.
     """
     if stream.codec_context.codec.canonical_name not in _IN_BULK or not hasattr(os, "memfd_create"):
         raise NotInBulk

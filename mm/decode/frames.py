@@ -1,7 +1,7 @@
-"""Which frames of a film to keep.
+"""Which frames of a film are chosen.
 
-Pure functions, any thread. In: how many frames there are and at what rate. Out: ascending indices, spread evenly, as
-the video processors of the Qwen family choose them. Cost is the number of frames kept, never the number that exist.
+Pure functions, any thread. In: the number of frames and their rate. Out: ascending indices at equal distances, as the
+video processors of the Qwen family choose them. Cost is the number of chosen frames, never the number that exist.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class FilmPlan:
     """What a processor wants of a film."""
 
     indices: np.ndarray  # int64 [frames], ascending
-    scale: Scale  # of each kept frame
+    scale: Scale  # of each chosen frame
     seconds_per_frame: float
-    seconds: np.ndarray | None = None  # float64 [frames]: when each is shown, for families that say it in words
+    seconds: np.ndarray | None = None  # float64 [frames]: time of each, for families that write it as text
     silent: bool = False  # the film's sound track is not read
-    total: int = 0  # frames of the whole film, for processors that are told of it
+    total: int = 0  # frames of the whole film, for processors that read it
     fps: float = 0.0  # of the whole film, likewise
 
     @property

@@ -85,7 +85,7 @@ def find_parts(packets: Packets, keys: Keys, wanted: Sequence[int], codec: str, 
 
 
 def begins_anew(packet: memoryview, codec: str, extradata: bytes) -> bool:
-    """Whether no frame shown from this key frame on is predicted from a frame before it.
+    """Whether no frame from this key frame on, in order of display, is predicted from a frame before it.
 
     Of H.264 an IDR picture, for others that containers call key frames may be followed by references over them; of
     HEVC an IRAP picture; of VP9 a key frame. Other codecs, and packets without lengths, are not looked into.
@@ -94,7 +94,7 @@ def begins_anew(packet: memoryview, codec: str, extradata: bytes) -> bool:
         return any(unit[0] & 31 == 5 for unit in _units(packet, (extradata[4] & 3) + 1))
     if codec == "hevc" and extradata[:1] == b"\x01" and len(extradata) > 21:
         return any(16 <= unit[0] >> 1 & 63 <= 21 for unit in _units(packet, (extradata[21] & 3) + 1))
-    if codec == "vp9" and len(packet):  # 2 bits marker, 2 profile, 1 shown again, 1 not a key frame
+    if codec == "vp9" and len(packet):  # 2 bits marker, 2 profile, 1 show_existing_frame, 1 not a key frame
         return packet[0] & 0x30 != 0x30 and packet[0] & 0x0C == 0
     return False
 

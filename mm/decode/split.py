@@ -1,7 +1,7 @@
 """Split: parts of a film decoded side by side, where a machine has the cores (S21).
 
 Pool: the thread that calls `run` and the threads that `run` starts and joins. In: parts of `groups`, and the work of
-a decoder, which takes parts until none is left. Out: all kept frames, or None where the film is not sound: a
+a decoder, which takes parts until none is left. Out: all chosen frames, or None where the film is damaged: a
 decoder that fails stops the others, and the film is decoded once more as a whole.
 
     decoder 0   K p p p p p p | K p p |           the parts with the most packets come first
@@ -53,7 +53,7 @@ class Split:
         kept[place] = pixels
 
     def run(self, num_decoders: int, work: Callable[[], int]) -> np.ndarray | None:
-        """`work` in so many threads; each returns how many frames it has kept."""
+        """Run `work` in so many threads; each call returns how many frames it has stored."""
 
         def guarded() -> int:
             try:

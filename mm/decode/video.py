@@ -16,9 +16,9 @@ by decoders of fewer threads each; where such a decoder fails, the film is decod
 Of H.264, frames that are neither chosen nor predicted from are fed but not decoded, which saves a third of the work
 where three B-frames follow each other.
 
-With `frame_recovery` a frame that cannot be read is replaced by the next readable one before the next chosen frame,
-else by the one that is shown before it; `replaced` lists both numbers. Without it the decoder conceals damage as
-players do, and a packet that it cannot read refuses the film.
+With `frame_recovery` the next readable frame before the next chosen frame replaces a frame that cannot be read; where
+there is none, the chosen frame before it does. `replaced` lists both numbers. Without `frame_recovery` the decoder
+conceals damage as players do, and a packet that it cannot read refuses the film.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import av
 
 _DEMUXERS = {"mp4": "mov", "mov": "mov", "mkv": "matroska", "webm": "matroska", "gif": "gif"}
-_DECODER_FRAMES = 20  # frames of full size that a decoder holds at most, beside one for each of its threads
+_DECODER_FRAMES = 20  # frames of full size that a decoder holds at most, plus one for each of its threads
 _FEW_THREADS, _MOST_THREADS = 4, 12
 _SPARE_CORES = 4  # that a film of many threads leaves to the loop, the device's thread and others' media
 _PIXELS_PER_THREAD = 1 << 17  # of a frame, beyond few threads: smaller parts wait for each other
@@ -85,7 +85,7 @@ class FilmFile:
             self._stream = _video_stream(self._container, limits)
             context = self._stream.codec_context
             self._threads = num_threads(os.cpu_count() or 1, context.height * context.width)
-            # Threads that decode several frames at a time lose good ones beside a damaged one.
+            # Threads that decode several frames at a time lose good frames next to a damaged frame.
             context.thread_type = "SLICE" if self._recovers else "AUTO"
             context.thread_count = self._threads
             self._codec_options = _codec_options(file_format, options, limits)
@@ -113,7 +113,7 @@ class FilmFile:
 
     @property
     def cost(self) -> int:
-        """Bytes held at most by one decoder: packets, frames inside it, one frame as RGB, the kept frames."""
+        """Bytes held at most by one decoder: packets, frames inside it, one frame as RGB, the chosen frames."""
         return len(self._file.data) + self._file.opening + self._decoder_bytes(self._threads) + self.plan.pixels * 3
 
     @property
@@ -162,7 +162,7 @@ class FilmFile:
         """The chosen frames by one decoder, with what stands in for frames that do not come."""
         wanted = self._wanted
         kept = np.empty((0, 0, 0, 3), dtype=np.uint8)
-        shown: list[int] = []  # time of the frame that is kept for each wanted time
+        shown: list[int] = []  # time of the frame that is stored for each wanted time
         for frame in self._frames(self._stream.codec_context, wanted, alarm.check):
             done = len(shown)
             assert frame.pts is not None, "_frames compares it"
@@ -295,7 +295,7 @@ class FilmFile:
         if frame.width * frame.height > self._limits.video_max_frame_pixels:
             raise _frame_too_large(frame.width, frame.height, self._limits)
         pixels = self.plan.scale.array(frame.to_ndarray(format="rgb24"))  # [height, width, 3]
-        # Phones store how they were held beside the film: degrees counter-clockwise.
+        # Phones store their orientation in the film's metadata: degrees counter-clockwise.
         turns = round(frame.rotation / 90) % 4
         return np.rot90(pixels, turns) if turns else pixels
 

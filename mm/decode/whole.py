@@ -1,4 +1,4 @@
-"""Whether a container is all there, told from its own size fields before any decoder runs.
+"""Whether a container is complete, by its own size fields, before any decoder runs.
 
 Pure functions, pool. In: encoded bytes. Out: nothing, or MediaError: a file that promises more bytes than came is cut
 short, and half an answer about half a film would look like a whole one. Sizes that writers leave open (live WebM, piped

@@ -1,8 +1,8 @@
 """The helper itself: a process that reads headers of files and decodes them, one at a time, until its server ends.
 
 `python -m mm.isolation.decoder SOCKET PARENT`, started by `helper`. The openers are those of the pool (mm/open), so
-what comes out is the same bit for bit; the processor stays in the server, which is asked how large a picture becomes
-and which frames of a film are kept. Anything but a MediaError ends the process: no other file meets what is left then.
+what comes out is the same bit for bit. The processor stays in the server: the helper requests the size of a picture and
+the frames of a film from it. Anything but a MediaError ends the process: no other file meets what is left then.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Calls:
     opening: tuple[tuple[int, int], ...]  # open, openat: the number, and which argument holds the flags
     own: tuple[int, ...]  # tgkill, prlimit64: allowed upon the helper itself
     clone: int  # allowed for threads
-    clone3: int  # told to be unknown, behind which the C library takes clone: a filter does not see what it asks for
+    clone3: int  # answered with ENOSYS, so that the C library calls clone: a filter cannot see the flags of clone3
     refused: tuple[int, ...]
 
 

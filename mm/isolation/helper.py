@@ -116,13 +116,13 @@ class Helper:
         ours.settimeout(None)
 
     def _hush(self) -> None:
-        """This thread waits for nothing any more; where nobody wants the helper meanwhile, this thread ends it."""
+        """This thread stops talking to the helper, and ends the helper if the loop has killed it meanwhile."""
         self.talks = False
         if self.ended:
             self.end()
 
     def kill(self) -> None:
-        """It ends, and whoever waits for it is told (loop)."""
+        """Kills the process; a thread that waits for it gets an error (loop)."""
         self.ended = True
         if self._process is not None:
             self._process.kill()
@@ -237,7 +237,7 @@ class Helper:
 
 
 class _Task:
-    """A file in work: what the helper was told of the processor, and what it may answer then."""
+    """A file in work: the plans that the helper was sent, and the check of its answers against them."""
 
     def __init__(self, modality: Modality, encoded: Encoded) -> None:
         self.modality = modality

@@ -79,7 +79,7 @@ class Helpers:
                 self._return(helper, complete)
 
     def close(self) -> None:
-        """Ends all of them; those in work are told to their threads."""
+        """Ends all helpers; a thread that waits for a leased helper gets an error."""
         self._closed = True
         for helper in self.leased:
             helper.kill()

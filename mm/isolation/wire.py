@@ -116,7 +116,7 @@ class Decode(Message, frozen=True):
 
 
 class Forget(Message, frozen=True):
-    """Nobody wants that file any more."""
+    """The file whose header was read is not needed any more."""
 
 
 class Array(msgspec.Struct, frozen=True):
@@ -162,7 +162,7 @@ M = TypeVar("M")
 
 
 class Ended(Exception):
-    """The other side has closed its end, or said what nobody can read."""
+    """The other side has closed its end, or sent a message that cannot be decoded."""
 
 
 class Link:
@@ -206,7 +206,7 @@ def close_all(files: Sequence[int]) -> None:
 
 
 def memory_file(data: bytes | memoryview, sealed: bool = False) -> int:
-    """A file in memory that no name leads to; `sealed`: nobody changes or shortens it any more."""
+    """An anonymous file in memory; `sealed`: no process can change or shorten it any more."""
     file = os.memfd_create("media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         left = memoryview(data).cast("B")

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT and OneVision: a picture is shown as a whole, and again in tiles at the best of some resolutions.
+"""LLaVA-NeXT and OneVision: a picture becomes a view of the whole, and tiles at the best of some resolutions.
 
 Pool (`process`) and loop (`fill`). The picture is scaled into the resolution that shows most of it and padded there;
 of the tiles' rows those that show padding are left out, and behind each line of the others stands a newline. OneVision

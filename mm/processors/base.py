@@ -61,7 +61,7 @@ class Processor(Protocol):
     writes_texts: ClassVar[bool]  # its constructor takes `encode`
     modalities: frozenset[Modality]
     media_token_ids: frozenset[int]  # every id that stands for a tower's row; none may be left over in a prompt
-    longest_sound: float  # seconds that are heard at a time
+    longest_sound: float  # seconds of sound that the tower takes at a time
     picture_bytes: int  # decoded pictures up to so large come to `process` unscaled; 0: it makes patches itself
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int, **texts: Encode) -> None: ...
@@ -75,7 +75,7 @@ class Processor(Protocol):
         ...
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
-        """Bytes that `process` holds at most beside a decoded item of `item_bytes`."""
+        """Bytes that `process` holds at most, in addition to a decoded item of `item_bytes`."""
         ...
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:

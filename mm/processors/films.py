@@ -1,7 +1,7 @@
 """Films of the families whose towers read each frame apart; most scale a frame to one tile, whatever its shape.
 
 Pool (`process`) and loop (`fill`). In: a film. Out: its frames' patches, frame behind frame; a family says which tokens
-and rows they become. Frames are spread evenly over the film, as many as the checkpoint's files or the request say.
+and rows they become. Frames are chosen at equal distances, as many as the checkpoint's files or the request specify.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Films(Pictures):
         return FilmPlan(indices, scale, num_frames / fps / count, indices / fps)
 
     def frame_scale(self, height: int, width: int, options: MediaOptions) -> Scale:
-        """The size of each kept frame."""
+        """The size of each chosen frame."""
         return Scale(self.side, self.side, self.film_patching.resample)
 
     def _wanted(self, num_frames: int, fps: float, options: MediaOptions) -> int:
@@ -80,7 +80,7 @@ class Films(Pictures):
         return int(num_frames / fps * self.film_fps) if self.film_fps else self.usual_frames
 
     def frames(self, total: int, count: int) -> np.ndarray:
-        """Which of `total` frames are kept, int64 [count]."""
+        """Indices of the chosen frames out of `total`, int64 [count]."""
         return np.arange(count, dtype=np.int64) * total // count
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:

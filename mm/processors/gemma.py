@@ -1,8 +1,8 @@
 """PaliGemma and Gemma 3: all of a picture is scaled to the tower's square.
 
 Pool (`process`) and loop (`fill`). Gemma 3's template writes the token that begins a picture, and its tower averages
-neighbours. With pan and scan a long picture is shown whole, and again in crops along its longer side; the renderer puts
-LEAD in front of the slot (server/render/leads):
+neighbours. With pan and scan a long picture becomes a view of the whole, and crops along its longer side; the renderer
+writes LEAD in front of the slot (server/render/leads):
 
     slot of a picture   <start_of_image> I..I <end_of_image>
     of a long picture   <start_of_image> I..I <end_of_image> CROPS <start_of_image> I..I <end_of_image> BETWEEN ...
@@ -77,13 +77,13 @@ class Gemma3(PaliGemma):
         return super().cost(modality, item_bytes) + crops
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        """A picture of which crops are shown stays as it is."""
+        """A picture with crops keeps its size."""
         return (
             Scale(height, width) if self.boxes(height, width, options) else super().plan_image(height, width, options)
         )
 
     def boxes(self, height: int, width: int, options: MediaOptions) -> list[tuple[slice, slice]]:
-        """Lines and columns of each crop of a picture of this size; none where it is shown whole only."""
+        """Lines and columns of each crop of a picture of this size; none where the whole is enough."""
         long, short = max(height, width), min(height, width)
         if not (self.crops or options.do_pan_and_scan) or long / short < self.ratio:
             return []

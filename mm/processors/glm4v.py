@@ -26,7 +26,7 @@ from mm.transform.image import PatchSettings, Scale
 
 SETTINGS = PatchSettings(min_pixels=112 * 112, max_pixels=28 * 28 * 15_000)
 FILM_PIXELS = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30_000}  # of all frames
-MAX_SECONDS, MAX_FRAMES = 2400, 640  # GLM-4.6V: of a film's length, and of the frames that are kept
+MAX_SECONDS, MAX_FRAMES = 2400, 640  # GLM-4.6V: of a film's length, and of the chosen frames
 
 
 class Glm4V(QwenVL):

@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: a picture becomes whole tiles, each named by its row and column, and is shown once as a whole.
+"""Idefics3 and SmolVLM: a picture becomes tiles, each named by its row and column, and a view of the whole.
 
 Pool (`process`) and loop (`fill`). A picture is scaled three times, as trained: its longer side to what the processor
 says, both sides to multiples of a tile, and that once more to a single tile.

@@ -1,4 +1,4 @@
-"""InternVL: a picture is cut into up to twelve tiles, as near to its shape as they get, and shown once more as a whole.
+"""InternVL: a picture becomes up to twelve tiles, as near to its shape as they get, and a view of the whole.
 
 Pool (`process`) and loop (`fill`). The tower takes pictures as decoded, since tiles and whole are scaled apart.
 

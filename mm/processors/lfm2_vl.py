@@ -1,4 +1,4 @@
-"""LFM2-VL: a picture keeps its shape, in 64 to 256 rows; a large one is cut into tiles, and shown once more as a whole.
+"""LFM2-VL: a picture keeps its shape, in 64 to 256 rows; a large one becomes tiles and a view of the whole.
 
 Pool (`process`) and loop (`fill`). The tower takes pictures as decoded, since tiles and whole are scaled apart.
 
@@ -86,7 +86,7 @@ class Lfm2Pictures(Pictures):
         return rows, columns
 
     def grid(self, height: int, width: int, options: MediaOptions) -> tuple[int, int]:
-        """(columns, rows) of tiles; (1, 1): the picture is shown as a whole alone."""
+        """(columns, rows) of tiles; (1, 1): a view of the whole, without tiles."""
         unit, (least, most) = self.unit, self.tiles_of
         area = math.prod(max(self.patch, round(side / unit) * unit) for side in (height, width))
         if options.max_pixels:

@@ -1,4 +1,4 @@
-"""Llama 4: a picture is laid on a canvas of up to sixteen square tiles, and shown once more as a whole.
+"""Llama 4: a picture becomes a canvas of up to sixteen square tiles, and a view of the whole.
 
 Pool (`process`) and loop (`fill`). The tower takes pictures as decoded, since tiles and whole are scaled apart. The
 canvas is the one that enlarges a picture least, or else shrinks it least, and of equal ones the smallest, as in

@@ -1,6 +1,6 @@
 """LLaVA-OneVision: pictures as in LLaVA-NeXT, with a bound on their rows; films of frames that are one tile each.
 
-Pool (`process`) and loop (`fill`). Only the single picture of a prompt is shown in tiles: several pictures become one
+Pool (`process`) and loop (`fill`). Only the single picture of a prompt is cut into tiles: several pictures become one
 tile each, padded to a square, and a newline ends each. A frame's rows are shrunk to half as many lines and columns; a
 newline ends a film.
 """

@@ -1,11 +1,11 @@
-"""Qwen3-Omni (thinker): pictures, films, sound, and films heard while they are seen, on one time axis.
+"""Qwen3-Omni (thinker): pictures, films, sound, and films with their sound, on one time axis.
 
 Pool (`process`) and loop (`fill`, `positions`). Time passes at 13 positions per second. Sound is what Qwen3-ASR makes
 of it. In a film with its sound every two frames stand where they begin among the rows of sound. Where a film's rate
 gives frames fractions of positions, as transformers has them, the fractions are dropped.
 
-    slot of a heard film   [audio bos] V V V V  A A .. A   V V V V   A A .. A   [audio eos]
-    time axis                          0        0 1 .. 12  13        13 14 ..
+    slot of a film with sound   [audio bos] V V V V  A A .. A   V V V V   A A .. A   [audio eos]
+    time axis                               0        0 1 .. 12  13        13 14 ..
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Qwen3Omni(QwenOmni):
         return Part("audio", digest, num_rows(features.shape[1], self._chunk), {"input_features": features})
 
     def _turns(self, film: Part, num_sound: int) -> list[tuple[int, int, int]]:
-        """The order inside a heard film: (0 film or 1 sound, first row, end row)."""
+        """The order inside a film with sound: (0 film or 1 sound, first row, end row)."""
         frames = int(film.features["grid_thw"][0][0])
         each, interval = film.num_tokens // frames, float(self._interval(film))
         turns, heard = [], 0

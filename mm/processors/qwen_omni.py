@@ -1,11 +1,11 @@
-"""Qwen2.5-Omni (thinker): pictures, films, sound, and films heard while they are seen, on one time axis (TMRoPE).
+"""Qwen2.5-Omni (thinker): pictures, films, sound, and films with their sound, on one time axis (TMRoPE).
 
 Pool (`process`) and loop (`fill`, `positions`). Time passes at 25 positions per second for films and sound alike. A
 film with its sound takes one slot, in which seconds alternate: two seconds of frames, then the sound of those two
 seconds.
 
-    slot of a heard film   [audio bos] V V V V  A A .. A  V V V V  A A .. A [audio eos]
-    time axis                            0   25   0  1 .. 49  50  75   50 51 .. 99
+    slot of a film with sound   [audio bos] V V V V  A A .. A  V V V V  A A .. A [audio eos]
+    time axis                                 0   25   0  1 .. 49  50  75   50 51 .. 99
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class QwenOmni:
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
         plan, capped = self.vision.plan(num_frames, fps, height, width, options, limits)
-        # The family was trained with the nominal rate; the true one is told only where frames had to be left out.
+        # The family was trained with the nominal rate; the true rate counts only where frames had to be left out.
         rate = min(self.vision.rule.fps, options.fps or self.vision.rule.fps)
         return plan if capped else FilmPlan(plan.indices, plan.scale, 1 / rate)
 
@@ -154,7 +154,7 @@ class QwenOmni:
         return part.features["second_per_grid"][0] * np.float32(self._per_second)
 
     def _turns(self, film: Part, num_sound: int) -> list[tuple[int, int, int]]:
-        """The order inside a heard film: (0 film or 1 sound, first row, end row), two seconds at a time."""
+        """The order inside a film with sound: (0 film or 1 sound, first row, end row), two seconds at a time."""
         times = self.vision.grid_block(film.features["grid_thw"][0], 0, self._interval(film))[0]
         seen = self._chunks(times)
         heard = self._chunks(np.arange(num_sound))

@@ -70,18 +70,18 @@ class Vision:
         return self._features(pixels[None], self.image, scale)
 
     def moving(self, frames: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
-        """Features and token count of a film's kept frames, uint8 [frames, height, width, 3], already scaled."""
+        """Features and token count of a film's chosen frames, uint8 [frames, height, width, 3], already scaled."""
         return self._features(frames, self.video)
 
     def plan(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> tuple[FilmPlan, bool]:
-        """The plan, and whether more frames were wanted than may be kept."""
+        """The plan, and whether more frames were wanted than are allowed."""
         rule = lowered_rule(self.rule, options, limits)
         count = rule.count(num_frames, fps)
         capped = rule.num_frames is not None or num_frames / fps * rule.fps >= rule.max_frames + rule.multiple
         settings = lowered(self.video, options)
-        # Our own ceiling on kept pixels makes frames smaller rather than refusing the film.
+        # Our own ceiling on the film's pixels makes frames smaller rather than refusing the film.
         total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * BYTES_PER_PIXEL))
         most = total // (count + rule.multiple)
         if self.cap_total:
@@ -95,7 +95,7 @@ class Vision:
     def _settings(self, modality: Modality, options: MediaOptions) -> bytes:
         if modality == "image":
             return repr(astuple(lowered(self.image, options))).encode()
-        options = replace(options, num_pictures=1)  # a film is the same beside any number of pictures
+        options = replace(options, num_pictures=1)  # a film does not depend on the number of pictures
         return repr(
             (astuple(lowered(self.video, options)), astuple(self.rule), self.cap_total, astuple(options))
         ).encode()
@@ -131,7 +131,7 @@ class Vision:
 
 @functools.lru_cache(maxsize=64)
 def kept_table(size: int, new_size: int) -> np.ndarray:
-    """`resize_table`, made once: cameras and screens know few sizes. Nobody may write it."""
+    """`resize_table`, cached: cameras and screens have few sizes. The table is read-only."""
     table = resize_table(size, new_size)
     table.flags.writeable = False
     return table
@@ -153,7 +153,7 @@ class QwenVL:
             "video": token_id(config, "video", 151656),
         }
         self.media_token_ids = frozenset(self._ids.values())
-        # Only the 2.5 family tells seconds by its time axis.
+        # Only the time axis of the 2.5 family counts seconds.
         timed = config.get("model_type") == "qwen2_5_vl"
         self._per_second = int(config.get("vision_config", {}).get("tokens_per_second", 4)) if timed else None
 

@@ -1,8 +1,8 @@
 """Through: pictures and sounds of models that run through transformers, by the checkpoint's own processor.
 
 Pool (`process`) and loop (`fill`, `positions`). transformers is imported when such a model is served; a checkpoint's
-code is never run. In: a picture or a sound. Out: the arrays that the processor makes of it beside the tokens, and the
-tokens that it writes in the place of the one that templates write. A processor whose tokens for an item change with the
+code is never run. In: a picture or a sound. Out: the arrays that the processor makes of it, without the tokens, and
+the tokens that it writes in the place of the template's token. A processor whose tokens for an item change with the
 other items of a prompt is refused at start.
 """
 
@@ -141,7 +141,7 @@ class Through:
         return {"audio": [np.array(item.data) for item in items], "sampling_rate": RATE}
 
     def blank_item(self, kind: Modality, shape: tuple[int, ...]) -> MediaItem:
-        """An item of this shape in which nothing is to be seen or heard."""
+        """A black picture or a silent sound of this shape."""
         return MediaItem(kind, np.zeros(shape, np.float32 if kind == "audio" else np.uint8))
 
     def _made(self, kind: Modality, text: str, items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
@@ -152,7 +152,7 @@ class Through:
         return {**found, TOKENS: made["input_ids"][0].numpy()}
 
     def _check(self, kind: Modality) -> int:
-        """Bytes of a blank item's features; ValueError where items change what is written beside them."""
+        """Bytes of a blank item's features; ValueError where its tokens depend on other items."""
         mark, row, name = self.marks[kind], self.row_ids[kind], NAMES[kind]
         first, second = (self.blank_item(kind, shape) for shape in self.blank[kind])
         try:

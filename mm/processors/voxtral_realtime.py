@@ -1,4 +1,4 @@
-"""Voxtral Realtime: a sound is heard from its first token on, 80 ms of it with each token of prompt and answer.
+"""Voxtral Realtime: the model takes a sound from its first token on, 80 ms with each token of prompt and answer.
 
 Pool (`process`) and loop (`fill`). The prompt is mistral-common's (AudioEncoder.encode_streaming_tokens): a beginning
 and paddings, as many as stand for the silence before the sound and for the delay of the text. Behind the sound there is

@@ -1,7 +1,7 @@
-"""Watching: films, beside pictures, of models that run through transformers, by the checkpoint's own processor.
+"""Watching: films and pictures of models that run through transformers, by the checkpoint's own processor.
 
-Pool (`process`). Our decoder keeps the frames that the checkpoint's rule or the request names; the processor is told
-which they are, so that it writes the times of frames as if it had chosen them, and scales them itself.
+Pool (`process`). Our decoder keeps the frames that the checkpoint's rule or the request names. The processor gets their
+numbers, writes the times of frames as if it had chosen them, and scales them itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Watching(Through):
         return FilmPlan(indices, scale, num_frames / fps / len(indices), indices / fps, total=num_frames, fps=fps)
 
     def _frames(self, total: int, fps: float, height: int, width: int, options: MediaOptions) -> np.ndarray:
-        """Which frames are kept, int64 [count]."""
+        """Indices of the chosen frames, int64 [count]."""
         if options.num_frames is not None or options.fps is not None:
             return even(total, options.num_frames or int(total / fps * (options.fps or fps)))
         reads = self.processor.video_processor
@@ -89,7 +89,7 @@ def even(total: int, count: int) -> np.ndarray:
 
 
 def told_of(total: int, fps: float, height: int, width: int, kept: np.ndarray) -> Any:
-    """What processors read of a film beside its frames."""
+    """The metadata that processors read of a film."""
     from transformers.video_utils import VideoMetadata
 
     return VideoMetadata(

@@ -1,7 +1,7 @@
 """Whisper: a window of sound, silence behind it up to the window's length, is what a prompt begins with.
 
 Pool (`process`) and loop (`fill`, `positions`). No token of the vocabulary stands for sound: the window's place in the
-prompt is filled with the token that ends texts, which no prompt holds otherwise, and whose embedding nobody reads.
+prompt is filled with the token that ends texts, which no prompt holds otherwise, and whose embedding is not read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Voxtral, GLM-ASR and Audio Flamingo: a sound of any length, cut into windows of Whisper's front end.
 
-Pool (`process`) and loop (`fill`, `positions`). Voxtral fills the last window with silence and hears the silence, too:
-375 rows for each thirty seconds begun. GLM-ASR has 12.5 rows a second, Audio Flamingo 25; both take the logarithm's
-floor of each window from that window alone.
+Pool (`process`) and loop (`fill`, `positions`). Voxtral fills the last window with silence and encodes the silence,
+too: 375 rows for each thirty seconds begun. GLM-ASR has 12.5 rows a second, Audio Flamingo 25; both take the
+logarithm's floor of each window from that window alone.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 
 _PIECE = 4096  # frames per piece: 4096 x 201 complex doubles are 13 MB
 _FLOOR = 1e-10  # energy below which the logarithm is not taken
-_RANGE = 8.0  # decades kept below the loudest value
+_RANGE = 8.0  # decades from the loudest value down to the floor
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Cutting:
     """How a model wants its recordings, in seconds."""
 
     longest: float  # of a window
-    pause: float = 0.0  # a pause that ends a window; 0: only full windows end, and silence is kept
+    pause: float = 0.0  # a pause that ends a window; 0: only full windows end, and no silence is cut out
 
 
 def windows(samples: np.ndarray, rate: int, cutting: Cutting) -> list[tuple[int, int]]:

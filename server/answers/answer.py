@@ -96,7 +96,7 @@ class Answer:
 
     @property
     def _reads_prompt(self) -> bool:
-        """Whether something is told of the prompt itself."""
+        """Whether the answer reports on the prompt itself."""
         params = self.asked.params
         return params.prompt_logprobs is not None or params.return_routed_experts
 
@@ -232,7 +232,7 @@ class Answer:
         self._note_change(choice)
 
     def _grow_owed(self, choice: Choice, delta: Delta) -> None:
-        """A choice that has ended by its text gets the experts of its tokens, or hears that none will come."""
+        """A choice that has ended by its text gets the experts of its tokens, or settles without them."""
         if delta.error is not None:
             self.fail(from_engine(delta.error, param=self.form_param))
         elif delta.finish_reason is not FinishReason.NONE:

@@ -91,7 +91,7 @@ class AnswerMetrics:
             exchange.generation = self._generation(jobs, choices, cached_tokens)
 
     def _generation(self, jobs: Sequence[Job], choices: Sequence[Choice], cached_tokens: int) -> Generation:
-        """What spans tell of the answer."""
+        """What spans report of the answer."""
         asked = jobs[0].request.sampling
         return Generation(
             submitted=self._exchange.submitted,

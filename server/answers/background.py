@@ -1,8 +1,8 @@
 """Background: a response that goes on after its HTTP exchange has ended, until it is done, cancelled or deleted.
 
 Owner: loop. The answer belongs to an exchange without a client (`detached`), which is open as long as it runs: so a
-draining server waits for it and, at the timeout, tells it to end, as it does with any other. What it becomes is
-handed to the store.
+draining server waits for it and, at the timeout, ends it as it ends any other. The response's last state goes to the
+store.
 
     queued -- first token --> in_progress --> completed | incomplete | failed | cancelled
 """
@@ -31,7 +31,7 @@ fault = logging.getLogger("omniloop.fault")
 
 
 async def nowhere(message: Message) -> None:
-    """Nobody listens."""
+    """Drops the message: there is no client."""
 
 
 def detached(request: Request) -> Exchange:

@@ -15,7 +15,7 @@ from engine.base.errors import EngineError
 from engine.base.request import FinishReason, TokenLogprob
 from engine.grammar.advance import GrammarRow, take_ends
 
-MOST_LISTED = 1024  # allowed tokens that are asked for by name at once; of more, the likeliest tokens often tell enough
+MOST_LISTED = 1024  # allowed tokens that are requested by name at once; of more, the likeliest tokens often suffice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class Line:
         return () if self.allowed is None or len(self.allowed) > MOST_LISTED else self.tokens
 
     def likeliest(self, entry: TokenLogprob, most: int) -> list[tuple[int, float]]:
-        """The `most` likeliest allowed tokens among those that an entry tells."""
+        """The `most` likeliest of the allowed tokens that an entry lists."""
         if self.allowed is None:
             return list(zip(entry.top_ids, entry.top_logprobs))[:most]
         told = dict(zip(entry.top_ids, entry.top_logprobs))
@@ -45,7 +45,7 @@ class Line:
         return sorted(told.items(), key=lambda pair: (-pair[1], pair[0]))[:most]
 
     def is_short(self, entry: TokenLogprob, most: int) -> bool:
-        """Whether tokens that the entry does not tell may be among the `most` likeliest allowed ones."""
+        """Whether the entry may lack some of the `most` likeliest allowed tokens."""
         if self.allowed is None or self.listed:
             return False
         return len(self.likeliest(entry, most)) < most

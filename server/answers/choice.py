@@ -63,7 +63,7 @@ class Choice:
         return self.stream.num_tokens
 
     def take(self, delta: Delta) -> bool:
-        """Whether the engine has to be told that this choice has ended."""
+        """Whether the caller has to stop this choice in the engine: its text has ended, its tokens have not."""
         text = self.stream.grow(delta)
         if text is not None:
             if text:
@@ -132,7 +132,7 @@ class Choice:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its tokens are counted and shown, and nothing else."""
+        """Whether its tokens are counted and detokenized, and nothing else."""
         return self.stream.plain and self.said is None
 
     @property
@@ -154,7 +154,7 @@ class Choice:
         return (texts[0] if len(texts) == 1 else "".join(texts)), ids, logprobs
 
     def drain_events(self) -> tuple[list[Event], list[int], list[TokenLogprob]]:
-        """(events, token ids, log-probabilities) since the last call; a text that nobody parses is content."""
+        """(events, token ids, log-probabilities) since the last call; without a parser all text is content."""
         if self.stream.parser is None:
             text, ids, logprobs = self.drain()
             return ([Content(text)] if text else []), ids, logprobs
@@ -164,7 +164,7 @@ class Choice:
         return (merged(events) if len(events) > 1 else events), ids, logprobs
 
     def drain_text(self) -> str:
-        """The same where nobody asks for ids and log-probabilities."""
+        """The text of `drain`, where the request wants neither ids nor log-probabilities."""
         texts = self._texts
         text = texts[0] if len(texts) == 1 else "".join(texts)
         if self.said is not None:

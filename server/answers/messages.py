@@ -20,7 +20,7 @@ from server.output.events import CallArguments, CallEnd, CallStart, Content, Eve
 
 dumps = orjson.dumps
 
-SIGNATURE = "b21uaWxvb3A="  # of thinking: clients send it back, and nobody looks at it
+SIGNATURE = "b21uaWxvb3A="  # of thinking: clients send it back, and the server ignores it
 # event -> (block as it begins, type of its deltas, key of their text); calls begin with their own block
 BLOCKS: dict[type[Event], tuple[dict[str, Any], bytes, bytes]] = {
     Content: ({"type": "text", "text": ""}, b"text_delta", b"text"),

@@ -68,7 +68,7 @@ class PushedStream:
             await events.settle()
         if events.lost:
             answer.exchange.abort()
-            await asyncio.sleep(0)  # the connection hears of it before the app returns
+            await asyncio.sleep(0)  # lets connection_lost run before the app returns
             raise ClientGone
 
     def _over(self, finished: asyncio.Future[None]) -> None:

@@ -1,8 +1,8 @@
 """Events of a streamed response, in the exact order of API.md section 11, numbered from 0.
 
-Owner: loop, one per stream. In: the one Choice of an Answer as it grows. Out: frames. The texts are kept until the end,
-because every `.done` repeats them; the last event is handed to `on_end` before its frame leaves, so that a client who
-has read it finds the response stored.
+Owner: loop, one per stream. In: the one Choice of an Answer as it grows. Out: frames. The texts are stored until the
+end, because every `.done` repeats them; the last event is handed to `on_end` before its frame leaves, so that a client
+that has read it finds the response stored.
 
     created, in_progress | item added, part added | delta ... | text done, part done, item done | ... | completed
 """
@@ -32,7 +32,7 @@ class ResponseEvents:
         self.on_end = on_end
         self.number = 0  # of the next event
         self.output = Output(shape)
-        self.opened = 0  # items told
+        self.opened = 0  # items whose first event was sent
         self.head = b""  # of the open item's deltas
 
     def tell(self, events: list[Event]) -> bytes:

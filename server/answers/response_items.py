@@ -59,7 +59,7 @@ class ResponseObject:
         }
 
     def whole(self, answer: Answer) -> tuple[dict[str, Any], bytes]:
-        """(the last state of an answer that nobody has read yet, where its deltas are cut)."""
+        """(the last state of an answer whose choice was not drained before, where its deltas are cut)."""
         output = Output(self)
         events, _, entries = answer.choices[0].drain_events()
         output.grow(events, entries)
@@ -98,7 +98,7 @@ class Output:
         return cuts_of(item.texts for item in self.items)
 
     def grow(self, events: Sequence[Event], entries: list[TokenLogprob]) -> list[Change]:
-        """Adds events; log-probabilities are told with text only."""
+        """Adds events; log-probabilities are sent with text only."""
         self._waiting += entries
         changes: list[Change] = []
         for event in events:

@@ -1,7 +1,7 @@
 """WatchedResponse: a client that follows a stored response, from any event on, until its end or the client's leaving.
 
-Owner: loop. The response itself does not care: it goes on when its readers leave, and a slow one holds nobody up,
-because what it has not read is told again from the record (output/response_record.py).
+Owner: loop. The response does not depend on its readers: it goes on when they leave, and a slow reader delays neither
+the response nor other readers, because each gets its events from the record (output/response_record.py).
 
     record changes -> flush -> frames since the last one -> EventStream.write
 """
@@ -26,7 +26,7 @@ class WatchedResponse:
 
     async def run(self) -> None:
         """Until the last byte."""
-        self.exchange.task = None  # a server that leaves ends the response itself, and this hears of it
+        self.exchange.task = None  # a server that leaves ends the response itself, and `flush` sends its end
         self.record.watchers.add(self.flush)
         try:
             self.flush()
@@ -37,7 +37,7 @@ class WatchedResponse:
             await self.events.settle()
         if self.events.lost:
             self.exchange.abort()
-            await asyncio.sleep(0)  # the connection hears of it before the app returns
+            await asyncio.sleep(0)  # lets connection_lost run before the app returns
             raise ClientGone
 
     def flush(self) -> None:

@@ -1,8 +1,8 @@
-"""bench attention: the paged attention kernel over a batch in a short grammar, beside this machine's rates and torch's.
+"""bench attention: times the paged attention kernel on a batch, against the machine's copy and product rates and torch.
 
-Owner: main thread. `8x1@4096+2x512`: eight rows of one query over 4,096 tokens of cache, and two prompts of 512. The
-floor is the larger of the bytes of keys and values at the rate of a copy, and the products at the rate of a product,
-both measured in the same run. The reference is torch's attention over the same rows without pages.
+Owner: main thread. `8x1@4096+2x512` is a batch: eight rows of one query over 4,096 tokens of cache, and two prompts of
+512. The floor is the larger of the bytes of keys and values at the rate of a copy, and the products at the rate of a
+product, both measured in the same run. The reference is torch's attention over the same rows without pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Client: requests over kept-alive HTTP/1.1 connections, timed where their bytes are read.
+"""Client: requests over persistent HTTP/1.1 connections, timed where their bytes are read.
 
 Owner: one event loop. In: the bytes of a body. Out: a Reply, whose times are taken once per read of the socket. No
 library's client: one costs several times the server's work per token, and then a benchmark measures its client.
@@ -190,7 +190,7 @@ class Client:
 
 
 def leave(connection: Connection | None) -> None:
-    """Closes a connection whose answer nobody waits for any more."""
+    """Closes a connection before its answer has ended."""
     if connection is not None:
         connection.reader = None
         connection.close()

@@ -18,11 +18,11 @@ import numpy as np
 from server.bench.options import ServeOptions
 from server.bench.random_media import parts
 
-CHARACTERS = 4  # of text per token, where only text is there to tell an answer's length
+CHARACTERS = 4  # of text per token; ShareGPT has texts only, so their token counts are estimates
 LEAST, MOST_PROMPT, MOST = 4, 1024, 2048  # tokens of ShareGPT's pairs that vLLM's benchmark keeps
 FIRST_ID = 300  # random token ids begin here: behind bytes and most special tokens
 PREFIX_SEED = 2048
-# Words that the tokenizers in use have as one token; the server's `usage` tells how many tokens they were.
+# Words that common tokenizers encode as one token each; the server's `usage` reports the real number of tokens.
 WORDS = (  # noqa: SIM905
     "the of and to in is you that it he was for on are as with his they at be this have from or one had by word but "
     "not what all were we when your can said there use an each which she do how their if will up other about out "

@@ -1,10 +1,10 @@
-"""bench linear: one product by form of weight and rows, beside the floats' and beside this machine's rates.
+"""bench linear: times one product by form of weight and rows, against floats and the machine's rates.
 
-Owner: main thread. Each form is packed as a layer has it, and weights take turns, so that no cache holds what is read.
-`_fraction` is the rate at which a form's bytes are read, of a copy's rate; `_gain` is the time of the floats' product
-by the form's: floats are bfloat16, on a CPU float32 beside it. On an accelerator products of FP8, and codes widened
-whole, are timed first, as at the server's start (kernels/gemm/scaled and long_products); those of bfloat16 are torch's
-choice.
+Owner: main thread. Each form is packed as a layer packs it, and calls alternate between copies of the weight, so that
+no cache holds it. `_fraction` is the rate at which a form's bytes are read, divided by a copy's rate; `_gain` is the
+time of the product of floats, divided by the form's time. Floats are bfloat16, on a CPU float32 too. On an accelerator
+products of FP8, and codes widened whole, are timed first, as at the server's start (kernels/gemm/scaled and
+long_products); those of bfloat16 are torch's choice.
 """
 
 from __future__ import annotations

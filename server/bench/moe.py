@@ -1,4 +1,4 @@
-"""bench moe: a layer of experts by rows: route, products and sum, beside this machine's rates and torch's own products.
+"""bench moe: times a layer of experts by rows (route, products, sum), against the machine's rates and torch.
 
 Owner: main thread. The floor is the larger of the bytes of the experts that the rows chose, in the form that --form
 says, at a copy's rate, and their products, at a product's of floats: FP8 that meets FP8 may go below it. The norm in

@@ -1,4 +1,4 @@
-"""What commands of the bench have in common at their end: a table of numbers, and JSON with the flags beside them."""
+"""The output that commands of the bench share: a table of numbers, and JSON of the numbers and the options."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Reply:
     """`number` is the conversation's, below 0 in the warm-up; `first` and `last` are 0 while no token has come. `place`
     is which of the requests that may be open at a time it was; `cut`: the load ended before it did.
 
-    `last` is when the answer was told to be finished, or of its last event with tokens where it was not told.
+    `last` is the time of the event with the finish reason, or of the last event with tokens if there was none.
     """
 
     number: int
@@ -38,7 +38,7 @@ class Reply:
     finish: str = ""
     error: str = ""
     cut: bool = False
-    text: str = ""  # kept where a next turn needs it
+    text: str = ""  # stored if a next turn needs it
 
     @property
     def tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""bench sample: how long a step's choice of tokens takes, by rows and kind, beside one reading of its logits and torch.
+"""bench sample: times a step's sampling of tokens by rows and kind, against one reading of the logits and torch.
 
 Owner: main thread. On an accelerator it is the kernels' `choose`, on a CPU the sampler of the CPU's steps. The logits
 are like a model's: a wide bell, and forty tokens that stand out. The floor is one reading of the logits at a copy's

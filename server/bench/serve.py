@@ -1,4 +1,4 @@
-"""bench serve: loads any server that speaks the OpenAI API over a socket, and tells what its clients got.
+"""bench serve: sends load to any server of the OpenAI API over a socket, and reports its throughput and latencies.
 
 Owner: the bench's main thread. Order: wait for the server, warm it up, read its counters, run the load, read the
 counters again, then print, write and draw.
@@ -126,7 +126,7 @@ def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, f
 
 @contextmanager
 def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C does this and nothing else, where this is the main thread, which alone hears of it."""
+    """Ctrl-C calls `act` only. Without effect outside the main thread, which alone receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

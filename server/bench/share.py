@@ -121,7 +121,7 @@ class Share:
             history.append({"role": "assistant", "content": answer.text})
 
     async def warm_up(self) -> list[Reply]:
-        """Requests that no number tells of."""
+        """Warm-up requests; the results do not count them."""
         found: list[Reply] = []
         client = Client(self.client_target(), self.options.request_timeout, found.append)
         for number in range(self.options.num_warmups):

@@ -1,4 +1,4 @@
-"""Summary: answers to numbers, a table and JSON. Pure functions; times are shown in milliseconds.
+"""Summary: computes the numbers of a run, its table and JSON. Pure functions; times are in milliseconds.
 
 TTFT: from sending to the first event with tokens. TPOT: from the first to the last one, over the tokens behind the
 first. ITL: between events with tokens. E2E: from sending to the end of the answer. Rates count from the first request's
@@ -22,7 +22,7 @@ LABEL, CELL = 22, 9  # columns of the table: three percentiles fit into 80
 
 
 def times_of(answer: Reply) -> dict[str, float]:
-    """Milliseconds of one answer; what cannot be told of it is left out."""
+    """Times of one answer in milliseconds, without those that it has too few events for."""
     found = {"e2e": (answer.end - answer.sent) * 1e3}
     if answer.first:
         found["ttft"] = (answer.first - answer.sent) * 1e3

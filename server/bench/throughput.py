@@ -36,7 +36,7 @@ async def measure(options: ThroughputOptions, config: Config) -> dict[str, float
 
 
 def rates(options: ThroughputOptions, crowds: list[Crowd]) -> dict[str, Any]:
-    """Medians over the runs; the spread of the rate."""
+    """Medians over the runs; least and most of the output rate."""
     made = [crowd.tokens / crowd.seconds for crowd in crowds]
     tokens_in = options.num_prompts * options.input_len
     return {

@@ -1,8 +1,8 @@
 """Times of calls on a CPU or an accelerator, and the rates of the machine, measured in the same run.
 
-Owner: the command's main thread. On an accelerator a call is recorded: graphs of CALLS calls tell the device's time,
-where calls one by one would tell how fast a host launches them. Calls that differ in their inputs take turns, so that
-no cache holds what they read.
+Owner: the command's main thread. On an accelerator CALLS calls are captured in one graph, which gives the device's
+time; calls launched one by one would give the host's launch time. Calls with different inputs alternate, so that no
+cache holds their inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 CALLS = 20  # in a graph
 ENOUGH_S, LEAST_TIMES, MOST_TIMES = 0.5, 5, 200
 COLD = 1 << 28  # bytes that no cache holds
-COPIED, SIDE = {"cpu": 1 << 26, "cuda": 1 << 29}, {"cpu": 512, "cuda": 8192}  # bytes, and rows, that tell the rates
+COPIED, SIDE = {"cpu": 1 << 26, "cuda": 1 << 29}, {"cpu": 512, "cuda": 8192}  # bytes, and rows: sizes for the rates
 
 Call = Callable[[], object]
 Spread = tuple[float, float, float]  # seconds: median, p10, p90
@@ -44,7 +44,7 @@ def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
         [partial(torch.neg, source, out=target) for source, target in zip(sources, targets)],
     ]
     copied = 2 * COPIED[device] / min(time_of(way, device) for way in ways)
-    # Few CPUs multiply bfloat16 themselves, and torch's products in it tell nothing of the kernel's, in float32.
+    # Few CPUs multiply bfloat16 in hardware; the kernels multiply in float32, so the rate is that of float32.
     a, b = torch.randn(2, side, side, device=device, dtype=torch.float32 if device == "cpu" else dtype)
     return copied, 2 * side**3 / time_of([lambda: a @ b], device)
 
@@ -83,7 +83,8 @@ def on_device(call: Call) -> float:
 
 
 def recorded_calls(calls: Sequence[Call]) -> Callable[[Call], float]:
-    """Replays a graph of CALLS calls, by turns; seconds of one of them, whichever is asked for."""
+    """Captures CALLS calls, which cycle through `calls`, in a CUDA graph. The result replays the graph and returns the
+    mean seconds per call; it ignores its argument."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()

@@ -35,7 +35,7 @@ def listing() -> list[str]:
 
 
 def html(name: str) -> str:
-    """The page as HTML; links to other pages lead to their addresses below /docs/."""
+    """The page as HTML; links to other pages become addresses below /docs/."""
     from markdown_it import MarkdownIt
 
     made = MarkdownIt("commonmark", {"html": False}).enable("table").render(text(name))

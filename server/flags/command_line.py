@@ -180,7 +180,7 @@ def unknown(name: str, flags: dict[str, Flag], where: str = "", others: Others =
 
 
 def pass_over(name: str, text: str, entry: Foreign, where: str = "") -> None:
-    """A flag of another server: told and left if it asks for what holds here anyway, else refused with what to do."""
+    """A flag of another server: ignored, with a line on stderr, if its value holds here anyway; else refused."""
     said = f"--{name}{' ' if text else ''}{text}{where}: {entry.advice}"
     if text not in entry.holds:
         raise UsageError(said)

@@ -196,7 +196,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfig:
-    """The transcription routes. Prompts are for models that hear through chat; {language} in them is the request's."""
+    """The transcription routes. Prompts are for models that take audio in chat; {language} in them is the request's."""
 
     transcription_prompt: str = flag(
         "Transcribe the recording.", "prompt with each window of audio, for models that transcribe through chat"
@@ -211,7 +211,7 @@ class SpeechConfig:
 
 @dataclass(frozen=True, slots=True)
 class TracesConfig:
-    """What is told of single steps and requests."""
+    """Traces of single steps and requests."""
 
     trace: str = flag("", "file for a timeline of loop, pool and device, written at the end")
     otlp_traces_endpoint: str = flag("", "OTLP/HTTP URL for a span per request (needs opentelemetry-sdk)")

@@ -27,7 +27,7 @@ T = TypeVar("T")
 MOST_VALUES = 1 << 16  # that a decoder makes in its one call, which holds the GIL for up to 10 ms
 POOL_BYTES = 2 * MOST_VALUES  # a body of so many bytes has no more values
 LONG_LIST = 16  # ids; shorter lists are the decoder's
-NEAR = 16  # bytes that are shown on each side of a fault
+NEAR = 16  # bytes that are quoted on each side of a fault
 _AT = re.compile(r"\(byte (\d+)\)$")  # in what the decoder says
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 

@@ -99,7 +99,7 @@ class Edge:
     def headers_for(self, scope: Scope) -> list[bytes]:
         """What a browser may send: the listed names, and those it asks for that begin as a listed `name-*` or `*` does.
 
-        Such a family is not told as it is listed: browsers know no patterns but `*`, which leaves out `authorization`.
+        Patterns are not sent: browsers know only the pattern `*`, and it leaves out `authorization`.
         """
         listed = [name.lower().encode() for name in self.state.config.server.allowed_headers]
         families = tuple(name[:-1] for name in listed if name.endswith(b"*"))

@@ -39,11 +39,11 @@ _LABEL = re.compile(rb"^[\x20-\x7e]{1,128}$")
 
 
 class ClientGone(Exception):
-    """The client closed the connection; nobody is left to answer."""
+    """The client closed the connection; no answer can be sent."""
 
 
 def nothing() -> None:
-    """A hook that nobody has set; a server without our extension closes a connection by itself, later."""
+    """Does nothing: the default of `on_drain`, and of `abort` on a server without our extension."""
 
 
 def _not_now(piece: bytes) -> bool:
@@ -52,11 +52,11 @@ def _not_now(piece: bytes) -> bool:
 
 
 def _no_line() -> None:
-    """A server without our extension has no sockets to show."""
+    """A server without our extension gives no access to its sockets."""
 
 
 def _untold(call: Callable[[], None], wanted: bool) -> None:
-    """A server without our extension tells of no one's leaving; what is written then goes nowhere."""
+    """A server without our extension does not report that a client has left; it drops later writes."""
 
 
 class Exchange:
@@ -122,14 +122,14 @@ class Exchange:
         self.first_token = 0.0
         self.submitted = 0.0  # when the engine got it
         self.queued_s = -1.0  # from arrival to the first step; below 0: there was none
-        self.generation: Generation | None = None  # set where somebody follows requests
+        self.generation: Generation | None = None  # set if `state.follows_requests`
         self.traceparent = header_of(scope, b"traceparent") if state.spans is not None else ""
         self.details: dict[str, object] = {}  # counts and lengths for the log line
-        # (film's number among the media, (unreadable frame, frame shown in its place) pairs)
+        # (video's number among the media, (unreadable frame, frame used in its place) pairs)
         self.replaced_frames: list[tuple[int, tuple[tuple[int, int], ...]]] = []
         self.answer_open: OpenAnswer | None = None  # set while the engine works for it
         self.task = asyncio.current_task()
-        self.on_drain: Callable[[], None] = nothing  # set by what may wait for its client without end
+        self.on_drain: Callable[[], None] = nothing  # set by handlers that may wait for their client without end
 
     @property
     def client(self) -> str:
@@ -149,7 +149,7 @@ class Exchange:
             self.place.begin()
 
     def drain(self) -> None:
-        """The server takes no more work: what runs goes on, and nobody waits for a client to ask for more."""
+        """The server takes no more work: open answers go on; a handler that waits for its client's next input ends."""
         self.on_drain()
 
     def cancel(self) -> None:

@@ -1,7 +1,7 @@
-"""Leaving: hears from a server without our extension when the client of one exchange leaves.
+"""Leaving: notices that the client of one exchange leaves, on a server without our extension.
 
-Owner: loop, one per request. In: ASGI's `receive`, once the body has been read. Out: the calls that were asked for (see
-LEAVING in http/protocol.py), when `http.disconnect` comes. A task listens as long as somebody wants to hear.
+Owner: loop, one per request. In: ASGI's `receive`, once the body has been read. Out: the registered calls (see LEAVING
+in http/protocol.py), when `http.disconnect` comes. The first call starts a task that waits for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from starlette.types import Receive
 
 
 class Leaving:
-    """Owner: loop. `watch` is the extension; `close` ends the listening."""
+    """Owner: loop. `watch` stands in for the extension; `close` ends the task."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

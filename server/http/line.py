@@ -1,8 +1,8 @@
-"""Line: the plain socket under an answer, for those who write past the transport (_fast/lane).
+"""Line: the plain socket under an answer, for writes past the transport (_fast/lane).
 
-Owner: loop. In: uvicorn's state of a request. Out: transport and descriptor, or None: not in chunks, not begun, ended,
-TLS, or a transport that does not show its socket, of which the log hears once; then all goes through the transport.
-What is looked at of uvicorn beyond http/protocol.py is here.
+Owner: loop. In: uvicorn's state of a request. Out: transport and descriptor, or None: the answer is not
+chunked, not begun or ended, or the transport has TLS or gives no access to its socket (logged once); all pieces then go
+through the transport. This file reads uvicorn's attributes that http/protocol.py does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 class Shown:
-    """Whether transports show their sockets, until one does not. Owner: loop."""
+    """`yes` until a transport gives no access to its socket. Owner: loop."""
 
     yes = True
 

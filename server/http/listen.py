@@ -1,4 +1,4 @@
-"""Sockets and uvicorn: what listens, and how it is told to stop.
+"""Binds the listening socket, and makes the uvicorn server on it.
 
 Owner: loop. The socket is bound before anything is loaded, so a wrong address fails in the first moment and early
 clients get an answer (503) instead of a refused connection. Signals belong to start/process.py; uvicorn's handling is
@@ -68,7 +68,7 @@ def bind(config: Config) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """A Unix socket; one that a killed server left behind is replaced, and one that somebody listens on is not."""
+    """Binds a Unix socket; replaces one that a killed server left behind. Raises OSError if a process listens on it."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
             if is_heard(path):

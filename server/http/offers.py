@@ -1,9 +1,9 @@
-"""Parser: HTTP as if nobody had offered to go on in another protocol, but for a WebSocket's.
+"""Parser: parses HTTP and ignores offers to switch protocols, except for WebSockets.
 
-Owner: loop, one per connection. Java's client offers HTTP/2 with its first request (`Upgrade: h2c`). An offer may be
-passed over, and the request is then a request as any other; but httptools takes what stands behind its head for the
-other protocol, drops the body, and would read the body as the next request. So the head is parsed again without it, by
-another parser: the first is in a state that the other headers, `Connection: close` among them, have chosen.
+Owner: loop, one per connection. Java's client offers HTTP/2 with its first request (`Upgrade: h2c`). A server may
+ignore the offer and answer the request; but httptools takes the bytes after the head for the other protocol, drops the
+body, and would read the body as the next request. So a new parser parses the head again, without `Upgrade`: the state
+of the first one depends on the other headers, such as `Connection: close`.
 
     POST, Upgrade: h2c | body      head -> declined -> a new parser: head without Upgrade, then the body
 """

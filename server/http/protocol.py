@@ -43,8 +43,8 @@ log = logging.getLogger("omniloop.edge")
 # ASGI extensions
 ABORT = "omniloop.abort"  # drops the connection and what it has not taken yet
 CHUNK = "omniloop.chunk"  # writes a piece of a streamed answer at once, if it can
-LINE = "omniloop.line"  # tells where pieces of an answer that has begun may be written past the transport
-LEAVING = "omniloop.leaving"  # takes what is to be called when the client leaves, and whether that still holds
+LINE = "omniloop.line"  # returns the socket to which a begun answer may be written past the transport
+LEAVING = "omniloop.leaving"  # adds or removes a call that is made when the client leaves
 LINGER_S = 2.0  # how long an answered client may go on sending before it is cut off
 MOST_WAITING = 16  # requests of a connection that wait or run; what comes behind them is not parsed
 MOST_UNPARSED = 64 << 10  # bytes; behind them a connection is not read
@@ -87,7 +87,7 @@ class Connection(HttpToolsProtocol):
         self.arm()
 
     def turn_away(self, full: ApiError) -> None:
-        """There is no seat: a few are told so."""
+        """No seat is free: up to MOST_REFUSED connections at a time get the error, others are aborted."""
         self.seats.refused += 1
         if self.seats.refused <= MOST_REFUSED:
             self.refuse(full)
@@ -104,7 +104,7 @@ class Connection(HttpToolsProtocol):
             self.seats.refused -= 1
         else:
             self.seat.leave()
-        while self.unanswered:  # uvicorn tells the newest only, behind which others may be at work
+        while self.unanswered:  # uvicorn notifies the newest request only; earlier ones may still run
             cycle = self.unanswered.popleft()
             cycle.disconnected = True
             cycle.message_event.set()
@@ -348,7 +348,7 @@ class Connection(HttpToolsProtocol):
         head += b"x-request-id: %s\r\n" % uuid.uuid4().hex.encode()
         for name, value in error.headers.items():
             head += f"{name}: {value}\r\n".encode()
-        # Nothing can be said beside an answer: it ends as if its client had left.
+        # No error is written into an open answer: the connection closes as if its client had left.
         alone = self.in_body and len(self.unanswered) == 1 and not self.cycle.response_started
         if alone or not self.unanswered:
             self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)

@@ -1,4 +1,4 @@
-"""EventStream: server-sent events, pushed. The engine's callback writes; nobody pulls.
+"""EventStream: server-sent events, written by the engine's callback; no task polls for them.
 
 Owner: loop. In: finished frames (bytes) from the route. Out: each write goes straight to the transport while it takes
 more (http/protocol.py), and opens the lane by which plain tokens pass it (_fast/lane). The first and the last one, and
@@ -32,7 +32,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def _nothing() -> None:
-    """Nobody is left who would write."""
+    """Replaces `on_writable` after the end of the stream."""
 
 
 class EventStream:
@@ -148,7 +148,7 @@ class EventStream:
             self.ended.set_result(None)
 
     def give_up(self) -> None:
-        """The reader has taken nothing for too long or too much waits for it: it is cut off, nobody else waited."""
+        """Cuts off a client that has read nothing for too long, or for which too much text is buffered."""
         self.lost = True
         self.exchange.reason = "stalled"
         self._finish()

@@ -36,7 +36,7 @@ class Turnstile:
         return False
 
     def _turn(self) -> None:
-        """A new turn; stops when one has let nobody in."""
+        """A new turn of the loop; the turns stop after one that admitted no request."""
         self._turning = bool(self._waiting) or self._left < PER_TURN
         self._left = PER_TURN
         if self._turning:

@@ -1,8 +1,8 @@
 """Disconnects and deadlines: the two ways a handler is cancelled from outside.
 
-Owner: loop. After the body is read, the connection tells when the client leaves; the handler's task is then cancelled,
-which leaves the TokenStream, which aborts the request (SECURITY S12). A deadline ends as 504. Both stand around every
-request, so they are plain objects: no task, no generator.
+Owner: loop. After the body is read, the connection reports when the client leaves. The handler's task is then
+cancelled: it leaves its TokenStream, which aborts the request (SECURITY S12). A missed deadline is answered with 504.
+Both are used for every request, so they are plain objects: no task, no generator.
 """
 
 from __future__ import annotations

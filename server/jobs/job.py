@@ -74,7 +74,7 @@ def scope_of(exchange: Exchange, salt: str) -> bytes:
 
 
 def media_preload(exchange: Exchange, salt: str, options: MediaOptions | None = None) -> MediaPreload:
-    """Of a request; one that was told nothing loads what it is asked for, when it is asked."""
+    """The MediaPreload of a request; where `begin` is not called, `load` loads everything."""
     return MediaPreload(exchange.state.media, scope_of(exchange, salt), options)
 
 

@@ -2,9 +2,9 @@
 
 Owner: loop. Only media that came with the request are loaded so early: nothing is fetched for a request that may yet be
 refused. The text waits until a first decoder is at work, for a decoder needs no interpreter. A template holds the
-interpreter, and base64 or a hash beside a template waits half a millisecond each time that it needs the interpreter.
-Leaving (`async with`) ends a load that nobody awaits any more; the error of a text that cannot be rendered comes first,
-as if the media had waited.
+interpreter; base64 and hashes that run at the same time wait half a millisecond each time that they need it. Leaving
+(`async with`) ends a load that no caller awaits any more; the error of a text that cannot be rendered comes first, as
+if the media had waited.
 
     loop   | glance at the messages | begin             | render           | splice | load: awaits it
     pool                                    | base64, hash | decode ...
@@ -75,6 +75,6 @@ class MediaPreload:
 
 
 def _loaded(decoding: asyncio.Future[None], _: object) -> None:
-    """The load is over or has failed: nobody needs to wait for a decoder to begin."""
+    """The load is over or has failed: the text need not wait for a decoder any more."""
     if not decoding.done():
         decoding.set_result(None)

@@ -30,7 +30,7 @@ NEEDS_TOKENS = {
 
 
 def refuse_others(state: AppState, body: SamplingFields) -> None:
-    """Rows are allowed here, and nothing beside them asks for what they do not tell."""
+    """Raises ApiError where rows are not allowed, or another field needs token ids, which rows do not have."""
     if not state.config.rows.enable_prompt_embeds:
         raise ApiError(
             403,

@@ -1,4 +1,4 @@
-"""Descriptors: how many connections this process can hold beside the files that it opens (RLIMIT_NOFILE).
+"""Descriptors: how many connections this process can hold in addition to the files that it opens (RLIMIT_NOFILE).
 
 Owner: main thread, once, before the socket is served. In: --max-connections. Out: as many, or fewer where the system
 allows fewer files; the soft limit is raised as far as the hard one lets it. What is left over is for files, fetches,

@@ -1,8 +1,8 @@
-"""ExpertWatch: how tokens spread over experts, in /metrics and, with --log-level debug, in the log.
+"""ExpertWatch: the expert load, in /metrics and, with --log-level debug, in the log.
 
-Owner: loop. In: a scrape, or a tick of the status line, asks; at most one step in EVERY is looked at. Out: the newest
-counts, which a look finds that comes after the steps that it asks about: nobody waits for a step. While nobody asks
-nothing is counted.
+Owner: loop. In: a scrape, or a tick of the status line, requests counts; at most one step in EVERY is counted. Out: the
+newest counts. A scrape does not wait for the counts that it requests: the next scrape or tick reports them. Without
+scrapes and ticks nothing is counted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ExpertWatch:
         self.looking = asyncio.get_running_loop().create_task(self._look())
 
     def close(self) -> None:
-        """A look that nobody answers is given up."""
+        """Cancels a look that the engine has not answered."""
         if self.looking is not None:
             self.looking.cancel()
 

@@ -1,8 +1,8 @@
 """Ledger: what a server holds for requests, which is nothing when it is idle, and what it keeps by intention (S44).
 
 Owner: loop. In: the counts of AppState.ledger, by name. Out: the same sorted into what must be zero when no request is
-open and what is a cache or a total, with the process's tasks, threads, descriptors and memory beside them. /server_info
-shows it, and a drain that ends writes one line of it.
+open and what is a cache or a total; and the process's tasks, threads, descriptors and memory. /server_info returns it,
+and a drain that ends logs one line of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who may ask, and how much at a time: API keys, wrong-key throttle, body budget.
 
-Owner: loop. Each limit is one object that every route passes (SECURITY ground rule 2). Keys are kept as SHA-256 and
+Owner: loop. Each limit is one object that every route passes (SECURITY ground rule 2). Keys are stored as SHA-256 and
 compared in constant time with every stored one; a server that was given keys never answers without one.
 """
 

@@ -83,7 +83,7 @@ class LineWriter:
             while left:
                 try:
                     left = left[os.write(self._descriptor, left) :]
-                except BlockingIOError:  # a terminal that somebody else has switched
+                except BlockingIOError:  # a terminal that another process has made non-blocking
                     select.select([], [self._descriptor], [])
         except OSError:  # nothing reads any more, or no space is left: the next line may get through
             return False

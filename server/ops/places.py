@@ -6,7 +6,7 @@ is what stands in front, divided by the rate at which the kind's choices have en
 served in turn (_fast/turns), so what stands in front of a caller is its own line times the callers that wait, or all
 that waits, if that is less. Retry-After is the time until the wait is short enough for all that were sent away before.
 
-    hold -- waits -- begin -- runs -- leave          rate: ends per second of the time in which somebody waits
+    hold -- waits -- begin -- runs -- leave          rate: ends per second of the time in which a request waits
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Line:
         self.weights: dict[str, int] = {}  # of those that wait
         self.total_waiting = 0
         self.running = 0
-        self.busy = False  # somebody waits for others to end
+        self.busy = False  # a request waits for others to end
         self._at = 0.0  # of the last event
         self._ended = 0.0  # choices, and
         self._seconds = 0.0  # seconds of waiting, both of the last while

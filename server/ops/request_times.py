@@ -1,7 +1,7 @@
 """RequestTimes: one request's moments and counts, for the timeline (engine/base/trace) and for spans (server/ops/otel).
 
-Owner: loop. Made when an exchange ends and somebody follows requests; else nothing of this is made. Times are seconds
-of time.monotonic, which is time.perf_counter's clock on Linux.
+Owner: loop. Made when an exchange ends, if a timeline or spans are on. Times are seconds of time.monotonic, which is
+time.perf_counter's clock on Linux.
 """
 
 from __future__ import annotations

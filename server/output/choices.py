@@ -1,10 +1,10 @@
 """Choices: what the engine's Deltas mean for a client, and the bodies of finished choices and of `usage`.
 
-Owner: the loop; one ChoiceStream per choice of a request. In: Delta. Out: Piece (text that may be shown, the tokens and
+Owner: the loop; one ChoiceStream per choice of a request. In: Delta. Out: Piece (text that can be sent, the tokens and
 log-probabilities that belong to it, and at the end the reason), and plain dicts ready for orjson.
 
     Delta (token ids) -> ChoiceStream.take -> Piece -> a chunk of a stream, or gathered into one body
-                              └ stop string found: Piece.stop_engine tells the caller to end the choice
+                              └ stop string found: Piece.stop_engine: the caller must end the choice
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ChoiceStream:
         return piece
 
     def _parse(self, ids: Sequence[int]) -> str:
-        """The text of tokens; the parser gets them one by one, so that it can tell which of them are reasoning."""
+        """The text of tokens; feeds the parser token by token, so that it knows which tokens are reasoning."""
         assert self.parser is not None
         texts = []
         for token_id in ids:
@@ -133,7 +133,7 @@ class ChoiceStream:
         return "".join(texts)
 
     def _rest(self) -> str:
-        """What was held back, parsed."""
+        """Ends the text: the text that was held back, also fed to the parser."""
         assert self.parser is not None
         text = self.text.finish()
         if text:

@@ -45,7 +45,7 @@ NewId = Callable[[str, int], str]  # (name of the tool, number of the call in th
 
 
 class TooManyCalls(Exception):
-    """A call begins that is content: what the Source has kept of it, and what follows."""
+    """A call begins beyond the limit: its text buffered in the Source, and all text after it, is content."""
 
 
 class Spelling(NamedTuple):

@@ -1,9 +1,8 @@
-"""Markers: how parsers tell a marker token from a text that spells the same.
+"""Markers: distinguishes marker tokens from text with the same spelling, for parsers.
 
 Owner: none, made once while the server loads. In: a tokenizer and the formats in use. Out: a second TokenTable in which
-each marker token is one character that no text holds, drawn when the server starts; the formats with those characters
-in place of the markers; and the way back, for markers that stand where they mark nothing. Markers that are no token of
-the vocabulary stay text.
+each marker token is one private-use character, drawn when the server starts; and the spellings of these characters, for
+markers that occur outside a call or reasoning block. Markers that are no token of the vocabulary stay text.
 
     id of <tool_call> -> U+10F3A7 -> parser sees the marker        "<tool_call>" spelled in letters -> text
 """

@@ -1,8 +1,8 @@
 """Reasoning: the part of an answer in which a model thinks, and the table of all formats (PARSERS.md section 1).
 
 Owner: none, frozen values and a generator over a Source. In: the answer from its first token on, and whether the prompt
-has opened the block. Out: reasoning to the Sink up to the end marker, which is read; what follows is left to the tool
-parser. Line ends that a format puts beside its markers are no text.
+has opened the block. Out: reasoning to the Sink, up to and without the end marker; the text after the marker is left to
+the tool parser. Line ends next to markers are dropped, as many as the format specifies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""ResponseRecord: the events of one response, told again from any number on, while it runs and after it has ended.
+"""ResponseRecord: replays the events of one response from any number on, while it runs and after it has ended.
 
-Owner: loop. In: the output items as they grow and, at the end, the last state. Out: frames with the numbers that the
-response's own stream had, so a client that was cut off goes on with `starting_after`. Nothing is kept but the items'
-texts (once ended: the final body and where the deltas were cut); log-probabilities are told whole, with `.done`.
+Owner: loop. In: the output items as they grow and, at the end, the last state. Out: frames with the numbers of
+the response's own stream, so a client that was cut off goes on with `starting_after`. Stored are the items' texts and
+log-probabilities (after the end: the final body and the lengths of the deltas); only `.done` events replay the latter.
 
     0 created, 1 in_progress | item added, part added | delta ... | text done, part done, item done | ... | completed
 """
@@ -19,7 +19,7 @@ from server.render.items import sealed
 
 dumps = orjson.dumps
 Item = dict[str, Any]
-Event = tuple[str, dict[str, Any]]  # its type, and its fields beside the number
+Event = tuple[str, dict[str, Any]]  # (type, fields without sequence_number)
 
 LAST = {"completed": "response.completed", "failed": "response.failed"}  # any other end: response.incomplete
 SEALED = "encrypted_content"  # of reasoning, where `include` asks for it
@@ -76,7 +76,7 @@ def place_of(body: Item, at: int) -> Item:
 
 
 def opening(body: Item, at: int) -> list[Event]:
-    """What is told of an item before its text."""
+    """The events before an item's text."""
     events: list[Event] = [("response.output_item.added", {"output_index": at, "item": body})]
     kind = body["type"]
     if not TEXT_EVENTS[kind][1]:
@@ -86,7 +86,7 @@ def opening(body: Item, at: int) -> list[Event]:
 
 
 def closing(body: Item, at: int) -> list[Event]:
-    """What is told of an item behind its text; `body` is the item that has ended."""
+    """The events after an item's text; `body` is the item at its end."""
     kind = body["type"]
     name, key = TEXT_EVENTS[kind]
     place = place_of(body, at)
@@ -144,7 +144,7 @@ class ResponseRecord:
 
     @classmethod
     def of(cls, body: bytes, cuts: bytes) -> ResponseRecord:
-        """Of a stored response that has ended."""
+        """The record of a stored response that has ended."""
         last = orjson.loads(body)
         begun = {**last, "status": "in_progress", "output": [], "usage": None, "error": None}
         begun["incomplete_details"] = None
@@ -165,7 +165,7 @@ class ResponseRecord:
         return cuts_of(item.texts for item in self.items)
 
     def tell(self) -> None:
-        """The items have grown."""
+        """Calls the watchers: the items have grown or ended."""
         for watcher in list(self.watchers):
             watcher()
 

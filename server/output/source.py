@@ -47,19 +47,19 @@ class Source:
         return self.at < len(self.text)
 
     def keep(self, back: int = 0) -> None:
-        """From here on, less `back` characters just read, what is read can be given back by `kept`."""
+        """Starts to buffer the text that is read; the last `back` characters are buffered too."""
         self.text = self.text[self.at - back :]
         self.at = back
         self._kept = []
 
     def kept(self) -> str:
-        """What was read since `keep`; ends keeping."""
+        """The buffered text; ends the buffering."""
         found = "".join(self._kept or ()) + self.text[: self.at]
         self.release()
         return found
 
     def release(self) -> None:
-        """Ends keeping."""
+        """Ends the buffering."""
         self.text = self.text[self.at :]
         self.at = 0
         self._kept = None
@@ -93,7 +93,7 @@ def finder(markers: tuple[str, ...]) -> Finder:
 
 
 def ignore(text: str) -> None:
-    """Text that nobody wants."""
+    """Drops a text."""
 
 
 # -- readers

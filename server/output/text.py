@@ -1,6 +1,6 @@
 """TextStream: the text of one choice as its tokens arrive, ended by the first stop string.
 
-Owner: the loop, one per choice. In: token ids of a Delta. Out: text that may be shown now. The work is done by
+Owner: the loop, one per choice. In: token ids of a Delta. Out: text that can be sent now. The work is done by
 `_fast/detok.pyx` over the tokenizer's table of token bytes; a request's stop strings are compiled once for its choices.
 """
 
@@ -34,8 +34,8 @@ class TextStream:
     """Text of one choice.
 
     `skip_special_tokens` leaves special tokens out. Stop strings that are complete within the first `min_tokens` tokens
-    do not count. The text continues a prompt, so a leading space is kept unless `at_start` says that it begins one
-    (then all pieces together equal `Tokenizer.decode` of all ids).
+    do not count. The text continues a prompt, so a leading space stays in it. With `at_start` the text begins at its
+    first token: all pieces together equal `Tokenizer.decode` of all ids.
     """
 
     __slots__ = ("feed", "finish", "machine", "skip", "stops")
@@ -61,7 +61,7 @@ class TextStream:
             tokenizer.strip if at_start else 0,
             tokenizer.first_bytes if at_start and tokenizer.decodes_first_apart else None,
         )
-        self.feed = self.machine.feed  # (token ids) -> new text that may be shown; "" after a stop string
+        self.feed = self.machine.feed  # (token ids) -> new text that can be sent; "" after a stop string
         self.skip = self.machine.skip  # (count): tokens that are counted and have no text, such as the ending one
         self.finish = self.machine.finish  # () -> what was held back; bytes of no character become U+FFFD
 

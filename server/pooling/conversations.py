@@ -132,8 +132,8 @@ class Conversations:
         return items
 
     def ids(self, texts: Sequence[str], cut: Cut, most: int | None, name: str, kept: str) -> np.ndarray:
-        """Of texts, the last of which may be cut, to `most` tokens where they are given; `name`: of that text, `kept`:
-        of the others. Pool."""
+        """Token ids of texts (pool). The last text may be cut, to `most` tokens where given. Refusals call the last
+        text `name` and the others `kept`."""
         tokenizer = self._state.tokenizer
         *before, text = texts
         text = checked_text(self._state, text, name, *cut.kept(most))

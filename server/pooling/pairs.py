@@ -146,7 +146,7 @@ def _named(part: Any) -> str:
 
 
 def _text_of(item: Any, param: str, holds_media: bool) -> str:
-    """What an item says; `holds_media`: beside what it shows."""
+    """The text of an item; `holds_media`: parts that are no text are allowed, and left out."""
     if isinstance(item, str):
         return item
     parts = _parts_of(item)

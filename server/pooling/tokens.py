@@ -22,9 +22,9 @@ from server.state import AppState
 
 T = TypeVar("T")
 SLICE = 64  # texts that are tokenized in one call
-WIDER = 16  # times as many characters as a prompt may have bytes are tokenized to find the tokens that are kept
+WIDER = 16  # characters that a second attempt to cut a text tokenizes, by the bytes that a prompt may have
 SPARE = 64  # tokens at the end of a part of a text that the rest of it might have changed
-# What is kept whole where a text is cut, for refusals.
+# What is never cut where a text is cut, for refusals.
 AROUND_TEXT, AROUND_PAIR = "what stands around a text", "the query with what stands around a pair"
 WITH_MEDIA = "an input with media"
 Inputs = list[str] | list[list[int]]
@@ -282,7 +282,7 @@ def too_long(limit: int, got: int, name: str) -> ApiError:
 
 
 def no_room(cut: Cut, got: int, name: str, kept: str = AROUND_TEXT) -> ApiError:
-    """`got`: tokens of what is kept whole, which has to leave room for a text, or with media to fit."""
+    """`got`: tokens of the part that is never cut. It must leave room for a text; with media it must fit."""
     takes, least = f"{kept} ({name}) takes {got} tokens and is never cut", got + (kept != WITH_MEDIA)
     if cut.most < cut.limit:
         text = f"truncate_prompt_tokens: got {cut.asked}; {takes}, so send at least {least}"

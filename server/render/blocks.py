@@ -17,7 +17,7 @@ from server.render.tools import ToolPlace, tool_name, tool_place
 
 BILLING = "x-anthropic-billing-header"
 BLOCKS = "text, image, document, search_result, thinking, tool_use, tool_result, tool_reference, compaction"
-# What only Anthropic's servers write and read: histories that began there hold them, beside the text made of them.
+# Blocks that only Anthropic's servers write and read; histories from there contain them, next to ordinary text blocks.
 HOSTED = frozenset({"redacted_thinking", "container_upload", "fallback", "mcp_tool_listing"})
 _IMAGE_TYPE = re.compile(r"^image/[a-z0-9.+-]{1,64}$")
 

@@ -24,7 +24,7 @@ MAX_PRECISION = 64
 MAX_JSON_INDENT = 16
 _PERCENT = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")
 _NUMBERS = re.compile(r"\d+")
-PRINTABLE = (int, float, type(None), range, Undefined, LoopContext, Macro)  # beside texts and collections
+PRINTABLE = (int, float, type(None), range, Undefined, LoopContext, Macro)  # further types that may become text
 Size = Callable[..., int]
 
 
@@ -83,7 +83,7 @@ def weight(value: Any) -> int:
             total += 2
         elif isinstance(item, PRINTABLE):
             total += 8
-        else:  # a method's text would tell an address of this process
+        else:  # a method's text would contain an address of this process
             raise failed(f"The chat template makes text of a {type(item).__name__}; call it, or leave it out.")
         if len(waiting) > most:
             total += len(waiting)

@@ -1,9 +1,9 @@
-"""Ids of calls in a history, as the model's chat template takes them; they may come from another server or dialect.
+"""Ids of calls in a history, in the form that the model's chat template takes; ids may come from another server or API.
 
-Owner: any thread; a CallIds lives for one conversation. In: ids as clients send them. Out: the same, where the template
-takes any; else nine letters and digits (Mistral's), or the tool's name and a running number, where the template shows a
-call by its id alone (Kimi's): another id would hide from the model what it called. Which of these is tried once per
-template: a call with a long id is refused, or shown without its name.
+Owner: any thread; a CallIds lives for one conversation. In: ids as clients send them. Out: the same ids, if the
+template takes any id; nine letters and digits, if it takes only these (Mistral's); the tool's name and a running
+number, if it renders a call as its id only (Kimi's), since another id would hide the tool's name from the model. The
+form is found once per template, by rendering a call with a long id: the template rejects it, or leaves out the name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONG_ID, SHORT_ID, NAME = "a-long-id-of-a-call", "abcdefgh9", "name-of-a-tool"
 
 
 def id_form(shown: Callable[[str], str | None]) -> IdForm:
-    """`shown`: a conversation as text, in which the tool NAME is called with an id; None where the template refuses."""
+    """The parameter renders a conversation that has a call of NAME with an id; None if the template rejects it."""
     text = shown(LONG_ID)
     if text is None:
         return "any" if shown(SHORT_ID) is None else "short"
@@ -29,7 +29,7 @@ def id_form(shown: Callable[[str], str | None]) -> IdForm:
 
 
 def shortened(given: str) -> str:
-    """The same id always becomes the same."""
+    """Nine letters and digits; equal ids give equal results."""
     return given if SHORT.fullmatch(given) else hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 

@@ -1,7 +1,7 @@
-"""Calls of a history as a chat template takes them: one after the other (Llama 3's), arguments as text (DeepSeek's),
-what is said beside a call as a part of what was thought (gpt-oss').
+"""Rewrites calls of a history for chat templates that need it: one call per message (Llama 3's), arguments as JSON
+text (DeepSeek's), content of messages with calls moved into the reasoning (gpt-oss').
 
-Owner: any thread, pure functions. In: a conversation as templates read it. Out: the same, told in another way.
+Owner: any thread, pure functions. In: a conversation as templates read it. Out: the rewritten conversation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def says_both(conversation: Messages) -> bool:
-    """Whether reasoning and content stand beside a call."""
+    """Whether a message with calls has both reasoning and content."""
     return any(map(_says_both, conversation))
 
 
@@ -42,7 +42,7 @@ def _says_both(message: dict[str, Any]) -> bool:
 
 
 def as_thoughts(conversation: Messages) -> Messages:
-    """Content beside a call ends its reasoning."""
+    """In each message with calls, reasoning and content: moves the content to the end of the reasoning."""
     found = []
     for message in conversation:
         if _says_both(message):
@@ -59,7 +59,7 @@ def has_several(conversation: Messages) -> bool:
 
 
 def one_by_one(conversation: Messages) -> Messages:
-    """Each call is a message of its own, and its answer follows it; what the assistant said stands before the first."""
+    """Each call becomes a message, followed by its result; the assistant's content stays with the first call."""
     found: Messages = []
     at = 0
     while at < len(conversation):

@@ -2,8 +2,8 @@
 
 Owner: any thread; one per request. In: turns as render/blocks.py and render/items.py read them. Out: messages for
 `Renderer.chat`. Turns of one speaker in a row become one message, because many templates insist on taking turns; media
-of a tool's result follow in a user message, because most templates print a tool message as text. What the renderer
-complains about is told in the client's own paths.
+of a tool's result follow in a user message, because most templates print a tool message as text. Errors of
+the renderer name the paths of the client's request.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Conversation:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """What rendering and loading complain about inside, in the client's own paths."""
+        """Errors of rendering and of loading media in this context name the paths of the client's request."""
         try:
             yield
         except (RenderError, MediaError) as error:

@@ -1,4 +1,4 @@
-"""Special tokens that clients write, kept from becoming tokens (`--escape-special-tokens`).
+"""Escapes special tokens in clients' texts, so that they are tokenized as plain text (`--escape-special-tokens`).
 
 Owner: the pool; one Escapes per request. In: a client's text. Out: the same with a mark of digits, unique to the
 request, where a special token was spelled. Templates carry marks unharmed (trimming, quoting, upper case). After the

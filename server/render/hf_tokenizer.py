@@ -1,4 +1,4 @@
-"""HfTokenizer: a checkpoint's tokenizer.json and the files beside it, without transformers.
+"""HfTokenizer: a checkpoint's tokenizer.json and the files next to it, without transformers.
 
 Owner: any thread; the Rust object is never changed after it is made. Long texts are encoded and decoded with the GIL
 released. In: text, or token ids. Out: token ids, or text. Special tokens written in a text become their ids.
@@ -21,7 +21,7 @@ from server.render.token_bytes import TokenBytes
 from server.render.tokenizer import Tokenizer
 from server.render.tokenizer_config import content, named_tokens, read_config, read_templates
 
-# Below this many characters the GIL is kept: waking the library's own threads costs more than it gives.
+# Shorter texts (characters) are encoded without releasing the GIL: waking the library's threads costs more time.
 RELEASE_CHARS = 4096
 
 
@@ -45,7 +45,7 @@ class HfTokenizer(Tokenizer):
 
     @classmethod
     def read(cls, source: Path) -> HfTokenizer:
-        """The file and those beside it."""
+        """Reads tokenizer.json and the files next to it."""
         try:
             core = tokenizers.Tokenizer.from_file(str(source))
         except Exception as error:  # the library raises bare Exception

@@ -73,7 +73,7 @@ def resolved(given: str | list[Item], known: dict[str, Item]) -> list[Item]:
 
 
 def listed(items: list[Item], key: str) -> list[Item]:
-    """Items as they are told to clients: each with its type and an id, and texts as parts; `key` is in made ids."""
+    """Items as responses list them: each with a type and an id, texts as parts; generated ids contain `key`."""
     found: list[Item] = []
     names: set[str] = set()
     for at, item in enumerate(items):
@@ -159,7 +159,7 @@ def _reasoning(conversation: Conversation, item: Item, path: str) -> None:
 
 
 def sealed(text: str) -> str:
-    """Reasoning as `encrypted_content`: some clients send back this alone. No secret, the text is shown beside it."""
+    """Reasoning as `encrypted_content`: some clients send back only this. It is encoded, not secret."""
     return base64.b64encode(SEAL + text.encode(errors="replace")).decode()
 
 

@@ -1,10 +1,10 @@
-"""Leads: text that a family's processor writes in front of a media item, known only when the item has been loaded.
+"""Inserts the prefix of each media item: text that a model family's processor writes before a loaded item.
 
-Owner: pool, pure functions. In: a rendered Prompt, and each item's lead (mm/item: Processed). Out: the Prompt with the
-leads, its slots and rows moved; its text stays as the template wrote it. A lead is tokenized with the text before it,
-back to the nearest token over which no text runs: a special token, another item, a client's rows. What the family
-always writes around a placeholder stays next to the placeholder (server/render/media: ALWAYS_AROUND). In a prompt of
-token ids nothing is known of the text, and the lead's own tokens stand in front of the placeholder.
+Owner: pool, pure functions. In: a rendered Prompt, and each item's prefix (mm/item: Processed). Out: the Prompt with
+the prefixes, its slots and rows moved; `Prompt.text` is unchanged. A prefix is tokenized together with the text before
+it, back to the nearest boundary of text: a special token, another item, a client's rows. Text that the family always
+writes around a placeholder stays next to the placeholder (server/render/media: ALWAYS_AROUND). In a prompt of token ids
+the text before an item is unknown, so the prefix is tokenized alone.
 
     <start_of_turn> user Look NL <start_of_image>  ->  ... user Look Here is the original image NL <start_of_image>
 """
@@ -23,11 +23,11 @@ from server.render.tokenizer import Tokenizer
 
 
 def with_leads(prompt: Prompt, leads: Sequence[str], tokenizer: Tokenizer) -> Prompt:
-    """`leads`: of each slot, "" for none."""
+    """The prompt with a prefix in front of each slot; "": the slot has no prefix."""
     ids, of_text = prompt.token_ids, prompt.text is not None
     ends = [0, *(slot + 1 for slot in prompt.slots), *(item.start + len(item.rows.numbers) for item in prompt.rows)]
     pieces: list[np.ndarray] = []
-    done, wider = 0, []  # `wider`: tokens that each slot's lead adds
+    done, wider = 0, []  # `wider`: tokens that each slot's prefix adds
     for slot, lead in zip(prompt.slots, leads):
         start, least = slot, max(end for end in ends if end <= slot)
         while lead and of_text and start > least and not tokenizer.is_special(int(ids[start - 1])):
@@ -47,7 +47,7 @@ def with_leads(prompt: Prompt, leads: Sequence[str], tokenizer: Tokenizer) -> Pr
 
 
 def led(ids: np.ndarray, lead: str, beside: str, tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens in front of a placeholder, with the lead before `beside`."""
+    """The tokens in front of a placeholder, with the prefix inserted."""
     text = tokenizer.decode(ids)
     if tokenizer.encode_segments([(text, True)]) != ids.tolist():  # a client's half character
         return np.append(ids, tokenizer.encode_segments([(lead + beside, True)])).astype(np.int32)

@@ -30,7 +30,7 @@ AROUND = {
     "<|audio_pad|>": ("<|audio_start|>", "<|audio_end|>"),
 }
 # What a family's own processor writes around each placeholder of a conversation, whoever wrote the placeholder. It is
-# tokenized with the text beside it.
+# tokenized together with the adjacent text.
 ALWAYS_AROUND = {"<start_of_image>": ("\n\n", "\n\n")}
 # Placeholders that stand before the text of their message, with nothing between, wherever the message has its pictures:
 # build_single_message of tokenization_chatglm.py in https://huggingface.co/THUDM/glm-4v-9b.

@@ -87,9 +87,9 @@ class MessageReader:
         return [self._message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
 
     def embedded(self, messages: list[dict[str, Any]], param: str = "messages") -> list[MediaRef]:
-        """What `read` will find, at a glance: of a short conversation that brings all its media along, else none.
+        """The media of a short conversation if all of them are embedded in it, else none; quicker than `read`.
 
-        Faults are left to `read`, which tells of the first one.
+        Errors are ignored here: `read` reports the first one.
         """
         contents = [message.get("content") for message in messages[:LOOKED_AT] if isinstance(message, dict)]
         lists = [content for content in contents if isinstance(content, list)]

@@ -2,8 +2,8 @@
 
 Owner: the pool; nothing in it changes after it is made. In: messages as render/messages.py gives them. Out: token ids,
 or RenderError with the library's complaint. Media are never loaded here: the library's encoders are replaced by ones
-that write a single placeholder, which mm/splice.py widens later. What the versions do not know is adapted: ids of calls
-(nine letters or digits before version 13), reasoning (from version 13), text beside calls (from version 7).
+that write a single placeholder, which mm/splice.py widens later. Fields that a version lacks are adapted: ids of calls
+(nine letters or digits before version 13), reasoning (from version 13), text next to calls (from version 7).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _CallIds:
 
 
 def _no_text(tokens: list[int], special_token_policy: object = None) -> str:
-    """The library shows every prompt as text too, which nobody reads: two thirds of its time, and the GIL is held."""
+    """Replaces the library's text of each prompt, which is unused: two thirds of its time, with the GIL."""
     return ""
 
 

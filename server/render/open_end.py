@@ -13,7 +13,7 @@ from server.render.errors import RenderError, invalid
 
 
 def open_last(conversation: list[dict[str, Any]]) -> str:
-    """Ends the last message's text with a tag that nobody could have written; the text is cut there again."""
+    """Appends a random tag to the last message's text; `cut_at` cuts the rendered text at the tag."""
     tag = f"continue-{secrets.token_hex(16)} "
     last = conversation[-1]
     content = last["content"]

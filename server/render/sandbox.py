@@ -111,7 +111,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Dict:
-    """`dict(...)` without the type behind it, whose methods lead out of plain data."""
+    """`dict(...)` without access to the type `dict`, whose methods would give access to more than plain data."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

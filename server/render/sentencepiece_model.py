@@ -1,10 +1,10 @@
 """A sentencepiece model (tokenizer.model) as a tokenizer of the library: checkpoints such as InternLM2 have no other.
 
-Owner: none, pure functions; called while a tokenizer is loaded. In: the file, a protobuf whose numbers of fields are
-those of sentencepiece_model.proto, and tokenizer_config.json or added_tokens.json beside it, which name the tokens that
-training left free or that were added behind. Out: a Rust tokenizer, and the configuration that goes with it. Pieces are
-joined as in transformers' conversion: of two neighbours those first whose whole has the highest score. ChatGLM2 and 3
-keep the names of their added tokens in code, and begin a text with two of these.
+Owner: none, pure functions; called while a tokenizer is loaded. In: the file, a protobuf with the field numbers of
+sentencepiece_model.proto, and tokenizer_config.json or added_tokens.json next to it, which name the tokens that
+training left unused or that were added later. Out: a Rust tokenizer, and the configuration that goes with it. Merges
+are ranked as in transformers' conversion: the pair whose merged piece has the highest score is merged first. ChatGLM2
+and 3 have the names of their added tokens in code, and begin a text with two of these.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _check(source: Path, facts: dict[str, Any]) -> None:
 
 
 def _added(folder: Path, config: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """The tokens that files beside the model name, by id."""
+    """The added tokens by id, read from the files next to the model."""
     listed = config.get("added_tokens_decoder")
     if isinstance(listed, dict):
         return {int(number): entry for number, entry in listed.items()}

@@ -112,7 +112,7 @@ class TiktokenTokenizer(Tokenizer):
 
     @classmethod
     def read(cls, source: Path) -> TiktokenTokenizer:
-        """The file and those beside it."""
+        """Reads the merge file and the files next to it."""
         config = read_config(source.parent)
         try:
             lines = [line.split() for line in source.read_bytes().splitlines() if line]

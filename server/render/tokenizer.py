@@ -74,7 +74,7 @@ class Tokenizer(ABC):
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Tokens that stand beside the vocabulary, special or not, by their spelling: markers are found among them."""
+        """Tokens outside the base vocabulary, special or not, by their spelling; parsers' markers are among them."""
         found = {name: self.id_of(name) for name in self.special_spellings}
         return {name: token_id for name, token_id in found.items() if token_id is not None}
 

@@ -1,4 +1,4 @@
-"""The small files beside a tokenizer: tokenizer_config.json, special_tokens_map.json, chat templates.
+"""The small files next to a tokenizer: tokenizer_config.json, special_tokens_map.json, chat templates.
 
 Owner: none, pure functions; called while a tokenizer is loaded. In: a checkpoint's folder. Out: plain data; every
 complaint names the file. Chat templates come under names; "default" is the one to use, "tool_use" the one with tools.

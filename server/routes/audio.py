@@ -44,7 +44,7 @@ UNSERVED = {
     "keywords": "is not supported; write the words into prompt",
     "languages": "is not supported; send one language, or leave the field out",
     "chunking_strategy": "only auto is supported: long recordings are cut at quiet places",
-}  # fields of OpenAI's client that would change the transcript or what is told of it
+}  # fields of OpenAI's client that would change the transcript or its metadata
 
 
 async def transcribe(request: Request) -> Response | None:
@@ -175,7 +175,7 @@ def task_of(exchange: Exchange, fields: SpeechForm, header: str) -> Task:
 
 
 def wants_logprobs(fields: SpeechForm) -> bool:
-    """Whether each token's log-probability is told. Raises ApiError."""
+    """Whether the answer has each token's log-probability. Raises ApiError."""
     asked: Sequence[str] = getattr(fields, "include", None) or ()
     for word in asked:
         if word != "logprobs":
@@ -186,7 +186,7 @@ def wants_logprobs(fields: SpeechForm) -> bool:
 
 
 def granularities_of(fields: SpeechForm, tells_words: bool) -> Sequence[str]:
-    """What has times in the answer. Raises ApiError for what the model does not tell."""
+    """What has times in the answer. Raises ApiError for times that the model does not give."""
     asked: Sequence[str] = getattr(fields, "timestamp_granularities", None) or ()
     for word in asked:
         if word not in ("segment", "word"):

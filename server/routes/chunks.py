@@ -94,7 +94,7 @@ def chat_finish(choice: Choice, named: bool) -> str | None:
 
 
 def delta_of(event: Event, fields: tuple[str, ...]) -> bytes:
-    """The `delta` object of one event; b"" for an event that chat does not tell. `fields`: names of reasoning."""
+    """The `delta` object of one event; b"" for an event that chat does not send. `fields`: names of reasoning."""
     match event:
         case Content(text):
             return b'{"content":' + dumps(text) + b"}"
@@ -110,7 +110,7 @@ def delta_of(event: Event, fields: tuple[str, ...]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ChatShown:
-    """What a chat stream shows beside its text."""
+    """What a chat stream sends in addition to its text."""
 
     names: TokenNames
     top: int  # likeliest tokens per log-probability entry; -1: all there are
@@ -211,7 +211,7 @@ class CompletionChunks(Chunks):
         self.after = b',"logprobs":null,"finish_reason":null' + b"}]}\n\n"
 
     def chunks(self, choice: Choice) -> bytes:
-        """Tokens without a text have a chunk, too, where they are the first or more is told than text."""
+        """Tokens without a text have a chunk, too, if they are the first or the chunks have more than text."""
         first = not choice.started
         waits = not choice.num_held or (self.is_plain and not first)
         if choice.finish_reason is None and not choice.has_text and waits:

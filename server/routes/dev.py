@@ -27,7 +27,7 @@ from server.ops.limits import presented_key
 from server.routes.endpoint import Handler, json_response, route
 from server.state import AppState
 
-# Paths, addresses of files and secrets: never shown.
+# Paths, addresses of files and secrets: never in an answer.
 HIDDEN = {
     "api_key", "api_key_file", "admin_api_key", "uds", "ssl_keyfile", "ssl_certfile", "model", "tokenizer",
     "download_dir", "hf_token", "tool_parser_plugin", "reasoning_parser_plugin",
@@ -77,7 +77,7 @@ async def pause(request: Request) -> Response:
 
 
 async def quiet_or_resumed(state: AppState) -> None:
-    """Until nothing runs, or somebody has ended the pause."""
+    """Until nothing runs, or the pause has ended."""
     waiting = [asyncio.ensure_future(quiet(state)), asyncio.ensure_future(state.running.wait())]
     try:
         await asyncio.wait(waiting, return_when="FIRST_COMPLETED")

@@ -21,7 +21,7 @@ from server.ops.metrics import exposition
 from server.routes.endpoint import json_response, route
 from server.state import AppState
 
-STUCK_S = 10.0  # a decoder that was told to stop does so sooner
+STUCK_S = 10.0  # a decoder stops sooner once its alarm is tripped
 
 
 async def ready(request: Request) -> Response:
@@ -56,7 +56,7 @@ def stalled(state: AppState) -> bool:
 
 
 def decoders_stuck(state: AppState) -> bool:
-    """Whether half of the pool works on media that nobody waits for, and does not come to an end."""
+    """Whether half of the pool works without end on media that no request waits for."""
     return state.media is not None and 2 * state.media.stuck_for(STUCK_S) >= state.config.pool_threads
 
 

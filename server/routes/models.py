@@ -1,6 +1,6 @@
 """/v1/models: one object per name, for OpenAI and Anthropic clients at once (API.md section 16).
 
-/model_info and /get_server_info tell SGLang's router which name to route by.
+/model_info and /get_server_info give SGLang's router the name to route by.
 """
 
 from __future__ import annotations

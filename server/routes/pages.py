@@ -1,7 +1,7 @@
 """/docs/ lists the pages for users, /docs/NAME serves one of them (server/docs); off with --disable-docs.
 
 Owner: loop; HTML is made in the pool at the first request of a page. A browser gets HTML without scripts; a client that
-accepts text/markdown and no HTML gets the text. Names outside of the list are 404, so no address leads to another file.
+accepts text/markdown and no HTML gets the text. Names outside of the list are 404, so no address opens another file.
 """
 
 from __future__ import annotations

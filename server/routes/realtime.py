@@ -35,7 +35,7 @@ async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
     def checked(form: TranscriptionForm) -> Task:
         check_model(exchange.state, form.model)
         task = task_of(exchange, form, "")
-        hearer_of(exchange, task)  # raises where the model hears nothing, or not so
+        hearer_of(exchange, task)  # raises where the model takes no audio, or not in this way
         return task
 
     named = query.get("model")

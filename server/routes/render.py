@@ -26,7 +26,7 @@ from server.schema.chat import ChatBody
 from server.schema.common import SamplingFields
 from server.schema.completion import CompletionBody
 
-# What a rendered request says beside its sampling, or has used up.
+# Fields of a rendered request that are no sampling parameters, or that rendering has used up.
 NOT_SAMPLING = {
     "model", "stream", "stream_options", "request_id", "priority", "cache_salt", "add_special_tokens",
     "truncate_prompt_tokens", "truncation_side",

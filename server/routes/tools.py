@@ -65,7 +65,7 @@ def check_calls(
 ) -> None:
     """Refuses a choice that cannot be met, and tools where a call may come back that no parser of the model reads.
 
-    `sent` are the client's tools, `kept` those that this server knows.
+    `sent`: the client's tools; `kept`: the tools of them that this server knows.
     """
     if must_call and not sent:
         raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")

@@ -1,4 +1,4 @@
-"""The forms of /v1/audio/transcriptions and /v1/audio/translations (API.md section 14), beside their `file`."""
+"""The forms of /v1/audio/transcriptions and /v1/audio/translations (API.md section 14), without their `file`."""
 
 from __future__ import annotations
 

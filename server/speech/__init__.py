@@ -1,1 +1,1 @@
-"""Speech to text: what stands between the transcription routes and a model that hears."""
+"""Speech to text: the steps between the transcription routes and a model that takes audio."""

@@ -1,6 +1,6 @@
-"""Which hearer a request gets: the served model's.
+"""Chooses the Hearer class for the served model.
 
-Owner: loop. In: an exchange and what it asks. Out: its Hearer, or a refusal where the model hears nothing.
+Owner: loop. In: an exchange and its Task. Out: a Hearer, or an ApiError if the model takes no audio.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from server.speech.voxtral import VoxtralHearer
 from server.speech.voxtral_realtime import VoxtralRealtimeHearer
 from server.speech.whisper import WhisperHearer
 
-# By model_type; others are asked through chat.
+# By model_type; other models use ChatHearer.
 HEARERS: dict[str, type[ChatHearer]] = {
     "qwen3_asr": Qwen3AsrHearer,
     "voxtral": VoxtralHearer,
@@ -22,7 +22,7 @@ HEARERS: dict[str, type[ChatHearer]] = {
 
 
 def hearer_of(exchange: Exchange, task: Task) -> Hearer:
-    """The hearer of the served model. Raises ApiError where the model hears nothing."""
+    """The hearer of the served model. Raises ApiError if the model takes no audio or the server has no tokenizer."""
     state = exchange.state
     if state.media is None or "audio" not in state.engine.model.modalities:
         raise not_here(None, "the served model takes no audio; serve a model that does, such as Qwen2.5-Omni")

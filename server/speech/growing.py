@@ -1,10 +1,10 @@
-"""Growing: the sound of a turn that is still spoken, for a model that hears it meanwhile.
+"""GrowingSound: the samples of a turn in progress, for a model that transcribes the turn while it is spoken.
 
 Owner: loop, the session's tasks; resampling runs in the pool. In: 16-bit samples as they come. Out: float32 samples at
 16 kHz, as a decoded recording has them.
 
     feed  ..|...|.|....|..  end          reader's side
-    until ------>|  grow  samples        hearer's side; `forget` drops what no question needs any more
+    until ------>|  grow  samples        hearer's side; `forget` drops samples that no later request needs
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class GrowingSound:
 
     def __init__(self, rate: int) -> None:
         self.samples = np.zeros(0, np.float32)
-        self.ended = False  # no more will come
-        self.complete = False  # and `samples` have all that came
-        self.dropped = False  # nobody wants it any more
+        self.ended = False  # no more samples will come
+        self.complete = False  # and `samples` holds all that came
+        self.dropped = False  # no task reads the sound any more
         self.late = False  # too long nothing came, and its turn has failed
         self.seconds = 0.0  # of all that came
         self._rate = rate
@@ -38,7 +38,7 @@ class GrowingSound:
         return self.samples.nbytes + len(self._fresh)
 
     def feed(self, pcm: bytes) -> None:
-        """Whole samples; what comes behind the end is not heard."""
+        """Adds whole samples; after `end` they are ignored."""
         if self.ended:
             return
         self._fresh += pcm
@@ -85,5 +85,5 @@ class GrowingSound:
             return sound
         made = self._resampler.resample_chunk(sound, last=last)
         if last:
-            self._resampler = None  # it has said all
+            self._resampler = None  # it has returned all its samples
         return made

@@ -1,4 +1,4 @@
-"""Heard: what a model made of a recording, window by window, and the forms in which clients read it.
+"""Transcripts of recordings, with their segments and words, and the formats in which clients read them.
 
 Pure values and functions. A Segment's times count from the recording's beginning, in seconds. The numbers of
 `verbose_json` are computed as OpenAI's whisper computes them.
@@ -33,7 +33,7 @@ class Segment:
     temperature: float = 0.0
     avg_logprob: float | None = None
     compression_ratio: float = 0.0
-    no_speech_prob: float | None = None  # None: the model does not tell
+    no_speech_prob: float | None = None  # None: the model does not report it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Transcript:
     """A whole recording."""
 
     task: str  # transcribe | translate
-    language: str  # code; "" where nobody knows it
+    language: str  # code; "" if unknown
     duration: float
     text: str
-    segments: Sequence[Segment] | None  # None: not wanted
+    segments: Sequence[Segment] | None  # None: not requested
     words: Sequence[Word] | None = None
 
 
@@ -69,7 +69,7 @@ def compression_ratio(text: str) -> float:
 
 
 def body(transcript: Transcript, form: str) -> str | dict[str, Any]:
-    """What the client gets: JSON of a dict, or a text."""
+    """The response body in one of FORMATS: a dict is sent as JSON, a string as text."""
     match form:
         case "text":
             return transcript.text + "\n"

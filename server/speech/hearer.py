@@ -1,7 +1,7 @@
-"""Hearer: how a served model is asked about one window of a recording.
+"""Hearer: builds the requests to the engine that transcribe one window of a recording.
 
-Owner: loop. ChatHearer is for models that hear through chat: the window is an audio part of a message, and an
-instruction follows it. In: what a request asks (Task), and windows. Out: Jobs for the engine, and Segments.
+Owner: loop. ChatHearer is for models that take audio in chat messages: the window is an audio part of a message, and an
+instruction follows it. In: a request's Task, and windows. Out: Jobs for the engine, and Segments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from server.speech.languages import name_of
 from server.state import AppState
 
 MAX_ID = 1 << 31
-# What models were trained on, where the operator leaves --transcription-prompt as it is; by model_type.
+# The prompts that models were trained with, by model_type; used if --transcription-prompt has its default.
 TRANSCRIPTION_PROMPTS = {
     "audioflamingo3": "Transcribe the input speech.",
     "glmasr": "Please transcribe this audio into text",
@@ -37,16 +37,16 @@ SILENT_SOUND = "AAAA"  # base64 in the place of a window while the prompt is ren
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a request wants of its recording."""
+    """The options of one transcription request."""
 
     name: str  # transcribe | translate
     language: str  # of the recording, by code; "": unknown
-    to_language: str  # of the text, where it is a translation
+    to_language: str  # language of the text, if the task is translate
     prompt: str
-    with_times: bool  # the model writes times, where it can
-    with_segments: bool  # the answer tells the times of segments
-    with_words: bool  # and of words
-    with_logprobs: bool  # the answer tells each token's
+    with_times: bool  # the model writes timestamps, if it can
+    with_segments: bool  # the response has the times of segments
+    with_words: bool  # the response has the times of words
+    with_logprobs: bool  # the response has each token's log-probability
     asked: Asked
     salt: str
     priority: int
@@ -54,47 +54,47 @@ class Task:
 
 @dataclass(slots=True)
 class Said:
-    """What the engine answered about one window."""
+    """The engine's output for one window."""
 
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)  # without the ending one
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # the ending one's included
+    token_ids: list[int] = field(default_factory=list)  # without the stop token
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # with the stop token's
     temperature: float = 0.0
     no_speech_prob: float | None = None
-    words: Sequence[Word] = ()  # with times from the window's beginning
-    num_told: int = 0  # tokens whose text was told while it grew
+    words: Sequence[Word] = ()  # times count from the window's beginning
+    num_told: int = 0  # tokens whose text was emitted before the output ended
 
 
 class Ask(Protocol):
-    """Puts one question to the engine."""
+    """Sends one request to the engine."""
 
     async def __call__(self, job: Job, window: int | None = None, text_below: int = MAX_ID) -> Said:
-        """The answer; told as the window's text while it grows, where one is named. Ids from `text_below` on are no
-        text."""
+        """The engine's output. If `window` is given, its text is also emitted as that window's, delta by delta. Token
+        ids at or above `text_below` are left out of the text."""
 
 
 class Hearer(Protocol):
-    """One request's questions to the model."""
+    """Builds and sends one transcription's requests to the engine."""
 
     @property
     def language(self) -> str:
-        """Of the text, by code, as far as it is known; "": unknown."""
+        """The code of the text's language; "" while it is unknown."""
 
     def cutting(self) -> Cutting:
-        """How the recording is cut."""
+        """The rules by which the recording is cut into windows."""
 
     async def begin(self, ask: Ask, first: Processed) -> None:
-        """Once, with the first window, before any other is heard."""
+        """Called once, with the first window, before any window is transcribed."""
 
     async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
-        """What is said in one window."""
+        """Transcribes one window."""
 
     def segments(self, window: Window, said: Said) -> Sequence[Segment]:
-        """That, with times."""
+        """The window's text as segments with start and end times."""
 
 
 class ChatHearer:
-    """A model that hears through chat."""
+    """For a model that takes audio as a part of a chat message."""
 
     def __init__(self, exchange: Exchange, task: Task) -> None:
         self._exchange = exchange
@@ -121,14 +121,14 @@ class ChatHearer:
         return await ask(self._job(processed, self._prompt, self._task.asked), number)
 
     def _job(self, processed: Processed, prompt: Prompt, asked: Asked) -> Job:
-        """A question about a window."""
+        """One request about a window."""
         task, media = self._task, self._state.media
         assert media is not None, "the model hears"
         spliced = splice(prompt.token_ids, prompt.slots, [processed], media.processor)
         return job_of(self._exchange, prompt, spliced, asked, salt=task.salt, priority=task.priority, param="prompt")
 
     async def _rendered(self) -> Prompt:
-        """The same for every window: a message of a sound and the instruction."""
+        """The prompt of every window: a message with an audio part and the instruction."""
         content = [
             {"type": "input_audio", "input_audio": {"data": SILENT_SOUND, "format": "wav"}},
             {"type": "text", "text": self.instruction()},
@@ -136,7 +136,7 @@ class ChatHearer:
         return await self._state.renderer.chat([{"role": "user", "content": content}])
 
     def instruction(self) -> str:
-        """The operator's, and the client's words behind it."""
+        """The operator's instruction, followed by the client's prompt."""
         task, speech = self._task, self._state.config.speech
         translates = task.name == "translate"
         text = speech.translation_prompt if translates else speech.transcription_prompt
@@ -147,7 +147,7 @@ class ChatHearer:
         return f"{text}\n{task.prompt}" if task.prompt else text
 
     def segments(self, window: Window, said: Said) -> Sequence[Segment]:
-        """One: such a model tells no times within a window."""
+        """One segment for the whole window: the model writes no timestamps."""
         text = said.text.strip()
         if not text:
             return ()

@@ -1,12 +1,12 @@
-"""Listening: one recording's way through the engine, several windows at a time.
+"""Listening: transcribes one recording, several windows at a time.
 
-Owner: loop, the handler's task. In: a Recording and a Hearer. Out: what was said in each window, in order, and the text
-while it grows (`told`). A window's features are made when its turn comes and are gone when it has been heard, so a long
-recording holds little beside its samples. Leaving the run aborts what the engine still works on.
+Owner: loop, the handler's task. In: a Recording and a Hearer. Out: the text of each window, in order, and text deltas
+while windows are decoded. A window's features are computed when a worker takes the window and freed after its
+transcription, so a long recording uses little memory besides its samples. Leaving `run` aborts the engine's requests.
 
     windows   0 1 2 3 ...     workers take the next one
     engine    [0..][1....][2...]
-    told      0000011111222   in order: a later window waits until the earlier ones have ended
+    deltas    0000011111222   in order: the text of a later window waits until the earlier windows have ended
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from server.state import AppState
 ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
 
 
-# (window, text that it has more, its tokens where log-probabilities are told); text "": the window has ended
+# (window, its next text, the tokens of that text if log-probabilities are requested); text "": the window has ended
 Tell = Callable[[int, str, Sequence[TokenLogprob]], None]
 
 
 def logprobs_of(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Of each token of the text: `token`, `logprob`, `bytes`."""
+    """An entry per token of the text: `token`, `logprob`, `bytes`."""
     names = TokenNames(tokenizer)
     return [names.token(each.token_id, each.logprob) for each in entries if not tokenizer.is_special(each.token_id)]
 
 
 def all_logprobs(tokenizer: Tokenizer, said: Iterable[Said]) -> list[dict[str, Any]]:
-    """Of all windows, without the tokens that end them."""
+    """The entries of all windows, without the tokens that end them."""
     return logprobs_of(tokenizer, [entry for each in said for entry in each.logprobs[: len(each.token_ids)]])
 
 
 def ignore_text(index: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
-    """A body needs no call per step."""
+    """For a response that is not streamed: drops the text deltas."""
 
 
 class Listening:
@@ -72,10 +72,10 @@ class Listening:
         self._workers: list[asyncio.Task[None]] = []
         self._streams: set[TokenStream] = set()
         self._aborted = False
-        self._begun = asyncio.Event()  # the hearer has heard the first window's beginning
+        self._begun = asyncio.Event()  # `Hearer.begin` has returned
 
     async def run(self, recording: Recording) -> list[Said]:
-        """What was said, by window. Raises what ended the listening early."""
+        """The text of each window. Raises the error that ended the transcription early."""
         count = len(recording.windows)
         said = [Said() for _ in range(count)]
         await self._state.running.wait()  # an operator may have paused the server
@@ -112,7 +112,7 @@ class Listening:
         return self.error is not None
 
     def fail(self, error: ApiError) -> None:
-        """Ends the listening with an error."""
+        """Ends the transcription with an error."""
         if self.error is None:
             self.error = error
             self.exchange.reason = error.reason
@@ -120,7 +120,7 @@ class Listening:
             worker.cancel()
 
     def abort(self) -> None:
-        """Ends the listening; what was heard so far is the answer."""
+        """Ends the transcription; the text so far is the answer."""
         self._aborted = True
         for stream in tuple(self._streams):
             stream.abort()

@@ -1,12 +1,12 @@
-"""Live: a turn is heard while it is spoken, by a model whose rows no later sound changes (Voxtral Realtime).
+"""LiveListening: transcribes a turn while it is spoken, by a model with a causal audio encoder (Voxtral Realtime).
 
-Owner: loop, the session's worker; features are made in the pool. In: a GrowingSound. Out: what was said, by window, and
-the text while it grows (`told`). Each question to the engine brings the window's sound so far and its tokens so far:
-the prefix cache holds all but the last of these, and the tower runs over the window again (30 s of sound are 1,500 of
-its rows). Questions follow each other: a busy engine gets fewer and longer ones.
+Owner: loop, the session's worker; features are computed in the pool. In: a GrowingSound. Out: the text of each window,
+and text deltas. Each request to the engine has the window's samples so far and its tokens so far: the prefix
+cache holds all but the last tokens, and the audio encoder runs over the whole window again (30 s of sound are 1,500
+encoder rows). Requests run one after the other: a busy engine gets fewer and longer requests.
 
     sound       ....|......|......|......| end
-    questions   [prompt][prompt, tokens][prompt, tokens ..][.., silence]
+    requests    [prompt][prompt, tokens][prompt, tokens ..][.., silence]
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class LiveListening(Listening):
         self._longest = max(self._processor.samples, min(longest, rows * self._processor.samples))
 
     async def follow(self, sound: GrowingSound) -> list[Said]:
-        """What was said, by window. Raises what ended the listening early."""
+        """The text of each window. Raises the error that ended the transcription early."""
         said: list[Said] = []
         await self._state.running.wait()  # an operator may have paused the server
         await self._come(sound, 1)
-        self.exchange.arrival = time.monotonic()  # deadlines count from when there is something to hear
+        self.exchange.arrival = time.monotonic()  # deadlines count from the first samples
         with self.opened():
             self._workers.append(asyncio.ensure_future(self._windows(sound, said)))
             await self._settled()
@@ -66,8 +66,8 @@ class LiveListening(Listening):
                 await self._come(sound, 1)
 
     async def _window(self, sound: GrowingSound, number: int, said: Said) -> None:
-        """From the sound's first sample to a quiet place, the sound's end or a token that ends the text; what was heard
-        is forgotten."""
+        """Transcribes one window: from the first sample to a quiet place, the sound's end or a stop token. Drops the
+        window's samples at its end."""
         processor, digest = self._processor, secrets.token_bytes(DIGEST_BYTES)
         text = TextStream(self._state.tokenizer, at_start=True)
         heard, tokens = 0, len(processor.tokens)

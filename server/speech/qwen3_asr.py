@@ -23,7 +23,7 @@ from server.render.prompt import Prompt
 from server.speech.hearer import SILENT_SOUND, Ask, ChatHearer, Said, Task
 from server.speech.languages import LANGUAGES, name_of
 
-LANGUAGE, MARK, NONE = "language ", "<asr_text>", "None"  # "None": nobody speaks
+LANGUAGE, MARK, NONE = "language ", "<asr_text>", "None"  # "None": no speech
 HEARD = frozenset((
     "ar", "yue", "zh", "cs", "da", "nl", "en", "tl", "fi", "fr", "de", "el", "hi", "hu", "id", "it", "ja", "ko", "mk",
     "ms", "fa", "pl", "pt", "ro", "ru", "es", "sv", "th", "tr", "vi",

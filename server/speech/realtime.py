@@ -1,16 +1,16 @@
-"""Realtime: a transcription session over a WebSocket; sound in as it is spoken, texts out while they grow.
+"""Realtime: a transcription session over a WebSocket: audio in as it is spoken, text deltas out.
 
 Owner: loop, three tasks per session. In: client events (server/schema/realtime). Out: OpenAI's server events. Turns are
-found by energy (server/speech/turns) or committed by the client, and go one after the other through what serves
-/v1/audio/transcriptions: whatever model hears there hears here. Sound that no turn needs is dropped; what is held
-counts as a body that is being uploaded. A client that leaves, or sends no event for long, ends everything. In vLLM's
-form (server/speech/realtime_events) the turns up to a final commit make one text.
+found by energy (server/speech/turns) or committed by the client. They are transcribed one after the other, as
+/v1/audio/transcriptions does it and with the same models. Samples outside turns are dropped; buffered bytes count as a
+request body that is being uploaded. The session ends when the client leaves or sends no event for long. In vLLM's form
+(server/speech/realtime_events) the turns up to a final commit make one text.
 
     reader      append .. append | edges, commit | ...          waits while a turn is queued behind another
     worker                         turn 0 [decode, engine ....] turn 1 [...]        (realtime_turns)
     writer      created, started, stopped, committed, delta, delta, completed ...
 
-A model that hears a turn while it is spoken gets it where it begins: deltas come before `committed`.
+A model that transcribes live (server/speech/live) gets a turn at its beginning: deltas come before `committed`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from server.speech.turns import Edge, TurnFinder, Vad
 from server.state import AppState
 
 RATES = (8000, 48000)
-IN_POOL = 32768  # characters of an event that are read in the pool, bytes of sound that are heard there
-MIN_TURN_S = 0.1  # of a turn that a client commits
-UNREAD_EVENTS = 256  # behind which a client that does not read is not heard either
+IN_POOL = 32768  # longer events (characters) are parsed in the pool; turns in more samples (bytes) are found there
+MIN_TURN_S = 0.1  # shortest turn that a client can commit
+UNREAD_EVENTS = 256  # with more unsent events the session reads nothing from the client
 GOING_AWAY = 1001
 
 
@@ -52,7 +52,8 @@ class RealtimeSession:
     def __init__(
         self, exchange: Exchange, receive: Receive, form: TranscriptionForm, task_of: TaskOf, client: str
     ) -> None:
-        """`task_of` checks what a client asks of its turns; raises ApiError. `client`: whose share its bytes take."""
+        """`task_of` makes a Task of a form, or raises ApiError. `client`: the client whose share of the body budget the
+        buffered bytes take."""
         self._exchange, self._receive = exchange, receive
         self._task_of = task_of
         self._gone = False
@@ -64,7 +65,7 @@ class RealtimeSession:
         self._item_id = new_id("item")
         self._last_item_id: str | None = None
         self._plain = False  # vLLM's form
-        self._live: GrowingSound | None = None  # of the open turn, where the model hears it already
+        self._live: GrowingSound | None = None  # the open turn's, if the model transcribes live
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._worker = TurnWorker(exchange, self.tell, self._events.join, task_of, self._count_less)
 
@@ -107,13 +108,13 @@ class RealtimeSession:
                 await self._exchange.raw_send({"type": "websocket.close", "code": GOING_AWAY})
 
     def _leave(self) -> None:
-        """The server drains: what it hears of an open turn ends here."""
+        """The server drains: an open turn ends here."""
         if self._live is not None:
             self._live.end()
         self._worker.leave()
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """One event, in order."""
+        """Queues one server event."""
         event = plain(kind, fields) if self._plain else {"type": kind, "event_id": new_id("event"), **fields}
         if event is not None:
             self._events.put_nowait(event)
@@ -125,7 +126,7 @@ class RealtimeSession:
         while True:
             if self._events.qsize() > UNREAD_EVENTS:
                 await self._events.join()
-            await asyncio.sleep(0)  # others have their turn between two of thousands of tiny messages
+            await asyncio.sleep(0)  # thousands of tiny messages must not block other tasks
             message = await self._next()
             if message is None:
                 return
@@ -261,7 +262,7 @@ class RealtimeSession:
             await self._begin_turn(now)
 
     async def _begin_turn(self, start: int) -> None:
-        """At a sample. A model that hears what is spoken gets the turn at once."""
+        """A turn begins at sample `start`. A model that transcribes live gets the turn at once."""
         self._turn_start = start
         form, rate = self._settings.form, self._settings.rate
         self.tell("input_audio_buffer.speech_started", audio_start_ms=start * 1000 // rate, item_id=self._item_id)
@@ -270,18 +271,18 @@ class RealtimeSession:
             await self._worker.put(Turn(self._item_id, self._live, form, rate, self._plain))
 
     def _feed(self, live: GrowingSound, end: int) -> None:
-        """The open turn's samples up to one, which the buffer forgets."""
+        """Moves the open turn's samples before `end` from the buffer to `live`."""
         assert self._turn_start is not None, "a turn is open"
         live.feed(self._sound.between(self._turn_start, end))
         self._turn_start = end
         self._drop(end)
 
     def _forget_all(self) -> None:
-        """The open turn, and all that the buffer holds."""
+        """Drops the open turn and all buffered samples."""
         if self._live is not None:
             self._live.drop()
         if self._turn_start is not None:
-            self._item_id = new_id("item")  # something was told of the one before
+            self._item_id = new_id("item")  # events with the old id have been sent
         self._live = self._turn_start = None
         self._empty()
 
@@ -296,7 +297,7 @@ class RealtimeSession:
         return int(self._state.config.media.audio_max_seconds * self._settings.rate) * SAMPLE_BYTES
 
     async def _commit_all(self, final: bool | None) -> None:
-        """What the buffer holds is a turn; in vLLM's form `final` ends the text, else sound is heard as it comes."""
+        """The buffered samples become a turn. In vLLM's form only a final commit does so; it also ends the text."""
         if not self._plain:
             await self._commit_now()
         elif final:
@@ -336,20 +337,20 @@ class RealtimeSession:
             self._drop(end)
 
     def _size(self) -> int:
-        """Bytes of the buffer and the open turn."""
+        """Bytes of the buffer and of the open live turn."""
         return len(self._sound) + (self._live.nbytes if self._live is not None else 0)
 
     def _all_bytes(self) -> int:
-        """And of turns that are not yet heard."""
+        """Bytes of the buffer and of turns that are not transcribed yet."""
         return len(self._sound) + self._worker.nbytes
 
     def _drop(self, sample: int) -> None:
-        """Forgets what the buffer holds before a sample."""
+        """Drops the buffered samples before `sample`."""
         self._sound.drop(sample)
         self._count_less()
 
     def _count_less(self) -> None:
-        """Gives back what is held no more."""
+        """Returns to the budget the bytes that are no longer buffered."""
         self._held.become(min(self._held.count, self._all_bytes()))
 
     # -- writer
@@ -363,5 +364,5 @@ class RealtimeSession:
 
 
 def edges_of(finder: TurnFinder, pcm: bytes) -> list[Edge]:
-    """What the next samples show."""
+    """The edges of turns in the next samples."""
     return finder.feed(np.frombuffer(pcm, "<i2").astype(np.float32) / 32768)

@@ -1,7 +1,7 @@
-"""What is said on a realtime socket: client events as they are read, and server events in either of two forms.
+"""Events of a realtime session: parses client events, and writes server events in either of two forms.
 
-Pure functions. OpenAI's form tells each turn as an item of a conversation. vLLM's, in which a client begins with
-`session.update {model}` and ends its sound with `input_audio_buffer.commit {final: true}`, tells one text:
+Pure functions. In OpenAI's form each turn is an item of a conversation. In vLLM's form the client begins with
+`session.update {model}` and ends its audio with `input_audio_buffer.commit {final: true}`, and gets one text:
 
     OpenAI  session.created, speech_started, committed, ...transcription.delta, ...transcription.completed | error {..}
     vLLM    session.created,                            transcription.delta,    transcription.done         | error ".."
@@ -44,7 +44,7 @@ def opened(text: str | bytes) -> tuple[Event, bytes]:
 
 
 def _as_event(error: ApiError, text: str | bytes) -> ApiError:
-    """An unknown type, and a field of which one value is known, are told with what was got and what is known."""
+    """Errors about `type` and about fields of ONLY_VALUES name the value that was sent and the allowed ones."""
     if error.param == "type":
         got = f"got {_got(text, 'type')}; must be one of {', '.join(EVENT_TYPES)}"
         return ApiError(400, "unknown_event", f"type: {got}", "type")
@@ -55,7 +55,7 @@ def _as_event(error: ApiError, text: str | bytes) -> ApiError:
 
 
 def _got(text: str | bytes, path: str) -> str:
-    """What an event has in a field, as a text may quote it."""
+    """The value of an event's field, as an error text quotes it."""
     value: Any = msgspec.json.decode(text)
     for name in path.split("."):
         value = value.get(name, MISSING) if isinstance(value, dict) else MISSING

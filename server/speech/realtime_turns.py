@@ -1,8 +1,8 @@
-"""Turns of a realtime session, heard one after the other.
+"""Transcribes the turns of a realtime session, one after the other.
 
-Owner: loop, the session's worker. In: turns as they are committed, or as they begin where the model hears a turn while
-it is spoken. Out: deltas and ends of their texts as events (`tell`). A turn is a recording, heard as
-/v1/audio/transcriptions hears it, or a GrowingSound. In vLLM's form the turns up to a final commit make one text.
+Owner: loop, the session's worker. In: turns when they are committed, or when they begin if the model transcribes live.
+Out: events with the deltas and ends of their texts. A turn is either a recording, transcribed as in
+/v1/audio/transcriptions, or a GrowingSound. In vLLM's form the turns up to a final commit make one text.
 
     turns    turn 0 [decode, engine ....] turn 1 [...] | None: the text has ended
     events   delta, delta, completed ...               | transcription.done
@@ -38,12 +38,12 @@ TaskOf = Callable[[TranscriptionForm], Task]
 
 class TellEvent(Protocol):
     def __call__(self, kind: str, **fields: Any) -> None:
-        """One event of the session."""
+        """Queues one event of the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Committed samples, or those of a turn that is still spoken."""
+    """Committed samples, or the growing samples of a turn in progress."""
 
     item_id: str
     sound: bytes | GrowingSound
@@ -70,7 +70,7 @@ class Whole:
 
 
 class TurnWorker:
-    """One session's."""
+    """The worker of one session."""
 
     def __init__(
         self,
@@ -80,41 +80,41 @@ class TurnWorker:
         task_of: TaskOf,
         heard: Callable[[], None],
     ) -> None:
-        """`told` waits until all events have been sent; `task_of` checks what a client asks, and raises ApiError;
-        `heard`: a turn is held no more."""
+        """`told` waits until all events have been sent. `task_of` makes a Task of a form, or raises ApiError.
+        `heard` is called when a turn's samples are freed."""
         self.turns: asyncio.Queue[Turn | None] = asyncio.Queue(maxsize=1)  # None: the text has ended
         self._exchange, self._state = exchange, exchange.state
         self._tell, self._told, self._task_of = tell, told, task_of
-        self._whole: Whole | None = None  # the text that grows, in vLLM's form
+        self._whole: Whole | None = None  # the text in progress, in vLLM's form
         self._leaving: asyncio.Future[None] | None = None
         self._unheard: list[Turn] = []
         self._heard = heard
 
     @property
     def nbytes(self) -> int:
-        """Of turns that are not yet heard."""
+        """Bytes of the turns that are not transcribed yet."""
         return sum(turn.nbytes for turn in self._unheard)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn that the client has ended is still to be heard."""
+        """Whether an ended turn is not transcribed yet."""
         return any(isinstance(turn.sound, bytes) or turn.sound.ended for turn in self._unheard)
 
     def hold(self, turn: Turn) -> None:
-        """Counts a turn that comes next."""
+        """Counts the bytes of a turn that will be queued."""
         self._unheard.append(turn)
 
     async def put(self, turn: Turn) -> None:
-        """Waits until the turn before has its place."""
+        """Queues a turn; waits until the worker has taken the turn before."""
         self.hold(turn)
         await self.turns.put(turn)
 
     def leave(self) -> None:
-        """The session ends behind the turns that have come."""
+        """The session ends after the turns that are queued."""
         self._leaving = asyncio.ensure_future(self.turns.put(None))
 
     def hears_live(self, form: TranscriptionForm) -> bool:
-        """Whether the served model hears a turn while it is spoken."""
+        """Whether the served model transcribes a turn while it is spoken."""
         return isinstance(hearer_of(self._exchange, self._task_of(form)), VoxtralRealtimeHearer)
 
     async def run(self) -> None:
@@ -128,13 +128,13 @@ class TurnWorker:
                 elif self._whole is not None or self._leaving is None:
                     whole, self._whole = self._whole or Whole(InOrder(str)), None
                     self._tell("transcription.done", text=whole.order.text, usage=whole.usage())
-                await self._told()  # a reader that is away holds its own session only
+                await self._told()  # a client that does not read delays only its own session
         finally:
             if self._leaving is not None:
                 self._leaving.cancel()
 
     async def _try(self, turn: Turn) -> None:
-        """Hears a turn; what goes wrong is told and ends that turn."""
+        """Transcribes a turn; an error ends that turn and is sent as an event."""
         try:
             await self._hear(turn)
         except (ApiError, MediaError) as error:
@@ -144,7 +144,7 @@ class TurnWorker:
             self._failed(turn, internal(self._exchange.request_id))
         finally:
             if isinstance(turn.sound, GrowingSound):
-                turn.sound.drop()  # what comes yet is heard by nobody
+                turn.sound.drop()  # samples that come later are ignored
             self._unheard.remove(turn)
             self._heard()
 

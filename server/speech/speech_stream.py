@@ -1,7 +1,8 @@
-"""SpeechStream: a transcript written while it grows; each event serves both families of clients.
+"""SpeechStream: a streamed transcript; each event has the fields of OpenAI's and of vLLM's clients.
 
-Owner: loop. In: `told` calls of a Listening. Out: server-sent events. Windows run together and are told in order: the
-text of a later one is kept until the earlier ones have ended. A reader that is away gets its texts merged.
+Owner: loop. In: text deltas of a Listening. Out: server-sent events. Windows are transcribed concurrently and emitted
+in order: the text of a later window is buffered until the earlier windows have ended. Deltas for a client that does not
+read are merged.
 
     data: {"type":"transcript.text.delta","delta":"..","choices":[{"delta":{"content":".."},"finish_reason":null}],..}
     data: {"type":"transcript.text.done","text":"..","choices":[],"usage":{..},..}
@@ -28,21 +29,21 @@ from server.speech.listening import Listening, all_logprobs, logprobs_of
 
 
 class InOrder:
-    """Texts of windows, joined as one: what may be told now. Pure."""
+    """Joins the texts of windows: the text that can be emitted now, in the order of windows. Pure."""
 
     def __init__(self, space: Callable[[], str]) -> None:
-        self.text = ""  # all that was told
+        self.text = ""  # all emitted text
         self._space = space
         self._waiting: dict[int, str] = {}
         self._tokens: dict[int, list[TokenLogprob]] = {}  # of windows whose text waits
-        self._new_tokens: list[TokenLogprob] = []  # of text that was told
+        self._new_tokens: list[TokenLogprob] = []  # of emitted text; see `take_tokens`
         self._ended: set[int] = set()
         self._front = 0
-        self._held = ""  # spaces at the end of what the front window has said
-        self._begun = False  # the front window has said something
+        self._held = ""  # spaces at the end of the front window's text so far
+        self._begun = False  # the front window has emitted text
 
     def add(self, window: int, text: str, tokens: Sequence[TokenLogprob]) -> str:
-        """A window's next text and its tokens, or "" when it has ended -> what follows in the transcript."""
+        """Adds a window's next text and its tokens; "" ends the window. Returns the text that is emitted now."""
         self._tokens.setdefault(window, []).extend(tokens)
         if text:
             self._waiting[window] = self._waiting.get(window, "") + text
@@ -62,7 +63,7 @@ class InOrder:
         return self._front
 
     def skip(self) -> None:
-        """Of the windows that have not ended nothing more comes; what is told next begins one anew."""
+        """Drops the buffered text of all windows that have not ended; the next text begins a new window."""
         self._waiting.clear()
         self._tokens.clear()
         self._new_tokens.clear()
@@ -70,12 +71,12 @@ class InOrder:
         self._held, self._begun = "", False
 
     def take_tokens(self) -> list[TokenLogprob]:
-        """Those of what was told since the last call."""
+        """Tokens of the text emitted since the last call."""
         taken, self._new_tokens = self._new_tokens, []
         return taken
 
     def _take(self) -> None:
-        """The front window's text, without spaces at either end of the window."""
+        """Emits the front window's text, without spaces at either end of the window."""
         self._new_tokens += self._tokens.pop(self._front, ())
         text = self._held + self._waiting.pop(self._front, "")
         if not self._begun:
@@ -103,7 +104,7 @@ class SpeechStream:
         listening.told = self._take
 
     async def run(self, recording: Recording) -> None:
-        """Until the last byte; raises ApiError while the answer can still be a status."""
+        """Runs until the last byte is written; raises ApiError while the response has not begun."""
         events = self.events
         listening = asyncio.ensure_future(self.listening.run(recording))
         try:
@@ -118,7 +119,7 @@ class SpeechStream:
             await events.settle()
         if events.lost:
             self.listening.exchange.abort()
-            await asyncio.sleep(0)  # the connection hears of it before the app returns
+            await asyncio.sleep(0)  # the connection handles the abort before the app returns
             raise ClientGone
 
     def _take(self, window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
@@ -140,7 +141,7 @@ class SpeechStream:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what is new, unless the reader is away: then `on_writable` comes back here."""
+        """Writes the new text, unless the client does not read: `on_writable` then calls this again."""
         events = self.events
         if not events.takes_more:
             if len(self._new) > self.listening.exchange.state.config.limits.stream_buffer_bytes:

@@ -21,7 +21,7 @@ from mm.transform.quiet import FRAME_S
 
 LEVEL = 0.02  # of full scale, at a threshold of 1: what is below -40 dB is no speech at 0.5
 ABOVE_NOISE = 3.0  # times the quietest frame
-REMEMBERED = 150  # frames whose quietest tells the noise
+REMEMBERED = 150  # frames; the quietest is the noise level
 LOUD_FRAMES = 2  # in a row that begin a turn
 
 

@@ -1,10 +1,9 @@
-"""WhisperHearer: how Whisper is asked: prompts of marker tokens, the language heard first, higher temperatures where a
-text is poor.
+"""WhisperHearer: requests to Whisper: prompts of marker tokens, language detection, temperature fallback.
 
-Owner: loop. In: windows of a recording. Out: Said, by the rules of OpenAI's whisper: a text that repeats itself or that
-the model doubts is drawn again at a higher temperature; a window that sounds silent and is doubted says nothing. The
-first question about a window, one token behind <|startoftranscript|>, tells the language and whether somebody speaks;
-what it computes of the sound is found again in the prefix cache by the questions that follow.
+Owner: loop. In: windows of a recording. Out: Said, by the rules of OpenAI's whisper: a text that repeats itself or has
+a low log-probability is sampled again at a higher temperature; a window with a high no-speech probability and a low
+log-probability has no text. The first request about a window, one token after <|startoftranscript|>, detects the
+language and the no-speech probability; the requests that follow find its encoder output in the prefix cache.
 
     [window] (<|startofprev|> prompt) <|startoftranscript|> | language, no_speech_prob
     [window] (<|startofprev|> prompt) <|startoftranscript|> <|de|> <|transcribe|> <|notimestamps|> | text
@@ -45,7 +44,7 @@ MAX_NO_SPEECH_PROB = 0.6
 
 
 class WhisperHearer:
-    """One request's questions to Whisper."""
+    """Builds and sends one transcription's requests to Whisper."""
 
     def __init__(self, exchange: Exchange, task: Task, tokens: WhisperTokens) -> None:
         if task.name == "translate" and (tokens.translate is None or task.to_language != "en"):
@@ -75,7 +74,7 @@ class WhisperHearer:
         return Cutting(min(state.config.speech.transcription_window, processor.seconds))
 
     def _previous_ids(self) -> list[int]:
-        """The client's prompt, as a text that came before; its end where it is long."""
+        """The client's prompt, as the text before the window; only the end of a long prompt."""
         tokens, state, text = self._tokens, self._exchange.state, self._task.prompt
         if not text or tokens.previous is None:
             return []
@@ -84,13 +83,13 @@ class WhisperHearer:
         return [tokens.previous, *ids[-most:]]
 
     async def begin(self, ask: Ask, first: Processed) -> None:
-        """Hears the language of the first window, which is taken for that of all."""
+        """Detects the language of the first window and uses it for all windows."""
         if not self._heard:
             self._heard, _ = await self._listened(ask, first)
 
     async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
         task = self._task
-        if task.asked.stream:  # what was told cannot be taken back
+        if task.asked.stream:  # emitted text cannot be taken back
             return await ask(self._job(processed, task.asked.params.temperature), number, self._tokens.first_marker)
         _, no_speech = await self._listened(ask, processed)
         said = Said()
@@ -126,13 +125,13 @@ class WhisperHearer:
         return await asyncio.get_running_loop().run_in_executor(state.pool, work)
 
     def _is_poor(self, said: Said) -> bool:
-        """Whether the text repeats itself, or the model doubts it."""
+        """Whether the text repeats itself or has a low log-probability."""
         text = said.text.strip()
         repeats = bool(text) and compression_ratio(text) > MAX_COMPRESSION_RATIO
         return repeats or self._average(said) < LEAST_AVG_LOGPROB
 
     def _is_silent(self, said: Said) -> bool:
-        """Whether nobody seems to speak, and the model doubts its text."""
+        """Whether the no-speech probability is high and the text's log-probability low."""
         assert said.no_speech_prob is not None
         return said.no_speech_prob > MAX_NO_SPEECH_PROB and self._average(said) < LEAST_AVG_LOGPROB
 
@@ -140,7 +139,7 @@ class WhisperHearer:
         return average_logprob([entry.logprob for entry in said.logprobs], len(said.token_ids))
 
     async def _listened(self, ask: Ask, processed: Processed) -> tuple[str, float]:
-        """The language that a window seems to be in, and how likely nobody speaks."""
+        """The detected language of a window, and its no-speech probability."""
         tokens = self._tokens
         params = replace(
             self._task.asked.params,

@@ -2,7 +2,7 @@
 
 Owner: the main thread. In: the flags of `serve`, and --device-target, a card that need not be here. Out: lines for
 people. MODEL is a folder, its config.json, a GGUF file or ORG/NAME; of all these only the configuration is read, so
-quantised weights are shown as the configuration alone describes them.
+quantised weights are described by the configuration alone.
 """
 
 from __future__ import annotations

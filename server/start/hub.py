@@ -46,7 +46,7 @@ from engine.weights.progress import ProgressLine
 
 log = logging.getLogger("omniloop")
 
-# Beside the weights: configurations, tokenizers in every format that is read here, templates, the weights' index.
+# Files other than weights: configurations, tokenizers in every format that is read here, templates, the weights' index.
 BESIDE = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "additional_chat_templates/*.jinja")
 # Small, and says that a model is made of adapters.
 ALWAYS = tuple(f"{name}/{ADAPTER_CONFIG}" for name in ("*-lora", *FOLDERS.values()))
@@ -181,7 +181,7 @@ class Stopped(Exception):
 
 
 def counted(stopped: threading.Event, line: ProgressLine | None) -> Any:
-    """What huggingface_hub calls in place of a progress bar: bytes on the disk reach `line`, nothing else is shown."""
+    """What huggingface_hub calls in place of a progress bar: `line` counts bytes on the disk, no bar is printed."""
     from huggingface_hub.utils import tqdm
 
     class Bytes(tqdm):

@@ -2,7 +2,7 @@
 
 Owner: loop. In: an AppState in phase starting. Out: the same, ready, later drained and closed. Start: text and engine
 load side by side in threads and warm up. Stop: probes say 503, then work is refused, what runs may finish, the rest is
-told, engine and threads end. Sockets, signals and exit codes belong to the host (server/start/process.py,
+aborted, engine and threads end. Sockets, signals and exit codes belong to the host (server/start/process.py,
 server/hosted.py).
 
     [engine: device thread | text, media: pool] -- ready -- stop() -- drain -- close
@@ -34,7 +34,7 @@ log = logging.getLogger("omniloop")
 JOIN_S = 10.0  # for threads and sockets after the drain
 FETCH_S = 2.0  # for a download to give up, which it does when bytes arrive
 IDLE_S = 5.0  # without an open request, before libraries are imported that later requests need
-TOLD_S = 2.0  # for the answers of requests that are told to end
+TOLD_S = 2.0  # for the answers of requests that the drain aborts
 
 
 class Lifespan:
@@ -125,7 +125,7 @@ class Lifespan:
             )
 
     async def drain(self) -> None:
-        """Finishes what runs, within the timeout; the rest is told that the server is going."""
+        """Finishes what runs, within the timeout; aborts the rest with an error."""
         state, server = self.state, self.state.config.server
         if state.phase == "ready" and server.shutdown_delay:
             state.phase = "leaving"

@@ -107,7 +107,7 @@ def complete(state: AppState) -> None:
         if engine.config.faults is not None:
             into_decoders(state.media, engine.config.faults)
         if "audio" in engine.model.modalities:
-            state.pool.submit(import_sockets)  # while nobody waits for them
+            state.pool.submit(import_sockets)  # before a request waits for them
         cache = state.media.cache
         metrics.mm_cache = lambda: (cache.queries, cache.hits)
         if config.media.media_isolation != "none":

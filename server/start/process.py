@@ -62,7 +62,7 @@ def serve(config: Config) -> int:
 
 def leave(status: int) -> NoReturn:
     """At once: freeing what lies on a lost device can end in its libraries' abort(), with another status; and Python
-    would wait for threads that import, download or load, and hear nobody. A download goes on at the next start."""
+    would wait for threads that import, download or load, and do not stop. A download goes on at the next start."""
     logging.shutdown()
     os._exit(status)
 

@@ -1,7 +1,7 @@
 """Signals that come before the loop runs: counted, so that they are neither lost nor a traceback.
 
 Owner: main thread. Python answers SIGINT with an exception wherever the main thread happens to be; raised inside the
-import of an extension module it can vanish, and the server would start as if nobody had asked it to stop. From the
+import of an extension module it can vanish, and the server would start in spite of a request to stop. From the
 first line of `python -m server` the signals are counted here; process.py takes the count once its own handlers stand.
 
     hold -- imports, flags, bind -- loop's handlers -- taken() -- on_signal as often
@@ -29,7 +29,7 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def taken() -> int:
-    """How many have come since `hold`; they are not told again."""
+    """How many have come since `hold` or the last call."""
     global _count
     count, _count = _count, 0
     return count

@@ -2,7 +2,7 @@
 
 Owner: none, an object per tool while its grammar is written, in the pool. In: a schema from which everything that no
 grammar enforces has gone. Out: rules, and for each value the Lark of its spelling. What a notation cannot hold is
-refused in strict tools and left out of others. A union is held to those of its values that the parser tells apart.
+refused in strict tools and left out of others. A union is held to the values that the parser can distinguish.
 
 The notations stand in structure/call_notations.py.
 """
@@ -25,7 +25,7 @@ from server.structure.schema_faults import too_complex, wrong
 from server.structure.schema_keywords import NUMBERS, TYPES, subschemas
 
 SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> what %json takes
-Leave = Callable[[str, str], None]  # (keyword, path) of what a notation cannot hold: raises, or tells
+Leave = Callable[[str, str], None]  # (keyword, path) of what a notation cannot hold: raises, or reports
 SHORT = 40
 MOST_REPEATS = 2000  # of a counted text or list
 MOST_PARTS = 4096  # of anyOf and allOf, all of a tool's
@@ -41,9 +41,9 @@ WORDS = r"~/\s*(null|None|true|false|True|False)\s*/"
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """What else stands where a string stands."""
+    """The alternatives to a string at its place."""
 
-    kinds: frozenset[str] = frozenset()  # the types that the parser tells apart from strings
+    kinds: frozenset[str] = frozenset()  # the types that the parser distinguishes from strings
     words: tuple[str, ...] = ()  # of null and booleans, which are part of the string's expression
 
 
@@ -293,7 +293,7 @@ class Values(ABC):
         return self._schemas[unquote(pointer)]
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """A schema without the $ref that it is; Cleaner has refused those that lead nowhere."""
+        """A schema with its $ref resolved; Cleaner has refused dangling references."""
         while isinstance(schema, dict) and "$ref" in schema:
             rest = {key: schema[key] for key in schema if key != "$ref"}
             target = self._target(schema["$ref"])
@@ -301,7 +301,7 @@ class Values(ABC):
         return schema if isinstance(schema, dict) else _as_object(schema)
 
     def _branches(self, schema: dict[str, Any], path: str) -> list[dict[str, Any]]:
-        """The alternatives of anyOf, each with what is said beside it."""
+        """The alternatives of anyOf, each merged with the schema's other keywords."""
         if "anyOf" not in schema:
             return [schema]
         rest = {key: value for key, value in schema.items() if key != "anyOf"}

@@ -40,7 +40,7 @@ def inside(bound: float, above: bool) -> float:
 
 
 def num_remainders(divisor: int) -> int:
-    """What the library tells apart, digit by digit, to see whether a number is a multiple; last zeros are free."""
+    """States of the library's check of multiples, digit by digit; trailing zeros of the divisor add none."""
     while divisor % 10 == 0:
         divisor //= 10
     return divisor

@@ -1,7 +1,7 @@
 """Calls in harmony as a grammar: of gpt-oss, whose every message names its channel (output/harmony.py reads it).
 
-Owner: none, a pure function; called in the pool. In: the tools that may be called, and the schema of an answer beside
-them. Out: a GrammarSpec of everything behind `<|start|>assistant`. A call ends the model's turn, so there is one.
+Owner: none, a pure function; called in the pool. In: the tools that may be called, and the schema of an answer without
+a call. Out: a GrammarSpec of everything behind `<|start|>assistant`. A call ends the model's turn, so there is one.
 
     must call    thought* (call | final)      may call    (message <|end|><|start|>assistant)* (call | message)
 """

@@ -1,7 +1,7 @@
 """What a schema's `format` asks for: formats that the grammar library knows, and formats rewritten into other keywords.
 
 Owner: none, pure values and one function; called in the pool. The library knows how many days a month has, but no leap
-years. The formats of numbers are those of OpenAPI, which generators of schemas write beside `"type": "integer"`; the
+years. The formats of numbers are those of OpenAPI, which generators of schemas write next to `"type": "integer"`; the
 range of 64 bits is more than the library holds (server/structure/exact_numbers.py).
 """
 
@@ -27,7 +27,7 @@ DAYS = (
 
 
 def format_rules(name: Any) -> tuple[dict[str, Any], ...] | None:
-    """Schemas that hold a value beside the format itself; None where nothing here enforces the format."""
+    """Schemas that a value must match in addition to the format itself; None where nothing here enforces the format."""
     if not isinstance(name, str):
         return None
     if name in RANGES:

@@ -1,4 +1,4 @@
-"""Which JSON Schemas a grammar enforces exactly: each keyword is kept, rewritten where that is exact, or named.
+"""Which JSON Schemas a grammar enforces exactly: each keyword stays, is rewritten where that is exact, or is named.
 
 Owner: none, pure functions; called in the pool, since a large schema takes tens of milliseconds. In: a client's schema.
 Out: a schema that holds nothing but keywords which the grammar library enforces. A keyword that the library cannot
@@ -34,7 +34,7 @@ class Cleaner:
 
     def __init__(self, root: Any, limits: LimitsConfig, relax: bool) -> None:
         self._root, self._limits, self._relax = root, limits, relax
-        self._ended: set[str] = set()  # values of $ref that lead to a schema which is more than a $ref
+        self._ended: set[str] = set()  # values of $ref whose chain ends at a schema without $ref
         self._expressions: dict[str, str] = {}  # as written for JSON: large schemas repeat few expressions
         self.dropped: dict[str, None] = {}  # keywords left out, in the order in which they were met
 
@@ -173,7 +173,7 @@ class Cleaner:
             found["allOf"] = [*found.get("allOf", []), *rules]
 
     def _ref(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """A reference inside the document that leads to a schema."""
+        """A reference to a schema inside the document."""
         if not isinstance(value, str) or self._target(value) is None:
             raise wrong(path, f"got {shown(value)}; must point to a schema of this document, as #/$defs/name")
         seen, target = {value}, self._target(value)
@@ -282,7 +282,7 @@ class Cleaner:
                 self.refuse(key, path)
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """What a chain of $ref leads to."""
+        """The schema at the end of a chain of $ref."""
         for _ in range(16):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 break

@@ -1,7 +1,7 @@
 """What an answer must look like: response_format and structured_outputs (API.md section 6) become a GrammarSpec.
 
 Owner: loop for `*_structure`, which look at the outside only; the pool for `Structure.make`, which reads schemas. Tools
-use `schema_text` (strict: what cannot be enforced is refused with its path) and `relaxed` (it is left out and told).
+use `schema_text` (strict: what cannot be enforced is refused with its path) and `relaxed` (it is dropped and reported).
 
     body -> Structure(key, make) -> GrammarCompiler.get(key, make) -> Grammar -> Request.grammar
 """
@@ -49,7 +49,7 @@ class Structure:
 
 
 def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None:
-    """Of chat and completions. Raises ApiError for two kinds at a time, and for kinds that nobody knows."""
+    """Of chat and completions. Raises ApiError for two kinds at a time, and for unknown kinds."""
     if removed := [name for name in REMOVED if getattr(body, name) is not None]:
         tell_removed(", ".join(removed))
     asked = format_structure(body.response_format, "response_format", limits)
@@ -82,7 +82,7 @@ def tell_removed(names: str) -> None:
 def format_structure(asked: dict[str, Any] | None, param: str, limits: LimitsConfig) -> Structure | None:
     """Of an OpenAI `response_format`, a Responses `text.format` or a Messages `output_config.format`.
 
-    The schema of the first lies under `json_schema`, that of the others beside `type`.
+    The schema of the first lies under `json_schema`, the schema of the others next to `type`.
     """
     kind = (asked or {}).get("type", "text")
     if asked is None or kind == "text":

@@ -2,7 +2,7 @@
 
 Owner: loop for `tool_structure`, the pool for what it makes. In: the tools as every dialect reads them, the choice, and
 the model's format. Out: a Structure whose grammar is the format's own shape (structure/call_shapes.py), so the parser
-that reads free calls reads these too. In tools without `strict` what cannot be enforced is left out and told.
+that reads free calls reads these too. In tools without `strict` what cannot be enforced is left out and reported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tool_structure(
     """What holds the answer; `answer` itself where no call is to be held.
 
     `answer` is what the request says of answers (response_format): a model that may call gives either calls or a
-    document by its schema. Beside a pattern, a choice or a grammar there are no calls, as with vLLM.
+    document by its schema. With a pattern, a choice or a grammar there are no calls, as with vLLM.
     """
     if not tools or not (calls.must or any(place.strict for place in places) or answer is not None):
         return answer

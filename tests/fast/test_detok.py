@@ -69,7 +69,7 @@ def test_any_cut_equals_the_oracle():
             assert (text, matched, taken) == expected
 
 
-def test_held_text_is_shown_as_soon_as_no_stop_string_can_come():
+def test_buffered_text_is_emitted_as_soon_as_no_stop_string_can_come():
     table = table_of([b"he", b"llo", b" wor", b"ld", b"END"])
     machine = Detokenizer(table, StopSet([b"hello END", b"ld!"]))
     assert [machine.feed([k]) for k in (0, 1, 2, 3)] == ["", "", "hello wor", ""]

@@ -62,7 +62,7 @@ def test_a_malformed_list_is_left_to_the_decoder(text):
 
 
 def test_a_key_with_escapes_is_given_as_it_stands():
-    """It is no field's name, so nobody reads what stands under it."""
+    """No field has such a name, so the value is never read."""
     text = b'{"say \\"a\\":[1,2":["\\\\",[1,2,3]]}'
     assert [key for key, *_ in id_lists.find(text, LEAST)] == [b'say \\"a\\":[1,2']
 

@@ -1,4 +1,4 @@
-"""Lanes: bytes are those of orjson and uvicorn, who falls behind goes the long way, nobody reads another's answer."""
+"""Lanes: bytes equal those of orjson and uvicorn; slow clients go the long way; no client gets another's answer."""
 
 import array
 import os
@@ -153,7 +153,7 @@ def test_rows_are_taken_up_to_the_first_that_ends_or_has_no_lane(line):
     routes = {1: (one.stream, 0), 2: (other.stream, 0), 3: (bare, 0)}
     ids, tokens = [1, 9, 2, 1, 3, 1, 2, 1], [65, 66, 67, -1, 68, 69, 70, 71]
     finishes = [0, 0, 0, 0, 0, 0, 1, 0]
-    assert deliver(routes, ids, tokens, finishes, 0, 8) == 4  # nobody's, and no news, are done with
+    assert deliver(routes, ids, tokens, finishes, 0, 8) == 4  # 9 has no route and -1 is no token: both are done with
     assert deliver(routes, ids, tokens, finishes, 5, 8) == 6
     assert deliver(routes, ids, tokens, finishes, 7, 8) == 8
     assert deliver(routes, ids, tokens, finishes, 8, 99) == 8
@@ -255,7 +255,7 @@ def test_texts_with_a_beginning_or_stop_strings_of_their_own_have_no_lane(line):
             Lane(machine, Histogram([]), b"", b"", transport, 0, print, 0.0)
 
 
-def test_a_special_token_is_counted_and_not_shown(line):
+def test_a_special_token_is_counted_and_not_emitted(line):
     one, shown = line(), line(skip_special=False)
     assert (one.say(SPECIAL), one.read(), one.machine.num_tokens) == (1, b"", 1)
     assert (shown.say(SPECIAL), shown.read()) == (1, chunk("<s>"))

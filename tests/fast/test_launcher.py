@@ -134,7 +134,7 @@ def test_a_step_that_computes_prompts_is_launched_in_its_parts():
     assert handles[2:] in ([], [4])
 
 
-def test_the_device_is_told_whose_turn_it_is_only_where_it_may_not_know():
+def test_the_turn_is_copied_to_the_device_only_where_the_device_may_not_know_it():
     engine = Engine()
     engine.add()
     told = []
@@ -175,7 +175,7 @@ def test_one_call_and_its_parts_make_the_same_calls():
 
 
 def gaps(engine, steps, late=0.0, every=4):
-    """The gap told with each step, and what was called for it; each is launched `late` seconds after the one before."""
+    """The gap of each step, 0 where none was measured; each step is launched `late` seconds after the step before."""
     engine.rig.launcher.measure_gaps(every)
     engine.rig.lib.set_step_ns(3_000_000)
     engine.add()
@@ -219,7 +219,7 @@ def test_a_gap_is_read_before_the_next_one_is_marked(every):
     assert sum(gap > 0 for gap in told) >= 4
 
 
-def test_no_gap_is_told_where_nothing_was_in_flight():
+def test_no_gap_is_reported_where_nothing_was_in_flight():
     engine = Engine(seed=4)
     engine.rig.launcher.measure_gaps(1)
     engine.add()
@@ -231,7 +231,7 @@ def test_no_gap_is_told_where_nothing_was_in_flight():
         engine.rig.launcher.measure_gaps(0)
 
 
-def test_a_step_nobody_waited_for_still_has_its_record_read_first():
+def test_a_step_without_a_wait_still_has_its_record_read_first():
     """It failed on the host after its prep was launched; the stream is as late as it may be."""
     engine = Engine()
     rig, scheduler = engine.rig, engine.scheduler

@@ -1,4 +1,4 @@
-"""Long random walks of the pool, the prefix index and the queue beside their oracles (R1, R2 in short form)."""
+"""Long random walks of the pool, the prefix index and the queue against their oracles (R1, R2 in short form)."""
 
 import random
 

@@ -151,7 +151,7 @@ def test_words_staged_again_travel_again_and_forgotten_ones_do_not():
     assert (params.pack(plan), params.num_unsent) == (0, 0)
 
 
-def test_every_slot_is_told_its_words_before_its_first_row_and_only_then():
+def test_a_slots_words_are_sent_before_its_first_row_and_only_then():
     rng = np.random.default_rng(5)
     scheduler, params = make(max_slots=6, max_rows=3, num_blocks=40), SlotParams(6)
     plans = [StepPlan(3, TOKENS, UPDATES) for _ in range(2)]

@@ -82,8 +82,8 @@ class Known:
 
     def __init__(self, letters, root, rng):
         self.tokens = ["abcd".index(letter) for letter in letters]
-        # The letter d is a media position: one placeholder token, three contents that only the keys tell apart, two of
-        # them by their second word alone.
+        # The letter d is a media position: one placeholder token, three contents that differ in their keys only, two of
+        # them in their second word alone.
         media = [(-(1 << 62), 1), (-(1 << 62), 2), (-(1 << 61), 2)]
         self.keys = [(t, 0) if t < 3 else rng.choice(media) for t in self.tokens]
         self.prompt_len = len(self.tokens)

@@ -267,7 +267,7 @@ def test_a_reset_of_the_prefix_cache_leaves_live_rows_alone():
     assert scheduler.ledger()["free"] == scheduler.ledger()["total"]
 
 
-def test_a_failed_step_ends_its_rows_and_nobody_else():
+def test_a_failed_step_ends_its_rows_and_no_others():
     scheduler = make(max_rows=2)
     scheduler.add(1, ids(1, 2, 3), max_tokens=8)
     one, two = plan_for(scheduler), plan_for(scheduler)

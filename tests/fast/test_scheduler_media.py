@@ -94,7 +94,7 @@ def test_an_entry_that_can_never_fit_is_refused():
     assert add(scheduler, 1, 20, (0, 2, one, 0), (4, 2, one, 2), (6, 2, two, 0), (8, 2, two, 2)) >= 0
 
 
-def test_idle_embeddings_are_kept_until_their_room_is_needed():
+def test_idle_embeddings_stay_cached_until_their_room_is_needed():
     scheduler = make(encoder_capacity=8)
     old, new = scheduler.add_entry(5), scheduler.add_entry(5)
     add(scheduler, 1, 8, (1, 5, old, 0), max_tokens=1)
@@ -198,7 +198,7 @@ def test_an_entry_that_no_request_named_can_be_taken_back():
     assert not scheduler.discard_entry(entry)
 
 
-def test_an_entry_named_again_before_its_end_was_told_lives_on():
+def test_an_entry_named_again_before_its_eviction_was_reported_lives_on():
     scheduler = make()
     entry = scheduler.add_entry(4)
     add(scheduler, 1, 8, (1, 4, entry, 0))
@@ -234,13 +234,13 @@ def chunks(scheduler, slot, steps):
     return [lens(step(scheduler)).get(slot, 0) for _ in range(steps)]
 
 
-def test_no_chunk_ends_inside_a_joint():
+def test_no_chunk_ends_inside_a_bidirectional_span():
     scheduler = make(max_chunk=8)
     slot = add(scheduler, 1, 30, joints=joint((3, 9), (9, 17), (20, 22)))
     assert chunks(scheduler, slot, 5) == [3, 6, 8, 8, 5]
 
 
-def test_a_joint_takes_more_than_the_budget_and_waits_for_room():
+def test_a_bidirectional_span_takes_more_than_the_budget_and_waits_for_room():
     scheduler = make(max_tokens=16, max_rows=4)
     scheduler.shares.prompt_budget = 2
     slot = add(scheduler, 1, 16, joints=joint((2, 15)))
@@ -255,7 +255,7 @@ def test_a_joint_takes_more_than_the_budget_and_waits_for_room():
     assert chunks(scheduler, last, 2) == [13, 1], "beside three rows that decode"
 
 
-def test_towers_do_not_cut_a_joint():
+def test_towers_do_not_cut_a_bidirectional_span():
     scheduler = make(encoder_capacity=8)
     one, two = scheduler.add_entry(4), scheduler.add_entry(4)
     slot = add(scheduler, 1, 16, (2, 4, one, 0), (8, 4, two, 0), joints=joint((0, 16)))
@@ -266,7 +266,7 @@ def test_towers_do_not_cut_a_joint():
     assert [lens(plan).get(first, 0) for plan in plans] in ([9, 1], [0, 9], [1, 8])
 
 
-def test_cached_blocks_end_inside_a_joint_and_the_rest_of_it_is_one_chunk():
+def test_cached_blocks_end_inside_a_bidirectional_span_and_the_rest_of_it_is_one_chunk():
     scheduler = make()
     add(scheduler, 1, 20, max_tokens=1, joints=joint((2, 14)))
     step(scheduler)
@@ -278,13 +278,13 @@ def test_cached_blocks_end_inside_a_joint_and_the_rest_of_it_is_one_chunk():
 
 
 @pytest.mark.parametrize("joints", [[(3, 3)], [(5, 9), (8, 12)], [(8, 31)], [(0, 30)]])
-def test_joints_that_no_step_could_compute_are_refused(joints):
+def test_bidirectional_spans_that_no_step_could_compute_are_refused(joints):
     with pytest.raises(ValueError, match=r"joints are ascending|a joint of 30 tokens: a step has room for 29"):
         add(make(), 1, 30, joints=joint(*joints))
 
 
 def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():
-    """Eight pictures beside 32 rows: a step encodes up to the budget, or a piece of one picture that exceeds it."""
+    """32 rows decode, eight pictures wait: a step encodes up to the budget, or a piece of one larger picture."""
     budget, sizes = 64, (40, 40, 20, 20, 20, 90, 40, 40)
     scheduler = make(max_slots=48, max_rows=40, max_tokens=128, num_blocks=512, encoder_budget=budget)
     decoding = {add(scheduler, number, 4, max_tokens=64) for number in range(1, 33)}
@@ -311,7 +311,7 @@ def beside_a_row_that_decodes(**changes):
     return scheduler
 
 
-def test_a_large_tower_runs_in_pieces_beside_rows_that_decode():
+def test_a_large_tower_runs_in_pieces_while_rows_decode():
     scheduler = beside_a_row_that_decodes()
     entry = scheduler.add_entry(7, work=20)
     slot = add(scheduler, 2, 12, (3, 7, entry, 0))
@@ -334,8 +334,8 @@ def test_what_is_left_of_a_large_tower_runs_when_nothing_decodes():
     assert runs(plan) == [(0, 7, entry, 0)]
 
 
-def test_a_large_tower_under_way_holds_up_nobody_once_nothing_decodes():
-    """The first that waits, whose picture has no room beside that of the other, would wait for ever."""
+def test_a_large_tower_under_way_holds_up_no_request_once_nothing_decodes():
+    """Else the first waiting request would wait for ever: the large picture under way leaves its picture no room."""
     scheduler = beside_a_row_that_decodes(encoder_capacity=10)
     large, small = scheduler.add_entry(7, work=60), scheduler.add_entry(6, work=6)
     slot = add(scheduler, 2, 12, (3, 7, large, 0))
@@ -357,7 +357,7 @@ def test_large_towers_take_turns_and_others_wait_for_none_but_the_one_under_way(
     assert entries == [[small], [first], [first], [second], [second], [second], []]
 
 
-def test_a_large_tower_that_nobody_waits_for_any_more_stops():
+def test_a_large_tower_that_no_request_waits_for_any_more_stops():
     scheduler = beside_a_row_that_decodes(encoder_capacity=8)
     entry = scheduler.add_entry(7, work=60)
     add(scheduler, 2, 12, (3, 7, entry, 0))
@@ -369,7 +369,7 @@ def test_a_large_tower_that_nobody_waits_for_any_more_stops():
     assert (scheduler.encoder.under_way, scheduler.encoder.num_large, scheduler.ledger()["encoder_rows"]) == (0, 0, 0)
 
 
-def test_a_large_tower_that_is_shown_again_goes_on():
+def test_a_large_tower_that_a_new_request_names_goes_on():
     scheduler = beside_a_row_that_decodes()
     entry = scheduler.add_entry(7, work=18)
     add(scheduler, 2, 12, (3, 7, entry, 0))

@@ -1,4 +1,4 @@
-"""Random walks of the whole scheduler beside a simulated device and an engine that keeps the truth (R3, short form).
+"""Random walks of the whole scheduler with a simulated device and a reference engine (R3, short form).
 
 Two steps are in flight; requests arrive, are aborted, preempted, share prefixes and media, fail with their step. The
 device (oracles/device.py) checks every read; this file checks budgets, order, endings and the ledger after each move.
@@ -32,7 +32,7 @@ class Truth:
         self.rules = rules
         self.identities = []
         self.computed = 0
-        self.settled = len(prompt)  # tokens that commit() has told
+        self.settled = len(prompt)  # tokens that commit() has reported
         self.broken = False
         self.started = False
         self.rank = None
@@ -231,7 +231,7 @@ class Walk:
                     request.started = True
                 started.append(slot)
         self.check_shares(plan, before, after)
-        for flow in range(self.flows):  # in each of them the order is kept
+        for flow in range(self.flows):  # each flow's requests start in order
             of_flow = [slot for slot, request in self.by_slot.items() if request.flow == flow]
             waiting = [self.by_slot[s].rank for s in of_flow if after[s]["state"] == 1]
             newly = [self.by_slot[s].rank for s in of_flow if s in started]
@@ -304,7 +304,7 @@ class Walk:
                 del self.entries[self.contents.pop(entry)]
 
     def fail(self, plan):
-        """The slots that start over: what was drawn for them, told to nobody, is forgotten."""
+        """Fails the step; its slots that start over lose their drawn tokens, of which none was reported."""
         again = np.zeros(self.settings["max_slots"], np.uint8)
         for slot, request in self.by_slot.items():
             again[slot] = request.settled == request.prompt_len and self.rng.random() < self.sparing

@@ -63,7 +63,7 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
 
 @pytest.mark.parametrize("prompt", [1, 200, 236, 250, 1000, 16300, 16380, 30000])
 def test_tokens_stay_what_they_were_while_their_buffers_grow(prompt):
-    """Three rows by turns, read again from the start."""
+    """Three interleaved rows, read again from the start."""
     length, steps = 40000, 600 if prompt < 300 else 120
     scheduler = Scheduler(
         max_slots=3, max_rows=3, max_tokens=length, max_model_len=length, num_blocks=8000, block_size=16,

@@ -43,7 +43,7 @@ CONTEXT = 1024  # of the stand-in's cache
 
 
 class Engine:
-    """The order of engine/run/loop with two steps in flight. News are kept as (step, ids, tokens, finishes)."""
+    """The order of engine/run/loop with two steps in flight. News are recorded as (step, ids, tokens, finishes)."""
 
     def __init__(self, script, vocab=40, width=1, **settings):
         defaults = {"max_slots": SLOTS, "max_rows": ROWS, "max_tokens": TOKENS, "max_model_len": 128, "block_size": 4}
@@ -281,7 +281,7 @@ def check_endings(engine, script):
 
 
 def both(script, faulty=-1, eager=0, **options):
-    """What the plain order told and what the mixed one did, and the latter's engine."""
+    """The news of a plain engine, the news of a mixed one, and the mixed engine."""
     names = ("num_blocks", "vocab", "width", "max_tokens", "prefix_caching")
     settings = {name: options.pop(name) for name in names if name in options}
     plain = Engine(script, **settings)
@@ -381,7 +381,7 @@ def test_a_steady_decode_step_is_one_graph_and_one_wait():
     mixed.close()
 
 
-def test_a_step_tells_what_it_did_and_how_long_its_parts_took():
+def test_a_step_reports_what_it_did_and_how_long_its_parts_took():
     mixed = steady_case(most=20, prompts=(5, 9))
     mixed.rig.lib.set_step_ns(2_000_000)
     assert mixed.steady.run(-1) == REASON_FREED
@@ -472,7 +472,7 @@ def test_a_run_with_anything_but_tokens_and_an_end_is_pythons(run):
     mixed.close()
 
 
-def test_the_gaps_between_steps_are_told_with_those_behind_them():
+def test_a_gap_between_steps_is_reported_with_the_step_behind_it():
     mixed = steady_case(most=40)
     mixed.rig.lib.set_step_ns(500_000)
     mixed.rig.launcher.measure_gaps(8)

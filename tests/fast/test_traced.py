@@ -1,7 +1,7 @@
 """Traced rows: they end when every token, the last one too, has been computed, and their blocks still hold them all.
 
 The walk keeps what a device would: block tables as the plans change them, and which token each place of a block holds.
-When a traced row's slot comes back, the places of its table hold its prompt and every token that was told of it.
+When a traced row's slot comes back, the places of its table hold its prompt and every token that was reported.
 """
 
 import random
@@ -68,7 +68,7 @@ class Walk:
         self.held: dict[tuple[int, int], int] = {}  # (block, place in it) -> token
         self.last = [0] * 7  # by slot: the newest sample, on the device
         self.slot_of: dict[int, int] = {}
-        self.tokens: dict[int, list[int]] = {}  # by request: its prompt and what was told of it
+        self.tokens: dict[int, list[int]] = {}  # by request: its prompt and its reported tokens
         self.open: set[int] = set()  # requests of which more is wanted
         self.launched: list[tuple[StepPlan, list[int]]] = []
         self.number = self.read = 0

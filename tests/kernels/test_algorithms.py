@@ -1,4 +1,4 @@
-"""gemm/algorithms: what is timed, what wins, what is kept for the next start, and when a choice is taken.
+"""gemm/algorithms: what is timed, what wins, what is saved for the next start, and when a choice is taken.
 
 The library itself is the accelerator's: tests/kernels/test_on_device_algorithms. Here products are torch's on a CPU, by
 names instead of algorithms, and their seconds are given.
@@ -26,7 +26,7 @@ A, B = b"a" * ALGORITHM_BYTES, b"b" * ALGORITHM_BYTES
 
 @dataclass
 class Named:
-    """Two algorithms, told apart by what they count."""
+    """A library of two algorithms, A and B, that records its launches."""
 
     version: int = 1
 
@@ -112,7 +112,7 @@ def test_neither_a_slow_timing_nor_a_lucky_one_decides():
     assert next(rounds, None) is None
 
 
-def test_what_is_timed_is_taken_and_kept(library, chosen):
+def test_the_quickest_algorithm_is_used_and_saved(library, chosen):
     x, weight, out = operands(96)
     chosen.autotune({WIDE: [weight]}, lambda kind: [64, 96, 128])
     assert library.asked == [96, 128], "up to 64 rows nothing is timed"

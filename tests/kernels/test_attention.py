@@ -78,8 +78,8 @@ def test_paged_attention_equals_its_reference(heads, kv_heads, dim, block_size, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("everywhere", [False, True], ids=["items", "prompt"])
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 3.0}])
-def test_tokens_of_a_joint_see_each_other(options, everywhere, dtype):
-    """Two prompts, a row of one token, and a chunk whose first and last tokens belong to no joint."""
+def test_tokens_of_a_bidirectional_span_see_each_other(options, everywhere, dtype):
+    """Two prompts, a row of one token, and a chunk whose first and last tokens belong to no span."""
     lengths, queries, dim = [200, 130, 77, 600], [200, 1, 77, 50], 64
     joints = [(0, 0, 200), (201, 0, 70)] if everywhere else [(0, 20, 120), (0, 130, 140), (201, 3, 77), (278, 552, 590)]
     pages = Pages(lengths, 2, dim, 16, dtype)
@@ -110,7 +110,7 @@ def test_sinks_join_the_sum_once_and_have_no_value(options, dtype, threads):
     k, v = pages.k.double().nan_to_num(), pages.v.double().nan_to_num()
     want = paged_attention_reference(q.double(), k, v, meta, dim**-0.5, **options, sinks=sinks)
     close(paged_attention(q, pages.k, pages.v, meta, dim**-0.5, **options, sinks=sinks), want, dtype)
-    # The first row has one key: beside the sink its weight is that of two logits.
+    # The first row has one key: its weight is the softmax of two logits, the key's and the sink's.
     block = pages.tables[0, 0].long()
     key, value = (cache[block, :, 0].repeat_interleave(3, 0) for cache in (k, v))
     score = (q[0].double() * key).sum(1) * dim**-0.5

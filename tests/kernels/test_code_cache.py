@@ -51,7 +51,7 @@ def test_codes_and_scales_are_the_bits_of_the_reference(kind, dim, dtype):
     slots[7] = -1
     got, want = (put(keys, values, kind, 16, 3, slots, store) for store in (qkv_rope_store, qkv_rope_store_reference))
     for ours, theirs in zip(got[:2], want[:2]):
-        nan = theirs.float().isnan()  # their signs are nobody's
+        nan = theirs.float().isnan()  # the signs of NaN do not matter
         assert torch.equal(ours.float().isnan(), nan)
         assert torch.equal(ours.view(torch.uint8)[~nan], theirs.view(torch.uint8)[~nan])
     for ours, theirs in zip(got[2] or (), want[2] or ()):

@@ -23,7 +23,7 @@ SIZES = [
 
 
 def picture(*shape: int) -> np.ndarray:
-    """Noise in the upper half, black and white beside each other in the lower: sharpening leaves the range there."""
+    """Noise in the upper half, pixels of black and white in the lower: there sharpening leaves the range."""
     draw = np.random.default_rng(sum(shape)).integers(0, 256, (*shape, 3), dtype=np.uint8)
     half = shape[-2] // 2
     draw[..., half:, :, :] = np.where(draw[..., half:, :, :] > 127, 255, 0)

@@ -81,7 +81,7 @@ def test_packing_takes_the_room_of_the_panels_alone(dtype, paired):
     assert rest < 0.5 * pieces[0].nbytes
 
 
-def test_float32_weights_of_a_bfloat16_checkpoint_are_kept_in_half_the_bytes():
+def test_float32_weights_of_a_bfloat16_checkpoint_are_stored_in_half_the_bytes():
     exact = torch.randn(64, 32).to(torch.bfloat16).to(torch.float32)
     assert pack_panels(exact, None).panels.dtype == torch.bfloat16
     assert pack_panels(exact + 1e-5, None).panels.dtype == torch.float32

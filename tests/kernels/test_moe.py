@@ -224,7 +224,7 @@ def test_one_tensor_of_all_experts_is_a_tensor_of_each(layer):
         assert torch.equal(joined.gate_up.weight.dense(expert), both[expert])
 
 
-def test_transposed_experts_by_turns_are_those_of_each_with_biases(layer):
+def test_transposed_interleaved_experts_are_those_of_each_with_biases(layer):
     text, config = layer
     count, width, hidden = config.routing.num_experts, config.width, text.hidden_size
     mlp = SparseMLP(text, replace(config, layout="by turns"))

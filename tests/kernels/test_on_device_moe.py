@@ -140,7 +140,7 @@ def test_grouped_products(experts, top_k, width, depth):
 )
 @pytest.mark.parametrize("biased", [False, True])
 def test_products_of_many_pairs(experts, top_k, width, depth, biased):
-    """Beside moe/grouped; part of the rows is padding, which may hold anything, and the last expert has no pair."""
+    """Against moe/grouped; part of the rows is padding, which may hold anything, and the last expert has no pair."""
     both, down = draw(experts, 2 * width, depth) / depth**0.5, draw(experts, depth, width) / width**0.5
     first, second = (draw(*weight.shape[:2]) if biased else None for weight in (both, down))
     for rows in (7, 300, 2049, 5000):
@@ -169,7 +169,7 @@ def test_products_of_many_pairs(experts, top_k, width, depth, biased):
 
 
 @pytest.mark.parametrize(("rows", "last"), [(1, 1), (300, 64), (8192, 1)])
-def test_the_spread_of_pairs_is_written_into_pinned_memory(rows, last):
+def test_the_expert_load_is_written_into_pinned_memory(rows, last):
     choices = torch.randint(0, 128, (48, 8 * 8192), dtype=torch.int32, device="cuda")
     tops, counts = torch.full((48,), 8, dtype=torch.int32, device="cuda"), torch.tensor([rows, last]).int().cuda()
     home, want = torch.zeros(48, 3, dtype=torch.int32, pin_memory=True), torch.zeros(48, 3, dtype=torch.int32)

@@ -53,7 +53,7 @@ def drawn(depth: int) -> Tensor:
     (Kind.INT4, 128, "q|k|v"), (Kind.INT4, 128, "down"), (Kind.INT8, 4096, "q|k|v"), (Kind.E2M1, 16, "q|k|v"),
     (Kind.E2M1, 32, "q|k|v"), (Kind.E4M3, 4096, "q|k|v"),
 ])  # fmt: skip
-def test_inputs_that_are_kept(kind, group, shape):
+def test_inputs_that_stay_floats(kind, group, shape):
     """As the start chooses among kernels, before it has timed any and behind that."""
     (width, depth), x = SHAPES[shape], drawn(SHAPES[shape][1])
     codes = on_device(codes_of(kind, width, depth, group))

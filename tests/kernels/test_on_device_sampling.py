@@ -141,7 +141,7 @@ def test_replayed_steps_are_the_captured_ones():
 
 @pytest.mark.parametrize("vocab", [151936, 50257])
 def test_rules(vocab):
-    """Rows with rules beside rows without: what the rules make of the logits, the tokens, and what is counted."""
+    """Rows with and without rules in one step: logits after the rules, tokens, and counts."""
     rows = with_rules(rows_of(len(KINDS) * 2, KINDS, "cuda"), vocab)
     near = with_rules(rows_of(len(KINDS) * 2, KINDS), vocab)
     logits = logits_of(len(rows.row), vocab, 2.0, torch.bfloat16)

@@ -32,7 +32,7 @@ def text(program) -> str:
 
 @pytest.mark.parametrize("kind", OF_KIND)
 def test_two_words_become_two_numbers(kind):
-    """All words of 16 bits, beside words that are their complement; of e4m3 all codes but NaN, 0x7f and 0xff."""
+    """All words of 16 bits, each paired with its complement; of e4m3 all codes but NaN, 0x7f and 0xff."""
     bits, values = OF_KIND[kind]
     low = np.arange(1 << 16, dtype=np.uint32)
     words = low | (low ^ 0xFFFF) << 16

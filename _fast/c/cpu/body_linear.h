@@ -15,9 +15,9 @@ enum { TILE = 6 };
 #define SLICE(rows) ((rows) == 1 ? 8 : (rows) <= 3 ? 4 : 2)
 #endif
 
-enum { PREFETCH = 4096 }; /* bytes ahead in the panel: the processor's own prefetch stops at each page */
+enum { PREFETCH = 4096 }; /* bytes of distance in the panel: the processor's own prefetch stops at each page */
 
-/* Rows of the panel lie `stride` apart; `ahead` runs through memory beside them and names what will be read later.
+/* Rows of the panel lie `stride` apart; `ahead` is the address to prefetch from, which advances by `stride` as well.
  * `columns` (at most 64) limits the work: sums past it, up to a whole slice, may or may not be brought up to date. */
 INLINE void tile_sums(const float *x, const void *panel, long stride, int columns, int weight_bf16, long depth,
                       float *sums, const char *ahead, int rows, int slice) {

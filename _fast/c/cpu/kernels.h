@@ -1,7 +1,7 @@
 /* What one instruction set supplies, and the descriptions of a call that drivers hand to it.
  *
  * The bodies (body_*.h) are written once over vec.h and compiled per instruction set by isa_*.c; kernels() picks one table
- * at first use. Strides and widths are in elements. Tensors are float32, or bfloat16 where the `bf16` flag beside them
+ * at first use. Strides and widths are in elements. Tensors are float32, or bfloat16 where the call's `bf16` flag
  * says so; arithmetic is float32. Every sum has one order, fixed by the width of what is summed. */
 #ifndef OMNILOOP_KERNELS_H
 #define OMNILOOP_KERNELS_H

@@ -5,8 +5,8 @@
 #include "kernels.h"
 #include "pool.h"
 
-/* Those with a result return 0, or -1 when memory for a work buffer is out. call->x of op_linear is not read: x, of
- * either type, comes beside it. */
+/* Those with a result return 0, or -1 when memory for a work buffer is out. op_linear does not read call->x: x, of
+ * either type, is an argument of its own. */
 int op_linear(const struct linear *call, const void *x, long x_stride, int x_bf16);
 void op_norm(const struct norm *call);
 void op_point(const struct point *call);

@@ -2,8 +2,8 @@
 
 Owner: device thread; recorded at start only. Items that together have up to BUDGETS[-1] patches take the graph of the
 smallest budget that holds them with their windows and frames; what they leave of it is computed and dropped. Larger
-pictures keep the device busier than the host and run eagerly. Launches are slow beside a
-server's other threads: 5,476 patches (1024 x 1024) took the device 16.1 ms as a graph, 19.9 (and up to 29) one by one.
+pictures keep the device busier than the host and run eagerly. Launches are slow while a server's other threads run:
+5,476 patches (1024 x 1024) took the device 16.1 ms as a graph, 19.9 (and up to 29) one by one.
 
     patches, tables --copied--> fixed places --graph--> fixed rows --copied--> each item's own rows
 """

@@ -3,11 +3,10 @@
 Thread: device. In: patches as the processor lays them out (frames, then merge blocks of 2 x 2 patches, row by row), or
 pixels from which they are made here; and their grid (frames, height, width in patches). Out: one row per merge block,
 in the same order. Between, blocks are regrouped so that each attention window is one run; layers in `full_layers`
-attend over a whole frame, the others inside their window. What depends on the grid only (tables.py) is kept for
-the grids seen last. Items of several requests run together as one run of patches, where no frame sees another. On an
-accelerator all but large pictures go through the graphs of graphs.py. With deepstack a row
-has further parts, made of the patches behind the layers in `deep_layers`: for the decoder's stream behind its first
-layers.
+attend over a whole frame, the others inside their window. What depends on the grid only (tables.py) is cached for the
+latest grids. Items of several requests run together as one run of patches, where no frame sees another. On an
+accelerator all but large pictures go through the graphs of graphs.py. With deepstack a row has further parts, made of
+the patches behind the layers in `deep_layers`: for the decoder's stream behind its first layers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from engine.kernels.image import PatchLayout, pixels_to_patches
 from engine.layers.embed import Positions
 from engine.layers.linear import Linear
 
-MAX_TABLE_ROWS = 65_536  # patches for which tables are kept: about 100 bytes each per 16 dimensions of a head
+MAX_TABLE_ROWS = 65_536  # patches whose tables are cached: about 100 bytes each per 16 dimensions of a head
 
 
 class QwenVisionTower:
@@ -109,7 +108,7 @@ class QwenVisionTower:
     def __call__(self, items: Sequence[Tensor], grids_thw: Sequence[Tensor]) -> list[Tensor]:
         """Of each item patches [t*h*w, channels*temporal*patch*patch] and grid [1, 3] -> rows [t*h*w / merge^2, width].
 
-        The rows of items that ran together are tensors of their own, each freed when nobody reads it.
+        Items that ran together still get a tensor each, so that the memory of each is freed independently.
         """
         return through(self._run(items, grids_thw))
 

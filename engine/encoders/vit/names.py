@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.encoders.vit.config import VitConfig
 from engine.weights.table import Row, Table
 
-# Of towers and of the decoder beside them: by transformers 5, released, and by remote code.
+# Of the tower's and the decoder's tensors: by transformers 5, released, and by remote code.
 PREFIXES = ("model.", "language_model.", "text_model.", "model.", "vision_tower.", "vision_model.")
 
 

@@ -24,7 +24,7 @@ from engine.encoders.vit.parts import Ending, Projector, Rotations, Run, VitLaye
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
 
-MAX_TABLE_ROWS = 65_536  # patches for which rotations are kept
+MAX_TABLE_ROWS = 65_536  # patches whose rotations are cached
 Grid = tuple[int, int]
 
 

@@ -6,14 +6,14 @@
 Everything runs in powers of two: exp2(score * scale - best), with log2(e) inside `scale`. `best` starts at -1e30, not
 at -inf, so that a line which has seen no key yet makes no NaN. A block that hides all its keys from a line leaves that
 line's bits as they were, and a block that hides none gives the same bits with a mask and without. Users: prefill.py,
-decode.py and attend_pairs.py beside this file.
+decode.py and attend_pairs.py in this folder.
 
 Codes of 8 bits are multiplied as float16, which holds each of them, unless queries are float32. A line of queries is
-brought to at most 2 by a power of two, which its scores get back; weights are up to 2^15, so that of those far below
-the largest none is lost. A key's scale joins its scores, a value's its weights, beside the largest scale so far. A
-prompt's tile, whose threads each have scores of all keys and would load all scales, multiplies the numbers instead
-(FOLD): a token's scales are powers of two, so where its numbers are below 65,504 the bits are the same, and on an H200
-prompts took 0.43 to 0.63 of the time.
+brought to at most 2 by a power of two, which its scores get back; weights are up to 2^15, so that weights far below
+the largest are not lost. A key's scale multiplies its scores; a value's scale, divided by the largest so far, its
+weights. A prompt's tile, whose threads each have scores of all keys and would load all scales, multiplies the numbers
+instead (FOLD): a token's scales are powers of two, so where its numbers are below 65,504 the bits are the same, and on
+an H200 prompts took 0.43 to 0.63 of the time.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def attend_keys(
     WIDE: tl.constexpr,  # offsets into the caches pass 2^31
     STAGES: tl.constexpr,
     MATERIALISE: tl.constexpr,  # see `materialised`; CUDA only
-    last,  # with LEAD: whether this program has nothing else to do
-    LEAD: tl.constexpr,  # rounds before the end from which the next kernel may start; 0: that is told elsewhere
+    last,  # whether these keys are the program's last work: only then may the next kernel start early
+    LEAD: tl.constexpr,  # rounds before the end from which the next kernel may start; 0: the caller decides
     CODES: tl.constexpr,  # of float8.py
     MADE: tl.constexpr,  # each token has scales of its own, powers of two; else there is one for each head
     FOLD: tl.constexpr,  # with MADE: scales multiply the numbers as they are widened
@@ -194,7 +194,7 @@ def numbers_at(place, dim, dtype, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 
 @triton.jit
 def scales_at(place, factor, FOLD: tl.constexpr):
-    """float32 scales of tokens: [keys, 1] with FOLD, beside their numbers, else [1, keys], beside their scores."""
+    """float32 scales of tokens: [keys, 1] with FOLD, for numbers [keys, dim]; else [1, keys], for scores."""
     scale = tl.load(place + factor)
     if FOLD:
         scale = scale[:, None]
@@ -214,7 +214,7 @@ def hide(score, key, position, newest, WINDOW: tl.constexpr):
 
 @triton.jit
 def materialised(value):
-    """value as it is, but made anew on CUDA: a product that it sums up ends here, and nothing known of it is kept.
+    """value unchanged, but opaque to the compiler on CUDA: a product summed into it ends here.
 
     A product left in flight behind the next block's scores costs more registers and copies than it hides time.
     """

@@ -5,7 +5,7 @@
 
 A word of 16 bits takes the way of a bfloat16 to the matrix units, by wide copies and transposing loads, and is split in
 two numbers only there, in the register where both are needed: no byte is moved alone. Queries come split and sums are
-joined once for each part. User: decode.py beside this file.
+joined once for each part. User: decode.py in this folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def attend_pairs(
     block_stride,  # words
     scale,  # of all lines, or [BLOCK_M]
     bend,
-    last,  # with LEAD: whether this program has nothing else to do
+    last,  # whether these keys are the program's last work: only then may the next kernel start early
     SOFTCAP: tl.constexpr,
     WORDS: tl.constexpr,  # of a key
     BLOCK_SIZE: tl.constexpr,
@@ -44,7 +44,7 @@ def attend_pairs(
     BLOCK_W: tl.constexpr,  # power of two >= WORDS
     WIDE: tl.constexpr,  # offsets into the caches pass 2^31
     STAGES: tl.constexpr,
-    LEAD: tl.constexpr,  # rounds before the end from which the next kernel may start; 0: that is told elsewhere
+    LEAD: tl.constexpr,  # rounds before the end from which the next kernel may start; 0: the caller decides
     CODES: tl.constexpr,  # of float8.py
     MADE: tl.constexpr,  # each token has scales of its own, powers of two; else there is one for each head
 ):

@@ -65,7 +65,7 @@ def fetch_part(
     AHEAD: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Asks for the first AHEAD blocks of the part's keys and values."""
+    """Prefetches the first blocks of the part's keys and values."""
     number = low // BLOCK_SIZE + tl.arange(0, LANES)
     there = (tl.arange(0, LANES) < AHEAD) & (number * BLOCK_SIZE < high)
     place = tl.load(table + number, mask=there, other=0, cache_modifier=".cg").to(tl.int64) * block_stride
@@ -237,20 +237,22 @@ def attend_parts(
 def tuned(
     device: Target, pairs: int, width: int, block_m: int, block_d: int, element_size: int, codes: bool = False
 ) -> tuple[int, int, dict[str, int]]:
-    """(programs per unit, lead, launch options) for so many pairs of a token and a KV head. None changes a bit.
+    """Launch parameters for so many pairs of a token and a KV head: (programs per unit, rounds, launch options).
 
-    As few warps as hold the sums: memory is what a part waits for, and the more parts share a unit, the less it stands
-    still. The next kernel's programs that wait for this one take its place, and the weights that they ask for are out
-    of the cache again before they are read: from some rows on they come a few rounds before the end. Microseconds of
-    steps at 521 keys with Qwen3-0.6B (queries of 2,048 numbers) and -8B on one H100; first the next kernel at once:
+    `rounds`: before the end of a program, when it lets the next kernel start; 0: at once. None of them changes a bit.
 
-        0.6B, 3 stages   16 rows 1,237   24 rows 1,538   32 rows 1,657   48 rows 2,029
-        lead 3           16 rows 1,223   24 rows 1,481   32 rows 1,541   48 rows 2,027
-        lead 5, 4 stages 16 rows 1,203   24 rows 1,441   32 rows 1,621   48 rows 1,961   64 rows 2,245
-        8B, 3 stages     16 rows 6,160   24 rows 6,498   32 rows 6,737   64 rows 7,657 (4 stages)
-        lead 5, 4 stages 16 rows 6,108   24 rows 6,414   32 rows 6,648   64 rows 7,659
+    As few warps as hold the sums: a part waits for memory, and the more parts share a unit, the less the unit idles.
+    Programs of the next kernel take the places of this one's while they wait for it, and the weights that they prefetch
+    leave the cache again before they are read: from some number of rows on they start a few rounds before the end.
+    Microseconds of steps at 521 keys with Qwen3-0.6B (queries of 2,048 numbers) and -8B on one H100:
 
-    Below, 0.6B at 8 rows has 1,019 with the next kernel at once and 1,059 at lead 5; 1 row of 1,100 keys 893 and 931.
+        0.6B, at once    3 stages   16 rows 1,237   24 rows 1,538   32 rows 1,657   48 rows 2,029
+        0.6B, 3 rounds   3 stages   16 rows 1,223   24 rows 1,481   32 rows 1,541   48 rows 2,027
+        0.6B, 5 rounds   4 stages   16 rows 1,203   24 rows 1,441   32 rows 1,621   48 rows 1,961   64 rows 2,245
+        8B, at once      3 stages   16 rows 6,160   24 rows 6,498   32 rows 6,737   64 rows 7,657 (4 stages)
+        8B, 5 rounds     4 stages   16 rows 6,108   24 rows 6,414   32 rows 6,648   64 rows 7,659
+
+    With fewer rows `at once` is quicker: 0.6B at 8 rows 1,019, at 5 rounds 1,059; 1 row of 1,100 keys 893 and 931.
     """
     warps = min(8, max(1, block_m * block_d // 2048))
     # Programs beyond those that fit wait for a place: a unit whose parts were short takes more of them.
@@ -271,8 +273,8 @@ def tuned(
 def blocks_ahead(device: Target, pairs: int, width: int, run: int, codes: bool = False) -> int:
     """Blocks to ask for early, where a token's query is `width` numbers; `run` bytes divide all lengths and strides.
 
-    A measured rule: a layer whose products are small leaves the memory idle while the kernel in front ends; beside
-    large weights, and for more programs than the cache holds blocks of, what is asked for early is in the way.
+    A measured rule: a layer with small products leaves the memory idle while the kernel before it ends; with large
+    weights, or with more programs than the cache holds blocks of, prefetched blocks are in the way.
     Microseconds of steps as in `tuned`, 0.6B, without and with, next kernel at the end: 48 rows 2,073 and 2,039, 40
     rows 1,867 and 1,861, 64 rows 2,258 and 2,260, 256 rows 6,227 and 6,351. Programs over codes load nothing else
     before the kernel in front has ended, and ask for blocks whatever the layer: attention alone with queries of 4,096

@@ -128,7 +128,7 @@ def launch_disentangled(
     out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
     block_d = max(16, triton.next_power_of_2(dim))
     block = 64 if q.element_size() == 2 and block_d <= 64 else 32
-    options = {"num_warps": 4, "num_stages": 1}  # copies ahead of the products take more memory than gfx1100 has
+    options = {"num_warps": 4, "num_stages": 1}  # pipelined copies take more memory than gfx1100 has
     disentangled_kernel[(heads, triton.cdiv(rows, block))](
         out, q, k, v, pos_k, pos_q, buckets, cu_seqlens, rows, segments, segments.bit_length(), buckets.shape[0] // 2,
         scale * math.log2(math.e), heads * dim, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0),

@@ -6,7 +6,7 @@ A part leaves o_p, m_p and l_p, and counts itself; the program that finds all ot
 order. Many parts, as rows over pages of codes have them, are added up in two turns: runs of GATHER parts, each by the
 last of its programs to arrive, and then the runs. One program would be as long at 128 parts as all of them at their
 keys. Counters lie where a row's or a run's first part does, those of runs where the row's second part does, and go back
-to zero for the next launch. User: decode.py beside this file.
+to zero for the next launch. User: decode.py in this folder.
 """
 
 from __future__ import annotations

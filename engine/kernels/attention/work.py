@@ -1,7 +1,7 @@
 """The work lists of a step's attention: rows of one query cut into parts of their context, others into query tiles.
 
     one query:   ceil(context / part) parts, ascending, equal but for the last one; a short remainder is none of its own
-    more:        ceil(queries / tile) tiles, the one with most keys first; for pages of codes large tiles beside them
+    more:        ceil(queries / tile) tiles, the one with most keys first; for pages of codes large tiles too
 
 The length of a part comes from the step's total context, on the device: enough parts for every unit, and never more
 than the list has room for. An invariant list makes every row tiles: then a token's bits depend neither on the step's

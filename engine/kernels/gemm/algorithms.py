@@ -3,10 +3,10 @@
 Owner: the device thread; each accelerator has its own. After the start nothing changes but what the library refuses.
 torch takes the library's first suggestion (gemm/cublaslt), which is often slower than another algorithm: on an H100 an
 8B's down of 256 rows takes 51.9 us instead of 46.6, a 0.6B's of 576, 704 and 1,152 rows 14.1, 15.0 and 18.4 instead of
-9.3, 10.2 and 13.8. Here each number of rows that has a graph is timed with several algorithms. A winner by enough is
-kept beside Triton's kernels, for the next start.
+9.3, 10.2 and 13.8. Here each number of rows that has a graph is timed with several algorithms. The choices are saved
+for the next start, in the folder of Triton's kernels.
 
-    recording: a walk through the model's steps -> products -> autotune: read what is kept, time the rest, keep it
+    recording: a walk through the model's steps -> products -> autotune: read saved choices, time the rest, save them
     DenseWeight -> run_chosen: launched by the algorithm of that shape; or not at all, and torch's choice is taken
 """
 
@@ -47,8 +47,8 @@ LONG_ROWS = 2048
 LEAST_WEIGHT = 1 << 20  # numbers: smaller products take as long as their launch
 COLD = 256 << 20  # bytes of weights to go round, so that none is found in the device's cache
 ENOUGH = 50e-6  # seconds of one timing: several launches for small products
-HOST = 40e-6  # seconds a launch that the device is kept busy before, so that it never waits for one
-ROUNDS = 5  # by turns, of those that the first round has within CLOSE of the fastest
+HOST = 40e-6  # seconds per launch that the device sleeps before the first, so that it never waits for the host
+ROUNDS = 5  # interleaved timings of the algorithms that the first round has within CLOSE of the fastest
 CLOSE = 1.1
 GAIN = 0.98  # of torch's time that another algorithm may take at most to be worth a choice
 # So much arithmetic is bound by the card's power in a busy server, where what is a little faster alone may be slower.
@@ -96,7 +96,7 @@ class Algorithms:
             self._recorded = None
 
     def record(self, weight: Tensor, added: bool, gated: bool) -> None:
-        """Tells `recording` of a product with `weight` [width, depth]."""
+        """Inside `recording`, notes a product with `weight` [width, depth]."""
         if self._recorded is None or weight.dtype not in TYPES or weight.numel() < LEAST_WEIGHT:
             return
         known = self._recorded.setdefault(_kind(weight, added, gated), [])
@@ -266,7 +266,7 @@ class Kept:
         return dict(self._found.get(_name(kind), {}))
 
     def write(self, found: dict[Kind, dict[int, bytes]]) -> None:
-        """Adds to what is kept."""
+        """Adds to the saved choices."""
         for kind, timed in found.items():
             self._found.setdefault(_name(kind), {}).update(timed)
         text = json.dumps({

@@ -75,7 +75,7 @@ def code_sums(
     """Columns start .. end of rows n of the words times rows m of x: float32 [BLOCK_N, BLOCK_M].
 
     PAIRS: x is bfloat16, and units make two values of two words at a time. EVEN: `depth` is a multiple of BLOCK_K.
-    Scales and zeros of the next columns are asked for a turn ahead: the compiler's pipeline leaves these loads out.
+    Scales and zeros of the next columns are loaded one turn early: the compiler's pipeline leaves these loads out.
     """
     PER: tl.constexpr = 4 if KIND < 3 else 2  # codes of a word
     APART: tl.constexpr = 64 // PER  # columns between them

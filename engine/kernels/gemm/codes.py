@@ -65,7 +65,7 @@ class Codes:
     row_scale: Tensor | None = None  # [N] float32
     zero: Tensor | None = None  # [N, ceil(K / group)] int8 or float32, the value that stands for zero
     order: Tensor | None = None  # [K] int64: where column k was in the checkpoint
-    inputs: Inputs | None = None  # None: they are kept as they are
+    inputs: Inputs | None = None  # None: inputs are not quantised
 
     def rows(self, index: Tensor) -> Codes:
         """These rows, in this order."""

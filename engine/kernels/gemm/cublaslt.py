@@ -1,11 +1,11 @@
 """cublasLt's products by an algorithm of the caller's choice: y [M, N] = x [M, K] w [N, K]^T, or that added to another.
 
 Thread: any; a product keeps nothing but descriptions. torch asks the library for one algorithm and takes it. The
-library has others, orders them by rules that it does not tell, and its second or eighth is often the fastest. None of
-those used here needs a workspace, so products of several streams have nothing to share.
+library has others and orders them by undocumented rules; its second or eighth is often the fastest. None of those used
+here needs a workspace, so products of several streams have nothing to share.
 
 The library counts columns first: to it y is [N, M] = w^T x, all of them as they lie. Numbers and layouts of structures
-are those of its header, cublasLt.h; what an algorithm is made of may be kept, and used by the same version again.
+are those of its header, cublasLt.h; the bytes of an algorithm may be saved, and used by the same version again.
 """
 
 from __future__ import annotations

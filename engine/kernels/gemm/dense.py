@@ -52,7 +52,7 @@ class DenseWeight(Weight):
         return self.bias
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """One launch, but for the vendor's library with a residual beside a bias."""
+        """One launch, except where the vendor's library multiplies and there are both a residual and a bias."""
         rows, width = rows_of(x, self.weight), len(self.weight)
         y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
         added = None
@@ -165,7 +165,7 @@ def multiply(
 
 
 def gated_way(rows: int, width: int, depth: int) -> Split | GatedProduct | None:
-    """How `DenseWeight.gated` multiplies so many rows by weights [width, depth], with no norm beside them.
+    """How `DenseWeight.gated` multiplies so many rows by weights [width, depth], where no norm is fused.
 
     Equal values name the same kernel: a cut for gemm/split_k, or a launcher; None: the vendor's library.
     """
@@ -178,7 +178,7 @@ def gated_way(rows: int, width: int, depth: int) -> Split | GatedProduct | None:
 
 
 def is_vendors(kind: Kind, rows: int) -> bool:
-    """Whether the vendor's library multiplies so many rows, with no norm beside them."""
+    """Whether the vendor's library multiplies so many rows, where no norm is fused."""
     if kind.gated:
         return not gated_way(rows, kind.width // 2, kind.depth)
     return few_rows(rows, kind.width, kind.depth, False) is None

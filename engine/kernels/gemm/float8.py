@@ -88,7 +88,7 @@ def float8_kernel(
         mine = partial + (program * parts).to(tl.int64) * size
         mine += tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
         tl.store(mine + first_part * size, total, mask=m_in[None, :])
-        tl.debug_barrier()  # every thread's part is written before the arrival is told
+        tl.debug_barrier()  # every thread's part is written before the arrival is counted
         last = tl.atomic_add(arrived + program, 1, sem="acq_rel") == parts - 1
         if last:
             total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)

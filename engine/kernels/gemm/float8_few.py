@@ -67,7 +67,7 @@ def float8_few_kernel(
         mine = partial + (program * PARTS).to(tl.int64) * size
         mine += tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
         tl.store(mine + part * size, total)
-        tl.debug_barrier()  # every thread's part is written before the arrival is told
+        tl.debug_barrier()  # every thread's part is written before the arrival is counted
         last = tl.atomic_add(arrived + program, 1, sem="acq_rel") == PARTS - 1
         if last:
             total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)

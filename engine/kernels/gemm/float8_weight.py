@@ -54,7 +54,7 @@ class Float8Weight(Weight):
         return self.bias
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """Two launches, three with a residual beside the library's product."""
+        """Two launches, three where the library multiplies and there is a residual."""
         rows, width = x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), len(self.weight.codes)
         y = x.new_empty(len(rows), width) if out is None else out.view(-1, width)
         self._multiply(*quantise_floats(rows, self.inputs), None if residual is None else residual.view(-1, width), y)

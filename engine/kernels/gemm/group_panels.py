@@ -1,10 +1,10 @@
-"""Quantised weights of a CPU: panels of codes, 64 output rows wide, widened beside the product in C.
+"""Quantised weights of a CPU: panels of codes, 64 output rows wide, widened within the product in C.
 
     four bits  [num_panels, K, 8] words of 32 bits: four bits v of word l are output 8 v + l; eight: [num_panels, K, 64]
     scales     [num_panels, groups, 64], zeros alike
 
 A weight is (value - zero) * scale in float32, and each output one chain of sums over k, so a row's bits do not depend
-on the rows beside it. Where the checkpoint quantises inputs to int8, sums are integers and exact.
+on the other rows. Where the checkpoint quantises inputs to int8, sums are integers and exact.
 Users: quantised layers on a CPU.
 """
 

@@ -1,9 +1,9 @@
 """GroupWeight: the quantised weight of an accelerator, four or eight bits in memory.
 
-Inputs are kept and codes widened to their dtype; where the checkpoint quantises inputs to int8, integers meet integers.
-How inputs are treated depends on the checkpoint alone, never on the number of rows. One row by codes of four bits takes
-no matrix units (gemm/one_row). Many rows are multiplied by the widened weight, where that took less time at the start
-(gemm/long_products). Users: quantised layers on an accelerator.
+Inputs stay as they are and codes are widened to their dtype; where the checkpoint quantises inputs to int8, integers
+are multiplied by integers. How inputs are treated depends on the checkpoint alone, never on the number of rows. One row
+by codes of four bits takes no matrix units (gemm/one_row). Many rows are multiplied by the widened weight, where that
+took less time at the start (gemm/long_products). Users: quantised layers on an accelerator.
 """
 
 from __future__ import annotations

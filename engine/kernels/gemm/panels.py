@@ -121,7 +121,7 @@ def _kept(*pieces: Tensor) -> torch.dtype:
         assert piece.dtype in (torch.float32, torch.bfloat16), (
             f"weights are {piece.dtype}; float32 or bfloat16 can be packed"
         )
-        for some in piece.split(CHECKED):  # the first rows tell most float32 checkpoints without a pass over the whole
+        for some in piece.split(CHECKED):  # most float32 checkpoints are recognised by the first rows
             if some.dtype == torch.float32 and not torch.equal(some.to(torch.bfloat16).to(torch.float32), some):
                 return torch.float32
     return torch.bfloat16
@@ -151,10 +151,10 @@ def unpaired(rows: Tensor, count: int) -> Tensor:
 
 
 def to_panels(*pieces: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """[N, K] -> [ceil(N / 64), K, 64]; of two pieces each panel has 32 rows of either. Rows that lack are zero.
+    """[N, K] -> [ceil(N / 64), K, 64]; of two pieces each panel has 32 rows of either. Missing rows are zero.
 
-    Nothing is made in between: freed between what stays, the room of copies would be found again by nobody, and a model
-    of many experts would take twice its weights.
+    It makes no temporary copies: freed between lasting tensors, their memory would not be used again, and a model of
+    many experts would take twice its weights.
     """
     (rows, columns), each = pieces[0].shape, PANEL // len(pieces)
     whole, rest = divmod(rows, each)

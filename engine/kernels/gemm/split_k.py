@@ -51,7 +51,7 @@ class Split(NamedTuple):
 
 @triton.jit
 def fetch(address, inside):
-    """Brings lines into the second-level cache; nobody waits for them. [lines] pointers of 2-byte values."""
+    """Prefetches lines into the second-level cache, without waiting for them. [lines] pointers of 2-byte values."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred p;
@@ -69,7 +69,7 @@ def fetch(address, inside):
 
 @triton.jit
 def fetch_ahead(weight, n, width, depth, start, GATED: tl.constexpr, AHEAD: tl.constexpr):
-    """Asks for AHEAD lines of the weight rows n, from column `start` on."""
+    """Prefetches lines of 64 columns of the weight rows n, from column `start` on."""
     if AHEAD:
         line = start + tl.arange(0, AHEAD) * 64
         inside = (n < width)[:, None] & (line < depth)[None, :]

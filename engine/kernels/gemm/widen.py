@@ -61,7 +61,7 @@ OF_E2M1 = "mov.b32 factor, 0x7e807e80; mov.b32 off, 0x80008000;"
 OF_E4M3 = "mov.b32 factor, 0x7b807b80; mov.b32 off, 0x80008000;"
 OF_INT8 = "mov.b32 factor, 0xbf80bf80;"  # -1
 FOUR = "mov.b32 number, 0x43004300; lop3.b32 a, a, 0x000f000f, number, 0xea;"  # (a & b) | c
-PLACED = "lop3.b32 a, a, 0x80008000, s, 0xea;"  # the sign's bit beside the others
+PLACED = "lop3.b32 a, a, 0x80008000, s, 0xea;"  # (a & the signs' bits) | s
 SMALL = "and.b32 s, s, 0x01c001c0;" + PLACED
 EIGHT = "and.b32 s, s, 0x07f007f0;" + PLACED
 # 128 + the low seven bits, less 128, or 256 where the highest bit is set

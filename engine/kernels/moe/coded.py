@@ -204,7 +204,7 @@ def coded_product_reference(
 
 
 def stages(device: Target) -> int:
-    """Turns of a loop that are read ahead."""
+    """The stages of the pipeline of a loop's loads."""
     return 3 if device.loads_past_registers else 2
 
 

@@ -92,7 +92,7 @@ def turn_of(lines, line, depth, start, EVEN: tl.constexpr):
     """128 columns of these lines, zeros behind the last column: [lines, 128]."""
     k = start + tl.arange(0, 128)
     at = lines + (line.to(tl.int64)[:, None] * depth + k[None, :])
-    if EVEN:  # lines begin at whole 16 bytes, which Triton 3.6 forgets: it would not load ahead
+    if EVEN:  # lines begin at whole 16 bytes, which Triton 3.6 forgets: it would not pipeline these loads
         found = tl.load(tl.max_contiguous(tl.multiple_of(at, (1, 16)), (1, 128)))
     else:
         found = tl.load(at, mask=(k < depth)[None, :], other=0.0)
@@ -332,7 +332,7 @@ def float8_experts_reference(
 def float8_tile(device: Target, each: float, gated: bool) -> Tile:
     """The tile for so many pairs of an expert on average: `block_n` rows of gate and of up, or twice as many.
 
-    As many turns are ahead as find room in a unit of the device.
+    The loads have three stages where a unit of the device has room for them, else two.
     """
     block_m = 16 if each <= 16 else 32 if each <= 32 else 64
     block_n, stages = BLOCK if gated else BLOCK // 2, 3

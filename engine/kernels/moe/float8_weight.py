@@ -95,6 +95,6 @@ class Float8Experts(ExpertsWeight):
 
 
 def floats(rows: Tensor | CodedRows) -> Tensor:
-    """Rows of which nobody asked for codes."""
+    """The rows of a product that did not request codes: floats."""
     assert isinstance(rows, Tensor)
     return rows

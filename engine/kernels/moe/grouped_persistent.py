@@ -79,7 +79,7 @@ def persistent_kernel(
             source = (pair // TOP_K).to(tl.int64) * depth
         sums = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
         for start in tl.range(0, depth, BLOCK_K):
-            if GATHER:  # rows begin at whole 16 bytes, which Triton 3.6 forgets: it would not load ahead
+            if GATHER:  # rows begin at whole 16 bytes, which Triton 3.6 forgets: it would not pipeline these loads
                 x_at = tl.multiple_of(x + (source[:, None] + (start + k)[None, :]), (1, 16))
                 x_at = tl.max_contiguous(x_at, (1, BLOCK_K))
                 rows = tl.load(x_at) if EVEN else tl.load(x_at, mask=(start + k < depth)[None, :], other=0.0)

@@ -1,7 +1,7 @@
-"""Kept: where the tokens of a step leave the numbers of their experts, in pages like those of the KV cache.
+"""Routed-expert capture: the experts that a step's tokens choose, in pages like those of the KV cache.
 
 Owner: the part engine/step/parts/routed.py, on the device thread. In: pages, and the place of each token. A step has
-one, every layer with experts gets it, and moe/route.py writes.
+one capture, which every layer with experts gets; moe/route.py writes into it.
 """
 
 from __future__ import annotations

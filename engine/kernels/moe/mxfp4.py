@@ -3,8 +3,8 @@
     w[n, k] = value(code[n, k]) * scale[n, k // 32]        exact in bfloat16
 
 A step of the loop reads 64 columns of each row: 16 words of codes (gemm/widen) and two scales, which are one word of 32
-bits. So all that it reads is copied ahead, past the registers, where units can. Gate and up are rows of one tile. The
-scales multiply values, because sums that end with each group would wait for the matrix units.
+bits. So all its loads are pipelined, past the registers where units can. Gate and up are rows of one tile. The scales
+multiply values, because sums that end with each group would wait for the matrix units.
 
 A row's pairs have no tiles (moe/pairs). Tiles of other few pairs are too few to keep the memory busy: those of a
 row of gpt-oss-20b have 11 KB on their way to each of an H100's units. Then programs share a tile's columns, as in

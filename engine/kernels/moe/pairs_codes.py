@@ -85,7 +85,7 @@ def made_of(
     """
     LANES: tl.constexpr = TURN // 4
     lane, word, column = tl.arange(0, LANES)[:, None], tl.arange(0, 4)[None, :], tl.arange(0, 16)[None, :]
-    values, most, highest = (), (), 0.0  # tuples grow by turns, which mypy has no type for
+    values, most, highest = (), (), 0.0  # the loop lengthens the tuples, which mypy has no type for
     for turn in tl.static_range(TURNS):
         at = turn * TURN + lane * 4
         if PAIRS:

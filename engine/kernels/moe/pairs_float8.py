@@ -154,7 +154,7 @@ def pairs_float8_kernel(
     x,  # [rows, line * 2] int32: two bfloat16; of CODES [rows, line] int32; of MADE as of floats,
     # or where no matrix units multiply [rows, line * 4] floats
     x_scales,  # of CODES [groups, rows] float32; of MADE [] float32 when STATIC
-    words,  # [experts * width, line] int32, of floats kept as gemm/widen has them; GATED [experts * 2 * width, line]
+    words,  # [experts * width, line] int32, of floats stored as gemm/widen has them; GATED [experts * 2 * width, line]
     scales,  # [.. / TALL, height], or None
     row_scales,  # [..] float32, or None
     bias,  # [..] float32, or None

@@ -43,7 +43,7 @@ def first_of(values, column, COLUMNS: tl.constexpr):
 @triton.jit
 def keep_groups(ranks, column, GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr,
                 COLUMNS: tl.constexpr):  # fmt: skip
-    """ranks [rows, COLUMNS], minus infinity outside the KEPT best of GROUPS groups of SIZE columns."""
+    """ranks [rows, COLUMNS], with minus infinity outside the best of the groups of SIZE columns."""
     lowest = float("-inf")
     group = column // SIZE
     of_group = tl.full(ranks.shape, lowest, tl.float32)
@@ -135,7 +135,7 @@ def route_kernel(
     correction,  # [experts] float32, or None
     scales,  # [experts] float32, or None
     count,  # [1] int32: rows from here on are padding; None: there is none
-    mapping,  # [rows] int64: the places of rows in `kept`, negative: none; or None
+    mapping,  # [rows] int64: where the experts of each row are captured, negative: nowhere; or None
     kept_line,
     rows,
     experts,
@@ -201,7 +201,7 @@ def route(
     """x [T, H], router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32.
 
     scales: float32 [E], multiply the experts' weights.
-    count: int32 [1], on the device: rows from here on are padding. kept: of this layer, gets the experts too.
+    count: int32 [1], on the device: rows from here on are padding. The layer's capture, if any, gets the experts too.
     lasting: int32 [T * top_k] or more, becomes the memory of the experts that are returned.
     """
     if x.is_cuda:
@@ -267,7 +267,7 @@ def route_reference(
 
 
 def without_padding(chosen: Tensor, weights: Tensor, routing: Routing, count: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The choice, but rows from `count` on choose nobody."""
+    """The choice, but rows from `count` on choose no expert."""
     if count is None:
         return chosen, weights
     padding = torch.arange(len(chosen), device=chosen.device)[:, None] >= count

@@ -105,7 +105,7 @@ def route_rows_kernel(
     correction,  # [experts] float32, or None
     scales,  # [experts] float32, or None
     count,  # [1] int32: rows from here on are padding; None: there is none
-    mapping,  # [rows] int64: the places of rows in `kept`, negative: none; or None
+    mapping,  # [rows] int64: where the experts of each row are captured, negative: nowhere; or None
     kept_line,
     experts,
     depth,

@@ -1,4 +1,4 @@
-"""How a step's pairs of a token and an expert spread over the experts of each layer, counted.
+"""Expert load: how a step distributes its pairs of a token and an expert over the experts of each layer.
 
 In: the experts that the rows of the newest step chose, which moe/route leaves in a lasting place. Out, per layer: the
 experts that a token chose, the pairs of the expert with most, and all pairs. On an accelerator one launch, a program

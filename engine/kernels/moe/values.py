@@ -121,14 +121,14 @@ def values_kernel(
         for start in range(0, depth, BLOCK_K):
             # Asked for before the blocks are waited for.
             z0, z1, z2, z3 = of_turn(zeros, base_n, apart, height, groups, start, ZEROS, GROUP, ROWS, BLOCK_K)
-            if PAIRED:  # copied ahead, past the registers
+            if PAIRED:  # pipelined, past the registers
                 inside = (start // 64 + run < groups // 2)[None, :]
                 s0, s2 = of_word(tl.load(scale_at + start // 64, mask=inside, other=0))
                 s1, s3 = s0, s2
             else:
                 s0, s1, s2, s3 = of_turn(scales, base_n, apart, height, groups, start, SCALES, GROUP, ROWS, BLOCK_K)
             block = words.load([expert * SIDES, first_n, start // PER]).reshape((ROWS, BLOCK_K // 64, 64 // PER))
-            if GATED:  # rows begin at whole 16 bytes, which Triton 3.6 forgets: it would not load ahead
+            if GATED:  # rows begin at whole 16 bytes, which Triton 3.6 forgets: it would not pipeline these loads
                 at = tl.multiple_of(x + (x_at + (start + k)[None, :]), (1, 16))
                 at = tl.max_contiguous(at, (1, BLOCK_K))
                 x_in = m_in[:, None] if EVEN else m_in[:, None] & (start + k < depth)[None, :]

@@ -3,11 +3,11 @@
     keep x where 2^((x - max) * scale) >= min_p;  of these, where fewer than k are larger;
     of these, where the larger ones' mass is below p * the mass of all of these
 
-as in top_k_top_p.py, ties at a threshold all kept. The groups' numbers give a bound that no threshold lies below: so
-many groups have a larger best (top-k), or hold so much mass above it (top-p). Only groups that reach the bound are
-read again; over their tokens a search on the ordered bits of the logits ends at the threshold itself. Peaked rows read
-a few dozen groups, a flat row all of them. Thresholds of rows that have their token are found where somebody wants
-them. User: choose.
+as in top_k_top_p.py, with all ties at a threshold. The groups' numbers give a bound that no threshold lies below: so
+many groups have a larger best (top-k), or hold so much mass above it (top-p). Only groups that reach the bound are read
+again; over their tokens a search on the ordered bits of the logits ends at the threshold itself. Peaked rows read a few
+dozen groups, a flat row all of them. Rows that have their token already are searched only if the caller needs the
+thresholds. User: choose.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def cut_from(
         least = value_of(key, SHIFT)
         token = result
         if EXACT:
-            # Sums taken in another order may end above a token that was kept.
+            # Sums taken in another order may give a threshold above the drawn token's logit.
             drawn = tl.load(at + token, mask=token >= 0, other=float("inf")).to(tl.float32)
             least = tl.minimum(least, drawn)
         if token == OPEN:

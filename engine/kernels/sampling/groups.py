@@ -1,4 +1,4 @@
-"""One pass over the logits: rules, then of every GROUP neighbouring tokens the largest logit and the mass beside it.
+"""One pass over the logits: rules, then of every GROUP neighbouring tokens the largest logit and the relative mass.
 
     best_g = max x_i;  mass_g = sum 2^((x_i - best_g) * scale),  i in g,  scale = log2(e) / temperature (greedy: 1)
 

@@ -25,7 +25,7 @@ def log_sum_kernel(
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """One row per program: each lane keeps its largest logit and its sum beside that, always in the same order."""
+    """One row per program: each lane has its largest logit and its sum relative to it, always in the same order."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)

@@ -4,8 +4,8 @@
     v = (word + 1/2) / 2^32;  noise = -log2(-ln(1 - v))
 
 The largest of `log2(weight) + noise` falls on each number with probability proportional to its weight (Gumbel-max).
--ln(1 - v) is summed as a series where v is small: there the winners are, and 1 - v would drop the bits that tell them
-apart. Philox: Salmon et al. 2011. Users: pick and cut.
+-ln(1 - v) is summed as a series where v is small: the winners have small v, and 1 - v would drop the bits in which they
+differ. Philox: Salmon et al. 2011. Users: pick and cut.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     top-p:  the first such draw of a few, each with noise of its own, that top-p keeps (see top_p_rejection)
 
 Draws are exact, since a group's mass is that of its tokens; each needs numbers for num_groups + GROUP candidates only.
-Rows with top-k, min-p or a small top-p, and those without a kept draw, are left OPEN. User: choose.
+Rows with top-k, min-p or a small top-p, and those whose draws were all refused, are left OPEN. User: choose.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def draw_any(at, best, mass, num_groups, vocab, highest, scale, greedy, seed, pl
 @triton.jit
 def pick_from(at, chosen, best, mass, num_groups, vocab, heat, cut, left, p, seed, place, OPEN: tl.constexpr,
               GROUP: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """A row's token from its logits at `at`, in at most `left` draws; OPEN without a kept draw. All are its lines."""
+    """A row's token from its logits at `at`, in at most `left` draws; OPEN if all are refused. Pointers: the row's."""
     scale = scale_of(heat)
     result = -1
     high, bad = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.int32)
@@ -90,7 +90,7 @@ def pick_from(at, chosen, best, mass, num_groups, vocab, heat, cut, left, p, see
         token, x = draw_any(at, best, mass, num_groups, vocab, highest, scale, heat <= 0.0, seed, place, stream,
                             GROUP, LANES)  # fmt: skip
         kept = cut == 0
-        if cut & (x > refused):  # what is not above a refused logit is not kept either
+        if cut & (x > refused):  # a logit that is not above a refused one is refused too
             kept = is_kept(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale, GROUP, LANES, CHUNK)
         result = tl.where(kept, token, OPEN)
         refused = tl.maximum(refused, x)

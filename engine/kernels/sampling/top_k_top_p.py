@@ -2,7 +2,7 @@
 
     p = softmax(logits / t);  keep p >= min_p * max(p);  keep the k largest;  keep the smallest set whose sum >= top_p
 
-Used by engine/sampling/sampler for rows with temperature > 0. Ties at the k-th value are all kept.
+Used by engine/sampling/sampler for rows with temperature > 0. All ties at the k-th value stay.
 """
 
 from __future__ import annotations

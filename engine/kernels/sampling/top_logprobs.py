@@ -2,7 +2,7 @@
 
     logprob = logit - log(sum(exp(logits)));  rank = 1 + number of strictly larger logits
 
-A row asks by SlotWord.TOP_LOGPROBS, 1 + k; what it is told lies in its line of the buffer that the step named:
+A row requests them by SlotWord.TOP_LOGPROBS, 1 + k; they lie in its line of the buffer that the step named:
 
     token | logprob | rank | k ids, of equals the least first | from 3 + MOST on their k logprobs    (floats as bits)
 
@@ -140,7 +140,7 @@ def top_logprobs(
     """ring int32 [num_buffers, max_rows, LINE] in pinned memory; tops int32 [rows or more, groups of GROUP tokens].
 
     logits [rows, vocab], bfloat16, float16 or float32, unit stride along the row; tokens int32 [max_rows] by plan row;
-    home int32 [1], clamped. With `as_logits` the values are the logits themselves. A line of token -1 tells nothing.
+    home int32 [1], clamped. With `as_logits` the values are the logits themselves. A line of token -1 is empty.
     """
     if not logits.is_cuda:
         top_logprobs_reference(ring, tops, logits, slots, tokens, home, sample_row, sample_slot, as_logits)

@@ -1,17 +1,17 @@
-"""Top-p by rejection sampling: tokens are drawn from the whole row until top-p keeps the drawn token.
+"""Top-p by rejection sampling: tokens are drawn from the whole row until top-p accepts the drawn token.
 
-    x is kept where the mass of all logits above x is below p * the mass of all logits
+    x is accepted where the mass of all logits above x is below p * the mass of all logits
 
-A kept token is then distributed as a token drawn from the kept ones. A row takes 1 / p draws or fewer on average.
-Whether a token is kept is a comparison of one sum: the groups' masses bound the sum, and where the bound does not
-decide, one pass over the groups with a larger logit computes it. The threshold itself is not needed. User: pick.
+An accepted token is distributed as a token drawn from all that top-p accepts. A row takes 1 / p draws or fewer on
+average. Accepting compares one sum: the groups' masses bound the sum, and where the bound does not decide, one pass
+over the groups with a larger logit computes it. The threshold itself is not needed. User: pick.
 """
 
 from __future__ import annotations
 
 from engine.kernels.target import tl, triton
 
-TRIALS = 16  # a row without a kept token after so many draws is left to cut
+TRIALS = 16  # a row without an accepted token after so many draws is left to cut
 LEAST_P = 0.6  # below this p, cut's search finds a peaked row's token sooner
 LANES, WIDE = 1024, 128  # groups whose numbers, and whose logits, are read side by side
 

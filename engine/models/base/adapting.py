@@ -1,7 +1,7 @@
 """Models made of matrices and of adapters (engine/layers/adapted.py): how adapters are read and placed.
 
-Thread: device. In: a decoder whose parts are empty, and its adapters. Out: the same with a site beside each matrix that
-an adapter changes, and a row of its table for each site.
+Thread: device. In: a decoder whose parts are empty, and its adapters. Out: the same with a site added to each matrix
+that an adapter changes, and a row of its table for each site.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def adapt(model: Decoder, adapters: Sequence[Adapter]) -> None:
 def place(
     model: Model, table: Table, adapters: Sequence[Adapter], chosen: Chosen, kind: type[Site] = Site
 ) -> list[Row]:
-    """A site beside each linear layer of the layers that an adapter changes, and the rows of the sites."""
+    """Adds a site to each linear layer that an adapter changes -> the rows of the sites."""
     modules = {name for each in adapters for name in each.modules}
     sites: dict[str, Row] = {}
     part: Any

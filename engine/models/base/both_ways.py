@@ -50,7 +50,7 @@ def attends_ahead(body: Section) -> bool:
 def pooled_text(
     text: TextConfig, pooling: PoolingConfig, towers: Mapping[str, TowerConfig], lead: int, implementation: str
 ) -> TextConfig:
-    """The body of a model that pools; `lead` as ModelConfig has it. Raises ConfigError where this version has none."""
+    """The body of a model that pools; arguments as in ModelConfig. Raises ConfigError where this version has none."""
     if pooling.two_towers:
         return text
     if implementation != "native":

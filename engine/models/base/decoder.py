@@ -50,7 +50,7 @@ class Mixer(Protocol):
         """Writes the cache; returns what the layer's output product reads, [T, its width]."""
 
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
-        """Writes the cache; nobody reads the result."""
+        """Writes the cache; the result is not used."""
 
 
 class DecoderLayer(ABC):
@@ -74,7 +74,7 @@ class DecoderLayer(ABC):
         """Adds this layer's parts to `x`; with `index` the stream goes on with these tokens once all are stored."""
 
     def store(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> None:
-        """Writes the cache and nothing else: of a last layer whose result nobody reads."""
+        """Writes the cache and nothing else: for a last layer whose result is not used."""
         self.mixer.store(x.normed(self.attention_norm), rope, meta, cache)
 
 
@@ -151,7 +151,7 @@ class Decoder(Model):
             layer, rope, place = self.layers[number], ropes[self._rope_of[number]], self._cache_of[number]
             cache, meta = batch.caches[place], attention[batch.group_of[place]]
             index = batch.sample_index if number == self.numbers[-1] and not batch.whole else None
-            if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
+            if index is not None and not len(index):  # middle chunks of prompts need only the cache
                 layer.store(x, rope, meta, cache)
                 return x.rows()[:0]
             layer(x, rope, meta, cache, index)
@@ -200,7 +200,7 @@ class Decoder(Model):
         return rows if self._media_scale == 1.0 else rows * self._media_scale
 
     def beside(self, batch: Batch, rows: Tensor) -> Tensor | None:
-        """What each layer reads of each token beside the stream, [T, layers, n]; `rows`: the stream's first."""
+        """The per-layer inputs, [T, layers, n], if layers have any; `rows`: the stream before the first layer."""
         return None
 
     def embedded(self, batch: Batch) -> Tensor:

@@ -1,7 +1,7 @@
 """Encoder: a post-norm body whose tokens attend to all of their input; the base of BERT, RoBERTa and others.
 
 Thread: device. Inputs lie one behind the other, without padding between them, each computed in one step; nothing is
-kept. The norms stand behind attention and MLP:
+cached. The norms stand behind attention and MLP:
 
     x = norm(word + position + type), or without positions, by which queries and keys are rotated then
     each layer: x = norm(x + o(attention(x))); x = norm(x + down(activate(up(x)))), or down(activate(gate(x)) * up(x))

@@ -68,7 +68,7 @@ class Model(ABC):
 
     @contextmanager
     def abridged(self) -> Iterator[None]:
-        """Inside, forward leaves out layers that launch only what others launch: for steps whose results nobody reads.
+        """Inside, forward leaves out layers that only repeat launches of others: for steps whose results are not used.
 
         Every kernel and every product's shape is met nevertheless. Caches are those of all layers, made before.
         """

@@ -6,8 +6,8 @@ picture's patches become have one position, which is why positions come in rows 
 says the same, and the first is read.
 
 ChatGLM2-6B-32k differs: its code divides positions by rope_ratio, where the code of all others multiplies theta. No key
-tells them apart; --hf-overrides '{"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": N}}' serves it, where N
-is the rope_ratio of its file.
+of the file shows which; --hf-overrides '{"rope_ratio": 1, "rope_scaling": {"type": "linear", "factor": N}}' serves it,
+where N is the rope_ratio of its file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Gemma 4 that sees and hears: towers of its own (engine/encoders/gemma4, gemma4_audio) before Gemma 4's decoder.
+"""Gemma 4 with pictures and audio: towers of its own (engine/encoders/gemma4, gemma4_audio) before Gemma 4's decoder.
 
-In the large models the tokens of a picture, and of a film's frame, see each other where a layer has a window, and only
-there. The small models hear.
+In the large models the tokens of a picture, and of a film's frame, attend to each other in both directions, but only in
+layers with a window. The small models take audio.
 """
 
 from __future__ import annotations

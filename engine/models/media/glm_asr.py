@@ -1,4 +1,4 @@
-"""GLM-ASR (Nano): a Llama decoder that writes down sounds, heard in windows of thirty seconds."""
+"""GLM-ASR (Nano): a Llama decoder that transcribes sounds in windows of thirty seconds."""
 
 from __future__ import annotations
 

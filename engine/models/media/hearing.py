@@ -18,7 +18,7 @@ from engine.models.base.decoder import Decoder
 from engine.models.media.seeing import decoder_family
 from engine.weights.table import Row
 
-# Of towers and of the decoder beside them: by transformers 5, and released.
+# Of the tower's and the decoder's tensors: by transformers 5, and released.
 PREFIXES = ("model.", "language_model.", "model.")
 
 
@@ -30,7 +30,7 @@ def hearing(
 ) -> Callable[..., Decoder]:
     """Family.model of decoders behind this kind of tower; `rows`: the tower's, which hangs at attribute `audio`.
 
-    `tower_name`: among the Family's towers; `ignore`: what checkpoints hold of the tower, and nobody reads.
+    `tower_name`: among the Family's towers; `ignore`: tensors of the tower in checkpoints that are not used.
     """
 
     def made(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:

@@ -1,4 +1,4 @@
-"""MiDashengLM: the Qwen2 decoder of Qwen2.5-Omni's thinker, which hears through Dasheng (engine/encoders/dasheng).
+"""MiDashengLM: the Qwen2 decoder of Qwen2.5-Omni's thinker behind the audio tower Dasheng (engine/encoders/dasheng).
 
 Sound counts like text, so the three axes of positions that Qwen's files name are one.
 """

@@ -1,4 +1,4 @@
-"""Phi-4-multimodal as Microsoft publishes it: Phi-4-mini that sees pictures and hears sounds of any length.
+"""Phi-4-multimodal as Microsoft publishes it: Phi-4-mini that takes pictures, and sounds of any length.
 
 The checkpoint keeps adapters of the decoder's matrices: requests that show a picture are computed with the one for
 vision, whether or not they hold a sound too, others that hold a sound with the one for speech, texts with the matrices

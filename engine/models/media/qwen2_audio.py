@@ -1,4 +1,4 @@
-"""Qwen2-Audio: a Qwen2 decoder that hears. A tower turns each sound into rows, which stand where placeholders stand."""
+"""Qwen2-Audio: a Qwen2 decoder that takes audio. A tower turns each sound into rows, in place of the placeholders."""
 
 from __future__ import annotations
 

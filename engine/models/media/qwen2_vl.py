@@ -48,7 +48,7 @@ class Qwen2VL(Llama):
 
 
 def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder; files that transformers 4 wrote have tie_word_embeddings beside the decoder's sizes."""
+    """The decoder; files that transformers 4 wrote have tie_word_embeddings among the decoder's sizes."""
     rope = RopeDefaults(1_000_000.0, sections=(16, 24, 24))
     read = read_text(body, outer, sliding="switch", rope=rope, qkv_bias=True)
     return replace(read, tie_embeddings=read.tie_embeddings or body.boolean("tie_word_embeddings", False))

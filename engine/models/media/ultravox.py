@@ -1,7 +1,7 @@
-"""Ultravox (0.4 to 0.6): a Llama decoder that hears sounds of any length.
+"""Ultravox (0.4 to 0.6): a Llama decoder that takes sounds of any length.
 
 The published checkpoints hold the projector and often the encoder; text_model_id and audio_model_id name the others,
-which server/start/joined.py puts beside. No token of the vocabulary stands for sound, so the last reserved one does.
+which server/start/joined.py adds. No token of the vocabulary stands for sound, so the last reserved one does.
 """
 
 from __future__ import annotations

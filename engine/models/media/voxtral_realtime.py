@@ -1,9 +1,9 @@
 """Voxtral Realtime (Mini 4B): a Mistral that writes one token for each 80 ms of a sound, most of them padding.
 
-Thread: device. Every position takes a row of the tower beside its token, positions of the answer too: the rows are
-added to the embeddings (Family.adds_media), and an answer has as many tokens as there are rows left. How many tokens
-the text comes behind the sound (the delay) is told to every layer: the norm before its MLP is multiplied by a gain that
-a small network makes of it. One server has one delay, so the gain is part of the norm's weight. The computation is that
+Thread: device. Every position has a row of the tower and a token, positions of the answer too: the rows are added to
+the embeddings (Family.adds_media), and an answer has as many tokens as there are rows left. Every layer depends on the
+delay, the number of tokens by which the text follows the sound: the norm before its MLP is multiplied by a gain that a
+small network makes of it. One server has one delay, so the gain is part of the norm's weight. The computation is that
 of transformers' voxtral_realtime (VoxtralRealtimeTextAdaRmsNorm, VoxtralRealtimeTimeEmbedding).
 
     row      0      1    ...  n - 1     n       n + 1

@@ -9,8 +9,8 @@ like any prompt. Both attentions are the paged one over parts of a row's block t
     cross-attention reads    0 .. 1499                                    every token is a row of its own, whose
     self-attention reads                                    0 .. itself   context is what the token sees
 
-Tokens of the window pass no layer where the host knows which tokens those are; in a recorded step they pass all, and
-nobody reads what comes out.
+Tokens of the window pass no layer where the host knows which tokens those are; in a recorded step they pass all layers,
+and their results are not used.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Whisper(Model):
         return x
 
     def _views(self, batch: Batch, places: Tensor, chosen: Tensor | None) -> Views:
-        """Every token a row of its own. A token of sound and padding see one key, and nobody reads what they see."""
+        """Every token a row of its own. A token of sound or padding attends to one key, and its result is not used."""
         meta, lead, keys = batch.attention[0], self.config.lead, batch.caches[0][0]
         block_size = keys.shape[2]
         count = len(places)

@@ -1,7 +1,7 @@
 """Where Whisper listens while it writes: the weights of cross-attention of a finished text, for the times of its words.
 
 Thread: device, on the executor's stream, between two steps. In: a window's features, and its prompt and text. Out: the
-weights of the heads that follow the speaker. The text is known, so all its tokens pass the decoder at once, beside the
+weights of the heads that follow the speaker. The text is known, so all its tokens pass the decoder at once, without the
 KV cache; the layers behind the last of those heads are not run.
 """
 

@@ -1,8 +1,9 @@
 """DeBERTa-v2 and v3 (Prompt-Guard, mxbai-rerank-v1, NLI): BERT without positions, whose scores count distances.
 
-Beside queries and keys, a score has products of a query with a distance's key and of a key with a distance's query,
-which each layer makes of one table for all (kernels/attention/disentangled). In the xlarge ones a convolution reads
-the embeddings beside the first layer, and its result is added to the layer's, before a norm of its own.
+A score is the sum of the product of query and key, that of the query with a distance's key, and that of the key with a
+distance's query; each layer makes the distances' keys and queries of one table for all
+(kernels/attention/disentangled). In the xlarge ones a convolution reads the embeddings in parallel with the first
+layer, and its result is added to the layer's, before a norm of its own.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class DebertaLayer(EncoderLayer):
 
 
 class ConvolvedLayer(DebertaLayer):
-    """A layer with a convolution beside it, or without: y = norm(layer(x) + f(convolution(x)))."""
+    """A layer, with a convolution in parallel or without: y = norm(layer(x) + f(convolution(x)))."""
 
     def __init__(self, text: TextConfig, away: Away, size: int, activation: str) -> None:
         """`size`: tokens that the convolution reads, the middle one its own; 0: there is none."""

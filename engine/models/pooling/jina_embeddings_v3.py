@@ -112,7 +112,7 @@ def apart(pieces: dict[str, list[Tensor | None]], halves: list[tuple[str, str]])
 
 
 class JinaLayer(EncoderLayer):
-    """A layer that tells the adapters which tokens go on."""
+    """A layer that also passes the adapters the index of the tokens that go on."""
 
     chosen: Chosen | None = None
 
@@ -176,7 +176,7 @@ class JinaV3(Encoder):
 
 
 class JinaEmbeddingsV3(JinaV3):
-    """Transformers' class, with adapters in folders beside it or without."""
+    """Transformers' class; adapters, if there are any, lie in folders next to the weights."""
 
     WEIGHTS = Table(TRANSFORMERS, prefixes=("roberta.",), ignore=IGNORED)
     SITES = Site, TableSite

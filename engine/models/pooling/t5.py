@@ -1,7 +1,7 @@
 """T5's encoder (sentence-t5, gtr-t5, instructor): a pre-norm body whose scores are raised by the distance of a key.
 
 Norms have no mean and no bias, products no bias, scores no scale; the numbers for distances are MPNet's, and lie in the
-first layer's files. An MLP has one product before its activation, or in T5 1.1 a gate beside it.
+first layer's files. An MLP has one product before its activation; in T5 1.1 it has a gate too.
 """
 
 from __future__ import annotations

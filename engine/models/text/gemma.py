@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2 and Gemma 3 (text): GeGLU, weights of norms kept as weight - 1, embeddings times sqrt(hidden_size).
+"""Gemma, Gemma 2 and Gemma 3 (text): GeGLU, weights of norms stored as weight - 1, embeddings times sqrt(hidden_size).
 
 Gemma 2 and 3 have a norm behind attention and MLP too, windows on most layers and a scale of scores of their own. Gemma
 2 caps scores and logits; Gemma 3 normalises the heads of queries and keys, and layers with a window have their own

@@ -5,9 +5,9 @@
     values                 pass an RMSNorm without weights, and scores are not scaled: queries and keys are normalised
     the last layers        of the small models have queries only: they read the keys and values of the last layer of
                            their kind that has some, and their MLP is twice as wide
-    embeddings per layer   of the small models: layer(x) += norm(project(act(gate(x)) * beside)), where `beside` is of
+    per-layer inputs       of the small models: layer(x) += norm(project(act(gate(x)) * input)), where `input` is of
                            this token and layer, from a table of its own and from the stream's first rows
-    experts                of one of the large models stand beside each MLP, and each of both has norms of its own
+    experts                of one of the large models run in parallel with each MLP, and both have norms of their own
     a number per layer     multiplies the stream behind each layer
 
 Thread: device.
@@ -44,7 +44,7 @@ KEPT = ("k_proj", "v_proj", "k_norm", "v_norm")  # released files have them of l
 
 
 class Gemma4Layer(LlamaLayer):
-    """Attention and MLP between norms, what the layer reads beside the stream, and the layer's number."""
+    """Attention and MLP between norms, what the layer adds of its per-layer input, and the layer's number."""
 
     def __init__(self, text: TextConfig, number: int) -> None:
         layer = text.layers[number]
@@ -63,7 +63,7 @@ class Gemma4Layer(LlamaLayer):
         x.rows().mul_(self.scalar.value)
 
     def fed(self, x: Stream, norm: Norm | None) -> Addend:
-        """What the MLP makes and, where the layer has them, what its experts make beside it, each through a norm."""
+        """The sum of the MLP's result and, where the layer has experts, of theirs, each through a norm."""
         if self.experts is None:
             return super().fed(x, norm)
         assert self.mlp is not None
@@ -75,7 +75,7 @@ class Gemma4Layer(LlamaLayer):
 
 
 class Gemma4(Llama):
-    """The decoder, and the embeddings that its layers read beside the stream."""
+    """The decoder, and the embeddings of its per-layer inputs."""
 
     WEIGHTS = Table(
         (

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions in the place of rotation, LayerNorms, biases everywhere, matrices kept transposed."""
+"""GPT-2: learned positions in the place of rotation, LayerNorms, biases everywhere, matrices stored transposed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ RELEASED = {  # rope_parameters of a file that has none
 
 
 class GptOss(Llama):
-    """All experts of a layer lie in one tensor, transposed, gate's columns and up's by turns."""
+    """All experts of a layer lie in one tensor, transposed, with the columns of gate and up interleaved."""
 
     WEIGHTS = Table(
         (

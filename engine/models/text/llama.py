@@ -1,7 +1,7 @@
 """Llama, and the layers of every family that is Llama but for its configuration, its names and the order of its parts.
 
 Thread: device. Llama itself is a pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. What
-families declare beside that is in engine/base/model_config.py.
+families may declare instead is in engine/base/model_config.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Llama 4 (text): layers that rotate see their chunk, the others see all; experts whose weight multiplies their input.
 
 Queries and keys that were rotated are normalised without weights; queries that were not grow with their position. A
-token has one expert, and the shared MLP beside it. Thread: device.
+token has one expert, and also the shared MLP. Thread: device.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from engine.weights.table import Table
 
 
 class MiniMaxM2(Llama):
-    """Mixtral's names; the correction lies beside the experts."""
+    """Mixtral's names; the correction lies next to the experts."""
 
     WEIGHTS = Table(
         (*DECODER_ROWS, *sparse_rows(BLOCK, names=("w1", "w3", "w2"), correction="")), ignore=DECODER_IGNORE

@@ -1,4 +1,4 @@
-"""Qwen2 with experts (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): beside the experts a shared MLP behind a gate of its own."""
+"""Qwen2 with experts, and a shared MLP behind a gate of its own (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
     model.py       the Model of text decoders
     showing.py     what a class does with an item: the classes that do more than our steps are refused
     class_tower.py a class's tower: rows of pictures, films and sounds, of several requests in a run
-    seeing.py      the Model of classes that see or hear: rows of items among the embeddings
+    seeing.py      the Model of classes that take media: rows of items among the embeddings
 
 transformers is imported here and nowhere else in the engine, when a checkpoint needs it.
 """

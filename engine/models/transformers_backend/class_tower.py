@@ -147,7 +147,7 @@ class ClassTower:
 def class_towers(
     kinds: Sequence[Modality], base: Any, decoder: Any, config: ModelConfig, dtype: torch.dtype, device: str
 ) -> list[ClassTower]:
-    """One for each kind of item that a class encodes beside its decoder."""
+    """A tower for each kind of item that a class encodes outside its decoder."""
     num_layers = let_pause(stacks_of(base, decoder))
     return [ClassTower(kind, base, num_layers, config, dtype, device) for kind in kinds]
 

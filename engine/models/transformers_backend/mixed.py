@@ -1,4 +1,4 @@
-"""Models that see or hear and have no file here, but whose decoder has: it reads what transformers' towers make.
+"""Models that take media and have no file here, but whose decoder has one: it reads what transformers' towers make.
 
 Thread: device. The decoder is ours in all, its forms of weights and of the cache too. Of the class of transformers its
 towers and projectors are filled and run (class_tower.py); its decoder stays without weights and is never run. Served so

@@ -1,4 +1,4 @@
-"""Models that see or hear and have no file here: transformers' towers and projectors before its decoder.
+"""Models that take media and have no file here: transformers' towers and projectors before its decoder.
 
 Thread: device. The decoder runs in our steps. In: of a picture, a film or a sound, the arrays that the checkpoint's
 own processor made of it (mm/processors/through, watching). The class's `get_image_features`, `get_video_features` or

@@ -197,7 +197,7 @@ def _given(
     settings: dict[str, Any] = {"position_ids": positions}
     if "mm_token_type_ids" in arguments(base.forward):
         settings["mm_token_type_ids"] = (token_ids == token_ids[0, 2]).int() * (2 if kind == "video" else 1)
-    if kind == "audio":  # classes that hear take what their tower reads alone
+    if kind == "audio":  # classes that take audio pass on only the tower's arguments
         settings.update({name: torch.zeros(1, 1, 1) for name in arguments(encode) - {"kwargs"}})
     said = ""
     for form in ((item,), item[None], item):

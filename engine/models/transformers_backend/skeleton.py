@@ -202,7 +202,7 @@ def refusing() -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except NotImplementedError:  # an operation whose result's shape, or whose result, only numbers tell
+    except NotImplementedError:  # an operation whose result, or its shape, depends on the numbers
         raise ConfigError(
             "reads numbers on the host to decide what its layers compute, and a step's graph records one course: "
             "only layers whose course is fixed are served through transformers"

@@ -23,7 +23,7 @@ from engine.weights.table import Row, Table, Wanted
 
 @dataclass(frozen=True, slots=True)
 class Names(Table):
-    """A table whose left-over names are told by transformers' expressions."""
+    """A table that also ignores the names that transformers' expressions match."""
 
     unexpected: tuple[str, ...] = ()
 
@@ -41,7 +41,7 @@ class Parameters:
 
     def __init__(self, module: Any, target: str, converter: Any, kind: str, kept: frozenset[str]) -> None:
         self.module = module
-        self.filled: Callable[[], None] | None = None  # is told once
+        self.filled: Callable[[], None] | None = None  # called once these are filled
         self.target = target  # its name, or the first of them
         self.converter = converter
         self.kind = kind  # the last word of the tensors' names

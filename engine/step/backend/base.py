@@ -193,7 +193,7 @@ class Backend(Protocol):
         """Has a device's idle time measured behind one step in `every` (StepStats.gap_s)."""
 
     def free_unused(self) -> None:
-        """After a step that found no room: gives back what is kept of earlier steps for reuse."""
+        """After a step that ran out of memory: frees the memory of earlier steps that is cached for reuse."""
 
     def ledger(self) -> dict[str, int]:
         """What is held per request; zero when idle. Where there is a device, its bytes and pinned ones too."""

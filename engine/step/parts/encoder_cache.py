@@ -36,13 +36,13 @@ class EncoderCache:
         self._model = model
         self._together = together
         self._ring = ring  # None: towers run where the features are
-        self.inputs: dict[int, MediaInput] = {}  # kept with the entry: rows may be dropped and made again
+        self.inputs: dict[int, MediaInput] = {}  # held as long as the entry: rows may be dropped and made again
         self.encoded: dict[int, torch.Tensor] = {}
         self.begun: dict[int, TowerRun] = {}  # at most one: the entry of which pieces have run
         self.entries: dict[bytes, int] = {}
         self.digests: dict[int, bytes] = {}
         self.clock = TowerClock(on_device=ring is not None and torch.cuda.is_available())
-        self.queries = self.hits = 0  # items that requests showed, and those of them that an entry held
+        self.queries = self.hits = 0  # media items of requests; items that an entry held already
 
     def find(self, digest: bytes) -> int | None:
         """The entry that holds this content, if any; one look per item of a request (device thread)."""
@@ -222,7 +222,7 @@ class EncoderCache:
         return {name: sent[name] if name in sent else _on_host(array) for name, array in features.items()}
 
     def seconds_of(self, entries: Sequence[int]) -> float:
-        """What the runs of towers took that made rows of these, told once (device thread, once those steps settled)."""
+        """Seconds of the tower runs that made rows of these; each is returned once (device thread, after its step)."""
         self.clock.collect()
         return sum(self.clock.took.pop(entry, 0.0) for entry in entries)
 
@@ -240,7 +240,7 @@ class TowerClock:
     def __init__(self, on_device: bool) -> None:
         self.calls = 0
         self.seconds = 0.0
-        self.took: dict[int, float] = {}  # seconds by entry, until they are told
+        self.took: dict[int, float] = {}  # seconds by entry, until `seconds_of` returns them
         self._entries: Sequence[int] = ()  # of the run under way
         self._on_device = on_device
         self._begun = 0.0

@@ -43,7 +43,7 @@ class Claim:
     token_bytes: int = 0  # per token of the cache, in blocks of full attention: freed and found again with the block
     step_bytes: int = 0  # of device memory, by launches of its own in the largest step
     weight_bytes: int = 0  # of device memory, by weights that `start` loads
-    variants: int = 0  # kinds of steps for which graphs are recorded beside the plain ones
+    variants: int = 0  # kinds of steps for which graphs are recorded, plain steps not counted
     specs: tuple[CacheSpec, ...] = ()  # layers of the KV cache behind the model's
 
     def __add__(self, other: Claim) -> Claim:

@@ -190,7 +190,7 @@ class DevicePooling:
         """No step only decodes."""
 
     def warm_up(self) -> None:
-        """Rows of such a model have no kernels beside those of its forwards."""
+        """Nothing to do: rows of such a model have only the kernels of its forwards."""
 
     def largest(self) -> None:
         """The most tokens."""

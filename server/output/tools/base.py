@@ -1,8 +1,8 @@
 """ToolFormat: one model family's way to write calls, as data over a machine that reads it.
 
-Owner: none, frozen values. In: the markers of PARSERS.md section 2. Out: a generator over a Source that tells a Sink
-what is content and what is a call. Three machines read nearly all formats: json_calls, tag_calls, python_calls. What
-looked like a call and is none becomes content, to the last character.
+Owner: none, frozen values. In: the markers of PARSERS.md section 2. Out: a generator over a Source that passes
+content and calls to a Sink. Three machines read nearly all formats: json_calls, tag_calls, python_calls. Text that
+begins like a call and is none becomes content, unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from server.output.source import Reader, Source, space, until
 from server.output.tools.json_text import copy_json, copy_literal, number, quoted
 
 Machine = Callable[[Source, Sink, "ToolFormat", "Schemas"], Reader[None]]
-ReadCall = Callable[[], Reader[bool]]  # False: what was kept is no call, and nothing has been told
+ReadCall = Callable[[], Reader[bool]]  # False: the buffered text is no call, and no event was emitted
 Dataclass = TypeVar("Dataclass")
 
 UNKNOWN = frozenset({"unknown"})
@@ -105,7 +105,7 @@ def calls_in_content(
 
 
 def settle(source: Source, sink: Sink, marker: str) -> None:
-    """Behind a call: what was kept is white space in front of a marker, or of content that goes on."""
+    """After a call: drops the buffered white space before a marker; without a marker it becomes content."""
     if marker:
         source.release()
     else:
@@ -151,7 +151,7 @@ class Schemas:
 def inside(schema: Any, root: Any, step: str | None, seen: set[int] | None = None) -> Any:
     """The schema of a property or, where `step` is None, of the items; None where nothing is said of it.
 
-    `seen`: schemas in which nothing was found, so that alternatives which lead to one place are followed once.
+    `seen`: schemas that were searched without a result, so that a target of several branches is searched once.
     """
     schema, seen = referred(schema, root), set() if seen is None else seen
     if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) > MOST_SCHEMAS:
@@ -170,7 +170,7 @@ def inside(schema: Any, root: Any, step: str | None, seen: set[int] | None = Non
 
 
 def referred(schema: Any, root: Any) -> Any:
-    """What a schema's $ref leads to; None where it leads nowhere."""
+    """The schema that a $ref points to, None if there is none; a schema without $ref is returned as it is."""
     for _ in range(16):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):
@@ -188,8 +188,8 @@ def kinds_of(schema: Any, root: Any) -> frozenset[str]:
 
 
 def _kinds(schema: Any, root: Any, known: dict[int, frozenset[str]]) -> frozenset[str]:
-    """`known`: by schema; none as yet for one that is being looked at, since an alternative that leads back to its own
-    union adds nothing."""
+    """`known`: types by schema; empty while a schema is being read, since a branch that refers back to its own union
+    adds no types."""
     if not isinstance(schema, Mapping) or len(known) > MOST_SCHEMAS:
         return UNKNOWN
     at = id(schema)

@@ -1,8 +1,8 @@
 """Calls as JSON objects: between markers, in a list, behind a name, or bare.
 
 Owner: loop, a generator per choice. In: a Source behind the reasoning. Out: content and calls to the Sink. The name is
-told as soon as it is known, arguments as they arrive; where arguments come before the name they wait for it. Members
-that no call has become content behind the call.
+emitted as soon as it is known, arguments as they arrive; arguments before the name are buffered until it comes. Members
+that are no part of a call become content after the call.
 
     content <begin> {"name": N, "arguments": {...}} <end>   calls     (hermes, lists, bare objects)
     content <begin> N <separator> {...} <end>               named     (mistral, deepseek, kimi)
@@ -31,7 +31,7 @@ def calls(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Rea
 
 
 def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reader[bool]:
-    """Calls until they end. False: what was kept is no call."""
+    """Reads calls until they end. False: the buffered text is no call."""
     first = True
     listed = False
     while True:
@@ -70,7 +70,7 @@ def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reade
 
 
 def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reader[bool]:
-    """One object that is a call; a bare one has arguments too. False: it is none, and nothing has been told."""
+    """Reads an object as a call; a bare one needs arguments too. False: it is no call, and no event was emitted."""
     source.at += 1
     name: str | None = None
     told = False

@@ -31,7 +31,7 @@ def code(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Read
 
 
 def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
-    """Calls one after the other, in a list or not. False: what is kept is no call."""
+    """Reads calls, with or without brackets around the list. False: the buffered text is no call."""
     char = yield from space(source)
     listed = char == "["
     if listed:
@@ -66,7 +66,7 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
 
 
 def _call(source: Source, sink: Sink) -> Reader[bool]:
-    """NAME(key=value, ...). False: it is none, and nothing has been told."""
+    """Reads NAME(key=value, ...). False: it is no call, and no event was emitted."""
     name, _ = yield from name_before(source, ("(",))
     if not can_name(name):
         return False

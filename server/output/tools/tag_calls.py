@@ -64,7 +64,7 @@ def _first(source: Source, form: ToolFormat) -> Reader[bool]:
 
 
 def _section(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
-    """Calls until the section ends; the first one's opening has been read and is kept."""
+    """Reads calls until the section ends; the first call's opening marker has been read and is buffered."""
     while True:
         name, _ = yield from name_before(source, (form.name[1],))
         if not name:

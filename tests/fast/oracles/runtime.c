@@ -145,7 +145,7 @@ static void prep(const int32_t *record)
             int32_t newest = flags[row] & ROW_FEED ? last_token[s] : token[start[row]];
             fault |= (newest != draw(words[s][SLOT_SEED_LOW], begin - words[s][SLOT_PROMPT_LEN])) << 3;
         }
-        if (block_size && (width == 1 || begin < words[s][SLOT_TOP_K] - 1)) /* what no answer may have, nobody computes */
+        if (block_size && (width == 1 || begin < words[s][SLOT_TOP_K] - 1)) /* no answer reaches further */
             read_and_write(s, begin, len[row]);
     }
     fault |= (rows_sampled != record[HEADER_NUM_SAMPLED]) << 4;
@@ -174,7 +174,7 @@ static void sample(int32_t size)
                 if (p < words[s][SLOT_TOP_K] - 1)
                     read_and_write(s, p, 1);
         } else
-            tokens[row * width] = -7; /* nobody may read this */
+            tokens[row * width] = -7; /* must not be read */
     if (faulty_step >= 0 && header[HEADER_STEP_LOW] == faulty_step)
         for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
             if (rows_place[row] >= 0) {

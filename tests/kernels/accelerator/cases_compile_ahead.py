@@ -1,4 +1,4 @@
-"""Kernels are compiled and loaded ahead of their launches, on other threads; by a driver that knows its card alone."""
+"""Kernels are compiled and loaded before their launches, on other threads; by a driver that knows its card alone."""
 
 import threading
 
@@ -95,7 +95,7 @@ def test_what_a_walk_launches_is_compiled_once_elsewhere_and_does_not_run(made, 
     assert len(made) == 2  # Triton knows it
 
 
-def test_arguments_that_make_other_kernels_are_told_apart(made, driver):
+def test_arguments_of_another_kind_compile_another_kernel(made, driver):
     def walk():
         launch_point(GELU_TANH, X)
         launch_point(GELU_TANH, torch.zeros(3, 64))
@@ -121,7 +121,7 @@ def test_a_walk_that_fails_says_why(made, driver):
         ahead(lambda: print(1 / 0))
 
 
-def test_what_is_compiled_ahead_is_loaded_there_too_and_launches_find_all_made(made, driver):
+def test_what_is_compiled_before_launch_is_loaded_there_too_and_launches_find_all_made(made, driver):
     def walk():
         launch_point(GELU_TANH, X)
         launch_point(GELU, X)

@@ -197,7 +197,7 @@ def test_products_in_tiles_compile(gated, parts, after, splits, target):
     compiles(target, tiled_kernel, tiled(cut, gated), constants, {"num_warps": cut.warps, "num_stages": cut.stages})
 
 
-def test_shapes_beside_the_table_go_by_the_rule_and_other_cards_to_the_vendor():
+def test_shapes_outside_the_table_go_by_the_rule_and_other_cards_to_the_vendor():
     hopper = Target("cuda", "sm_90", 132, 32, 227 << 10)
     assert choose(hopper, 1, 5120, 5120, False) is None  # 80 programs for 132 units
     assert choose(hopper, 32, 2048, 2048, False) == Split(64, 256, 4, 3, 4)
@@ -240,7 +240,7 @@ def test_gated_products_of_many_rows_are_ours_where_they_fill_their_rounds():
         (3072, 1024): ({2048}, {512, 1024}),
         (9728, 2560): ({1024, 2048}, {512}),
         (18944, 3584): ({512, 576, 1024, 2048}, set()),
-        (11008, 2048): ({512, 768, 832}, {576}),  # beside the table
+        (11008, 2048): ({512, 768, 832}, {576}),  # not in the table
     }
     assert LEAST_FILL["sm_90"].keys() < filled.keys()
     for shape, (ours, theirs) in filled.items():

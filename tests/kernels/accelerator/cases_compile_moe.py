@@ -219,7 +219,7 @@ def test_persistent_products_compile(target, gated, tile, gather, activation, wh
                  "EVEN": whole, "OVERLAP": True, **({"bias": None, "weights": None} if whole else {})}  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     made = compiles(target, persistent_kernel, signature, constants, options, aligned=True)
-    if target == "sm_90":  # one instruction for gate and up; rows are loaded ahead
+    if target == "sm_90":  # one instruction for gate and up; rows are prefetched
         ptx = made.asm["ptx"]
         assert f"wgmma.mma_async.sync.aligned.m64n{tile.block_n * halves}k16" in ptx
         assert ptx.count("cp.async.cg.shared.global") >= 4 * tile.stages * gather

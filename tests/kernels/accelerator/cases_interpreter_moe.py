@@ -106,7 +106,7 @@ def test_a_router_in_float32_takes_half_precision_rows():
 
 @pytest.mark.parametrize("tokens", [5, 40])
 @pytest.mark.parametrize("real", [0, 1, 3])
-def test_padding_chooses_nobody_and_reads_no_weight(tokens, real):
+def test_padding_chooses_no_expert_and_reads_no_weight(tokens, real):
     """Experts' matrices are NaN but for those that real rows chose; so are the rows and the router's of padding."""
     routing, width, depth = Routing(7, 3, renormalise=True), 24, 40
     count = torch.tensor([real], dtype=torch.int32)
@@ -138,7 +138,7 @@ def test_padding_chooses_nobody_and_reads_no_weight(tokens, real):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
-def test_the_experts_of_real_tokens_are_kept_at_their_places(dtype):
+def test_the_experts_of_real_tokens_are_captured_at_their_places(dtype):
     """Of 21 rows the first 18 are real, and one of these has no place."""
     routing, rows, places = ROUTINGS["softmax"], 21, 40
     x, router = torch.randn(rows, 40), torch.randn(routing.num_experts, 40) / 4
@@ -155,7 +155,7 @@ def test_the_experts_of_real_tokens_are_kept_at_their_places(dtype):
 
 
 @pytest.mark.parametrize(("experts", "rows", "last"), [(5, 3, 1), (16, 700, 64), (40, 1, 0)])
-def test_the_spread_of_pairs(experts, rows, last):
+def test_the_expert_load_of_pairs(experts, rows, last):
     choices, tops = torch.randint(0, experts, (3, 3000), dtype=torch.int32), torch.tensor([4, 2, 3], dtype=torch.int32)
     got, want = torch.full((3, 3), -1, dtype=torch.int32), torch.zeros(3, 3, dtype=torch.int32)
     arguments = (choices, tops, torch.tensor([rows], dtype=torch.int32), torch.tensor([last], dtype=torch.int32))
@@ -176,7 +176,7 @@ def test_choices_may_be_left_in_a_lasting_place():
 
 @pytest.mark.parametrize("real", [0, 17])
 def test_a_tile_of_padding_reads_no_router(real):
-    """The products of 17 tiles are left out: only the choice of nobody is written."""
+    """Tiles without real rows compute no product: they write only that no expert is chosen."""
     routing, count = Routing(4, 2), torch.tensor([real], dtype=torch.int32)
     router = torch.randn(4, 40) if real else torch.full((4, 40), math.nan)
     chosen, weights = launch_route(torch.randn(33, 40), router, None, None, routing, count)

@@ -131,7 +131,7 @@ def test_routes_of_few_rows_make_codes_too(inputs):
     assert plain[3] is None
 
 
-def test_normed_rows_are_kept_beside_their_codes():
+def test_normed_rows_are_written_next_to_their_codes():
     x, gain = torch.randn(5, 300), torch.rand(300)
     normed = torch.empty_like(x)
     coded = launch_quantise_floats(x, GROUPS, gain, 1e-5, None, normed)

@@ -198,7 +198,7 @@ def test_activated_rows_become_fp8(how, activation):
 
 
 def test_every_float_becomes_its_nearest_fp8():
-    """All codes, the middles between neighbours, and what is just beside the middles."""
+    """All codes, the middles between neighbours, and the floats next to the middles."""
     numbers = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     middles = (numbers[1:] + numbers[:-1]) / 2
     beside = torch.cat([torch.nextafter(middles, torch.tensor(to)) for to in (0.0, 500.0)])

@@ -135,7 +135,7 @@ def test_philox_gives_the_published_numbers():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [40, 4500])
 def test_rules(vocab, dtype):
-    """Rows with rules beside rows without: tokens, what the rules made of the logits, and what was counted."""
+    """Rows with and without rules in one step: tokens, logits after the rules, and counts."""
     rows = with_rules(rows_of(len(KINDS) * 2, KINDS), vocab)
     logits = (torch.randn(len(rows.row), vocab) * 2).to(dtype)
     logits[0, 3], logits[4, 7], logits[8, 9] = float("nan"), float("inf"), float("-inf")
@@ -163,7 +163,7 @@ def test_rules(vocab, dtype):
     assert int((tables.counts - rows.tables.counts).sum()) == counted > 3
 
 
-def test_a_row_keeps_its_token_beside_rows_with_rules():
+def test_a_row_keeps_its_token_among_rows_with_rules():
     vocab = 700
     plain, mixed = rows_of(len(KINDS), KINDS), with_rules(rows_of(len(KINDS), KINDS), vocab)
     logits = (torch.randn(len(KINDS), vocab) * 2).bfloat16()

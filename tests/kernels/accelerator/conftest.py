@@ -11,7 +11,7 @@ import pytest
 
 
 def by_name(search: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The search done once for each type: types of blocks have no hash, but their names tell them apart."""
+    """The search done once for each type: types of blocks have no hash, but their names differ."""
     known: dict[str, Any] = {}
 
     def found(kind: Any) -> Any:

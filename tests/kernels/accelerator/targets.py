@@ -106,10 +106,10 @@ def in_float16(kernels: dict[str, tuple], *names: str) -> dict[str, tuple]:
 
 
 def cases(kernels: dict[str, tuple], elsewhere: Collection[Any] = ()) -> list[Any]:
-    """(name, target): in `make test` each kernel for every target, its forms by turns; other pairs are marked `full`.
+    """(name, target): in `make test` each kernel for every target, in one of its forms; other pairs are marked `full`.
 
-    Kernels of `elsewhere` meet every target in another file: here their forms are for Hopper and CDNA by turns, and of
-    more than three forms every second one is taken.
+    Kernels of `elsewhere` meet every target in another file: here their forms alternate between Hopper and CDNA, and
+    of more than three forms every second one is taken.
     """
     forms, short = defaultdict(list), set()
     for name, (kernel, *_) in kernels.items():

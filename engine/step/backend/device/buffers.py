@@ -1,7 +1,7 @@
 """StepBuffers: every fixed piece of memory that steps on an accelerator pass through, allocated once at start.
 
 Owner: device thread. A plan is written by the scheduler into a pinned record. The step's first kernels read it there
-and spread it over the slots' state and the inputs of the forward; the last one writes the tokens into a pinned ring.
+and write the slots' state and the inputs of the forward; the last kernel writes the tokens into a pinned ring.
 
     host      plan n -> records[n % 3]                            ring[n % 3] -> commit
                              |                                         ^
@@ -42,7 +42,7 @@ MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of i
 
 
 class Cut(NamedTuple):
-    """What the parts and tiles of a step's rows follow from, beside the rows."""
+    """Properties of a cache that decide into which parts and tiles attention cuts a step's rows."""
 
     num_kv_heads: int
     head_dim: int
@@ -58,7 +58,7 @@ class Cut(NamedTuple):
 
 
 def _cut(spec: CacheSpec) -> Cut | None:
-    """None: nothing attends to what is kept."""
+    """None: no attention reads this cache."""
     if not isinstance(spec, KeyValueSpec):
         return None
     return Cut(spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize == 1)
@@ -68,8 +68,8 @@ class StepBuffers:
     """Fixed addresses; what steps do with them is the forward's."""
 
     def __init__(self, rank: Rank, sizes: Sizes, invariant: bool, overlays: bool, hooks: Sequence[LayerHook]) -> None:
-        """`overlays`: rows may take the place of embeddings, in recorded steps too; `invariant`: what a row computes
-        does not depend on the rows beside it."""
+        """`overlays`: rows may take the place of embeddings, in recorded steps too; `invariant`: a row's result does
+        not depend on the other rows of its step."""
         assert rank.accelerator is not None
         accelerator, model = rank.accelerator, rank.model
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens

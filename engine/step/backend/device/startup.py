@@ -153,7 +153,7 @@ class Startup:
         self._rank.caches = []
 
     def profile(self) -> int:
-        """Runs the largest step without a cache and returns how many KV blocks fit beside it."""
+        """Runs the largest step without a cache and returns how many KV blocks fit into the memory that is left."""
         sizes, accelerator = self._sizes, self._accelerator
         with self._one_block():
             self._buffers.prep()
