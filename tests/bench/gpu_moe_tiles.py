@@ -228,7 +228,7 @@ def error_of(made: Tensor, weight: Tensor | Packed, shape: Shape, pairs: Pairs, 
 
 
 def compare(sizes: Sequence[int], device: Target, time_of: TimeOf, rate: float) -> None:
-    """Times the old and the new kernel of many pairs; rate: operations per second of a product, 0 in a test."""
+    """Times the old and the new kernel of many pairs; rate: operations per second of a product; 0: compile only."""
     shapes, top_k = FORMS["bfloat16"]
     layers = [weights_of("bfloat16", shape) for shape in shapes]
     experts = shapes[0].experts
