@@ -43,7 +43,7 @@ END = b"0\r\n\r\n"
 
 
 def clients(port: int, streams: int) -> None:
-    """Reads numbers; every connection requests so many tokens. Prints "sent" and "read" when that is done."""
+    """For each number from stdin, every connection requests so many tokens; prints "sent", then "read" at the end."""
     draw = random.Random(streams)
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
     print("connected", flush=True)
