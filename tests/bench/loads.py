@@ -7,7 +7,7 @@ of their own; a second time all tokens are a prompt's own, so that nothing is fo
 conversations at 32 and 256 streams, and the longest prompt that fits, again and again: how late the server's loop is.
 `rules`: equal lengths at 32 streams, where none, one or all of the streams have a penalty, a bias or log-probabilities.
 `grammar`: equal lengths at 64 streams, where none, one or all of the streams follow a JSON Schema.
-`beside`: of a model that sees, 32 streams of small pictures, 8 of texts, and the same 8 beside 8 of large pictures.
+`beside`, for a model that takes pictures: 32 streams of small pictures; 8 of texts; 8 of texts and 8 of large pictures.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Case:
     coding: Literal["jpeg", "noise"] = "jpeg"
     cached: bool = True  # by a server that caches prefixes
     once: bool = False  # each request once, and the case ends with the last of them
-    prefix: int = 0  # tokens that all prompts begin with, beside their own
+    prefix: int = 0  # tokens that all prompts begin with, before their own
     seed: int = 0
     fields: tuple[tuple[str, Any], ...] = ()  # of the bodies of the first `ruled` streams
     ruled: int = 0

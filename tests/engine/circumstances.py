@@ -1,8 +1,8 @@
-"""The same requests in every circumstance that a busy server has, told to the last bit: for engines that are exact.
+"""The same requests in every circumstance of a busy server, compared to the last bit: for engines that are exact.
 
 In: a running engine with a prefix cache, room for less than all rows' tokens, and steps shorter than some prompts.
-Each watched request runs alone and fresh, alone and cached; then beside others that come with it, fresh, cut into
-chunks by the others' tokens; with its prefix cached; and as the last of all, which is preempted first.
+Each watched request runs alone, uncached and cached; then together with others: uncached, where the others' tokens cut
+it into chunks; with its prefix cached; and as the last request, which is preempted first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def told(engine: Engine, request: Request) -> list[tuple[Any, ...]]:
 
 
 async def same_in_every_circumstance(engine: Engine, watched: list[Request], others: list[Request]) -> None:
-    """Fails unless every watched request, which asks for log-probabilities, is told the same each time."""
+    """Fails unless every watched request has the same tokens and log-probabilities each time."""
     alone = [await told(engine, request) for request in watched]
     assert all(len(each) == request.sampling.max_tokens for each, request in zip(alone, watched))
     hits = engine.stats.prefix_hits

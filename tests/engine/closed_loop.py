@@ -106,7 +106,7 @@ def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> See
 
 
 def tell(plan: StepPlan, asked: dict[int, Asked], coming: list[tuple[float, int]], now: float, seen: Seen) -> None:
-    """The clients hear of a settled step; who has all of an answer asks again."""
+    """Delivers a settled step to the clients; a client whose answer is complete sends its next request."""
     columns = (np.asarray(column)[: plan.num_rows].tolist() for column in (plan.out_request, plan.out_token))
     for number, token in zip(*columns):
         one = asked[number]

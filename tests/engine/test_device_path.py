@@ -189,7 +189,7 @@ RULES = [
 
 
 async def told(engine: Engine, prompt: np.ndarray, rules: dict) -> tuple[list[int], list]:
-    """Tokens of an answer and their log-probabilities, told to three places."""
+    """Tokens of an answer, and the tokens and ranks of its log-probabilities."""
     (deltas,) = await answer_deltas(engine, request(prompt, **rules))
     tokens = [token for delta in deltas for token in delta.token_ids]
     entries = [entry for delta in deltas for entry in delta.logprobs or ()]

@@ -69,8 +69,8 @@ async def test_only_rows_that_are_read_pass_the_last_layer(name, settings, compu
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_prompt_log_probabilities_beside_sampled_rows(name, settings):
-    """A step that owes some has everything computed, and its neighbours' tokens do not notice."""
+async def test_prompt_log_probabilities_together_with_sampled_rows(name, settings):
+    """A step with prompt log-probabilities computes all positions; the other rows' tokens are the same."""
 
     def sent(number):
         rules = {"prompt_logprobs": 3, "logprobs": 2} if number % 3 == 0 else {}

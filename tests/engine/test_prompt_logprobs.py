@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: a step computes those of all its requests together, and nobody's change by that.
+"""Log-probabilities of prompts: a step computes those of all its requests together, with the values of each alone.
 
 Products of the head are counted by their rows, copies home by their calls. Each case runs on the CPU's executor, on the
 accelerator's over CPU tensors (tests/engine/host_accelerator), and on an accelerator where there is one.
@@ -78,7 +78,7 @@ def copies(monkeypatch):
 
 
 async def at_once(served: Engine, requests: list[Request]) -> list[tuple]:
-    """What each is told, of requests that are all there when the first step is planned."""
+    """Each request's answer, where all requests are there when the first step is planned."""
     served.pause()
     answers = [asyncio.ensure_future(told(served, request)) for request in requests]
     await asyncio.sleep(0)  # they are sent
@@ -116,8 +116,8 @@ async def test_many_short_prompts_share_a_steps_products_and_copies(settings, pr
 
 
 @pytest.mark.parametrize("tokens", [64, 256])
-async def test_a_prompt_is_told_the_same_in_any_company(settings, tokens):
-    """Of chunks, of those who want few, all or none of the most likely, and of neighbours who want other things."""
+async def test_a_prompt_has_the_same_logprobs_in_any_company(settings, tokens):
+    """In chunks; the requests want few, all or none of the most likely tokens, or other outputs."""
     settings |= {"max_num_batched_tokens": tokens, "max_logprobs": -1, "enable_prefix_caching": False}
     async with running(QWEN3, **settings) as served:
         alone = [await told(served, mixed(number)) for number in range(len(MIXED))]

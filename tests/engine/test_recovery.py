@@ -1,7 +1,7 @@
-"""A step that finds no room on the device: who starts over, who ends, and that nobody's tokens change (S39, R22).
+"""A step out of device memory: which requests start over, which end, and that no request's tokens change (S39, R22).
 
 Each case runs on the CPU's executor and on the accelerator's (tests/engine/host_accelerator). The planted fault is what
-torch raises; the step behind it has been launched by then, on values that were never written.
+torch raises; the step after it has been launched by then, on values that were never written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def requests() -> list[Request]:
 
 
 async def told(engine: Engine, request: Request) -> list[list[Delta]]:
-    """All that each choice was told, its end included."""
+    """All deltas of each choice, its end included."""
     choices: list[list[Delta]] = [[] for _ in range(request.n)]
     async with engine.submit(request) as stream:
         async for delta in stream:
@@ -71,7 +71,7 @@ def details_of(deltas: list[Delta]) -> list[object]:
 
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 6, 9, 14])
-async def test_rows_without_news_start_over_and_nothing_is_told_twice(freed, at, cache, caplog):
+async def test_rows_without_news_start_over_and_nothing_is_emitted_twice(freed, at, cache, caplog):
     settings = {"max_num_batched_tokens": 96, "max_num_seqs": 16, "enable_prefix_caching": cache}
     async with running(QWEN3, **settings) as engine:
         wanted = [await told(engine, request) for request in requests()]

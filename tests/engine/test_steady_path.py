@@ -116,7 +116,7 @@ async def test_requests_of_every_kind_get_what_python_alone_gives_them(made, mon
 
 
 async def test_rows_with_rules_and_log_probabilities_decode_without_python(made, monkeypatch):
-    """Penalties, bias, bans, min_tokens and log-probabilities, all at once and beside plain rows."""
+    """Penalties, bias, bans, min_tokens and log-probabilities, all in one batch with plain rows."""
     asked = [
         {}, {"repetition_penalty": 1.3}, {"presence_penalty": 0.8, "frequency_penalty": 0.4, "logprobs": 2},
         {"logit_bias": ((5, 3.0), (9, -100.0), (17, 2.5))}, {"logprobs": 5},
@@ -145,7 +145,7 @@ async def test_rows_with_rules_and_log_probabilities_decode_without_python(made,
 
 
 @pytest.mark.parametrize("name", ["qwen3"])
-async def test_clients_that_leave_and_come_change_no_answer_beside_them(wanted, made, name):
+async def test_clients_that_leave_and_come_change_no_other_answer(wanted, made, name):
     draw = np.random.default_rng(3)
 
     async def leaver(engine: Engine, number: int) -> None:

@@ -203,7 +203,7 @@ async def beside_a_text(engine, requests) -> list:
 
 
 async def test_rows_decode_between_the_pieces_of_a_large_tower(device):
-    """Films and pictures with more patches than a step takes, beside a text: of the first, nothing decodes yet."""
+    """Films and pictures with more patches than a step takes, and a text, which decodes between their pieces."""
     wanted = await asyncio.to_thread(alone, device)
     mixes, steps = ("video", "two images"), []
     requests = [await make_request(MIXES[mix], **device.rules) for mix in mixes]

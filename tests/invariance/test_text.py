@@ -113,7 +113,7 @@ async def test_several_choices_share_the_prompt_and_agree(cache, device):
 @pytest.mark.parametrize("settings", [{"num_gpu_blocks_override": 24, "max_model_len": 160}, {"max_prefill_chunk": 7}])
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
 async def test_poisoned_memory_changes_nothing(name, settings, device):
-    """What was never written, and what a window has left behind, is read by nobody."""
+    """No step reads blocks that were never written or blocks that a window has passed."""
     wanted = await asyncio.to_thread(answers, name, device)
     async with device.running(tiny.checkpoint(name), debug_poison=True, **settings) as engine:
         for _ in range(2):

@@ -47,7 +47,7 @@ def picture(height: int, width: int) -> MediaItem:
 
 
 def film(frames: int, heard: int = 0) -> MediaItem:
-    """Two frames a second, of 64 x 96 pixels; `heard`: samples of its sound."""
+    """Two frames a second, of 64 x 96 pixels, with a sound of `heard` samples."""
     shown = np.stack([noise(64, 96, number) for number in range(frames)])
     return MediaItem("video", shown, seconds_per_frame=0.5, sound=sound(heard).data if heard else None)
 
