@@ -361,7 +361,7 @@ def paused(server: InsideServer) -> Callable[[], Any]:
 
 
 def resumed(server: InsideServer, numbers: tuple[int, ...]) -> Callable[[], Any]:
-    """Aborts the requests on the device thread, which did not make the steps that ended them, and resumes it."""
+    """Aborts the requests on the device thread, as made-up steps ended them on the loop only, and resumes it."""
 
     async def resume() -> None:
         for number in numbers:
