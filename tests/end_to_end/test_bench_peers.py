@@ -1,4 +1,4 @@
-"""bench serve tells each server's own usage: of this one, and of `transformers serve`."""
+"""bench serve reports the usage that the server counts: for omniloop and for `transformers serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers with tokens that nobody chose, as clients hear them: streamed as whole, in every dialect, counted once."""
+"""Tokens that a grammar forces, in every dialect: streamed and whole answers are equal, each token is counted once."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ async def test_a_text_that_is_refused_ends_the_loading():
     assert loader.ended == len(loader.asked) == 1
 
 
-async def test_an_error_of_the_media_is_told_where_they_are_awaited():
+async def test_an_error_of_the_media_is_raised_where_they_are_awaited():
     loader = Loader()
     loader.error = invalid("damaged")
     loader.go.set()

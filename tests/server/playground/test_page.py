@@ -116,7 +116,7 @@ def test_what_is_removed_comes_back_by_undo_and_does_not_by_an_answer(page):
     assert page.locator("#conversations li").count() == 0
 
 
-def test_a_schema_is_kept_to_and_probabilities_are_told(page):
+def test_an_answer_follows_its_schema_and_has_probabilities(page):
     setting(page, "JSON Schema", json.dumps({"enum": ["left", "right"]}))
     page.get_by_label("Record the tokens' probabilities").check()
     ask(page, "What is 12 + 30?")
@@ -191,7 +191,7 @@ def test_a_model_without_a_chat_template_continues_texts(page):
     assert words(answer(page))
 
 
-def test_a_model_that_only_hears_gets_the_sound_as_an_upload(page):
+def test_a_transcription_model_gets_the_sound_as_an_upload(page):
     def hearing(route: Any) -> None:
         route.fulfill(
             json={**route.fetch().json(), "task": "transcription", "modalities": ["audio"], "embedded": False}

@@ -115,7 +115,7 @@ async def test_a_pause_waits_for_all_rounds_of_a_beam_search(operator, state):
     await operator.post("/resume")
 
 
-async def test_a_frozen_server_can_be_told_to_let_what_runs_end(operator, state):
+async def test_a_frozen_server_can_let_running_requests_end(operator, state):
     running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=200)).start()
     await busy(state)
     await operator.post("/pause?mode=keep")

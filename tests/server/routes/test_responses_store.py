@@ -65,7 +65,7 @@ async def test_text_and_items_are_the_same(shows):
     assert (await shows([{"type": "message", "role": "user", "content": [part]}]))[0] == expected
 
 
-async def test_instructions_go_first_and_developers_are_heard(shows):
+async def test_instructions_go_first_and_developer_messages_follow(shows):
     items = [{"role": "developer", "content": "rules"}, {"role": "user", "content": "hi"}]
     assert (await shows(items, instructions="be brief"))[0] == (
         "[system]be brief\n[system]rules\n[user]hi\n[assistant]"
@@ -130,7 +130,7 @@ async def test_a_picture_is_seen(client):
     assert reply.error["param"].startswith("input[0].content[0]")
 
 
-async def test_tools_are_shown_when_none_may_be_called(shows, caplog):
+async def test_tools_are_in_the_prompt_when_none_may_be_called(shows, caplog):
     tools = [
         {"type": "function", "name": "a", "description": "d", "parameters": {"type": "object"}, "strict": None},
         {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "b"}]},

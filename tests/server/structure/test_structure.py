@@ -115,7 +115,7 @@ def test_what_cannot_be_enforced_is_refused_with_its_path_or_relaxed(schema, pat
     schema_text({key: value for key, value in json.loads(text).items() if key != "x-guidance"}, "s", LIMITS)
 
 
-def test_branches_that_a_property_tells_apart_may_stand_in_one_of():
+def test_branches_with_a_discriminating_property_may_stand_in_one_of():
     assert kept({"oneOf": TAGGED})["allOf"][0]["anyOf"] == TAGGED
     refs = {"$defs": {"a": TAGGED[0], "b": TAGGED[1]}, "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
     assert "allOf" in kept(refs)
@@ -181,7 +181,7 @@ def test_each_kind_becomes_a_grammar(fields, kind, text):
     assert lark_of(spec).startswith('%llguidance {"no_forcing": true}\n')
 
 
-def test_equal_requests_have_equal_keys_and_spaces_tell_them_apart():
+def test_equal_requests_have_equal_keys_and_other_whitespace_has_other_keys():
     def key(**options):
         return structure_of(SamplingFields(structured_outputs={"json": {"type": "null"}, **options}), LIMITS).key
 
