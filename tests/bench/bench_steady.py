@@ -126,7 +126,7 @@ class Decoding:
         os.close(self.wake)
 
 
-def beside(busy, call, *args):
+def while_busy(busy, call, *args):
     """The call's value, made on a thread while this one is busy, or sleeps."""
     found = []
     thread = threading.Thread(target=lambda: found.append(call(*args)))
@@ -157,7 +157,7 @@ def case(rows, way, busy, steps, rounds):
     found = []
     for _ in range(rounds):
         decoding = Decoding(rows, 3 * steps + 8)
-        found.append(beside(busy, getattr(decoding, way), steps))
+        found.append(while_busy(busy, getattr(decoding, way), steps))
         decoding.close()
     return {name: round(statistics.median(one[name] for one in found), 2) for name in found[0]}
 

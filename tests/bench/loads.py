@@ -116,7 +116,7 @@ def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | No
         elif load == "grammar":
             found += with_grammars(sizes)
         elif load == "beside":
-            found += beside_pictures(shape, sizes)
+            found += with_pictures(shape, sizes)
         else:
             raise ValueError(
                 f"--load {load}: there are streams, mixed, conversation, prefix, loop, rules, grammar and beside"
@@ -194,7 +194,7 @@ def with_grammars(sizes: Sizes) -> list[Case]:
     ]
 
 
-def beside_pictures(shape: str, sizes: Sizes) -> list[Case]:
+def with_pictures(shape: str, sizes: Sizes) -> list[Case]:
     """What pictures cost those who stream texts, and small pictures, several of which a tower can take at once."""
     if "vision_config" not in SHAPES[shape]:
         raise ValueError(f"--load beside: {shape} sees no pictures; name a shape that does")

@@ -51,7 +51,7 @@ async def parts(state: AppState) -> dict[str, float]:
             metrics.observe(name, 0.5)
         metrics.http("POST", 200, "/v1/chat/completions", 0.5)
 
-    def told() -> None:
+    def collected() -> None:
         state.engine.stats.steps += 1  # a line is written where there was work
         line.write()
 
@@ -60,7 +60,7 @@ async def parts(state: AppState) -> dict[str, float]:
         "a token": took_us(lambda: metrics.gaps.observe(0.01), 2000),
         "an answer": took_us(ended, 300),
         "a scrape": took_us(lambda: exposition(metrics), 3),
-        "a status line": took_us(told, 20),
+        "a status line": took_us(collected, 20),
     }
 
 

@@ -259,14 +259,14 @@ WORDS = "The quick brown fox jumps over the lazy dog, 漢字 and 😀 too.\n" * 
 def step(server: InsideServer, rows: Callable[[], list[tuple[int, int, int]]]) -> None:
     """Gives rows (id, token, finish) to the engine's delivery, as the device thread would."""
 
-    async def tell() -> None:
+    async def report() -> None:
         output = StepOutput(StepStats())
         for row in rows():
             output.add(*row)
         server.state.engine.on_output(output)
         await asyncio.sleep(0)
 
-    server.call(tell)
+    server.call(report)
 
 
 def routes(server: InsideServer, count: int) -> list[int]:

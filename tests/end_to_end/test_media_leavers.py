@@ -130,7 +130,7 @@ def check_caches(server: InsideServer, folder: Path) -> None:
     assert list(folder.iterdir()) == [], "a temporary file is left"
 
 
-def beside_caches(server: InsideServer) -> int:
+def with_caches(server: InsideServer) -> int:
     """Resident bytes of the process, without free ones of its allocator and without what the encoder cache keeps, which
     its rows bound."""
     trim_heap()
@@ -151,7 +151,7 @@ async def check_leavers(server: InsideServer, known, folder: Path, counts: list[
         await mixed(server, known, count, 2 + number)
         await settled(server, before)
         check_caches(server, folder)
-        sizes.append(beside_caches(server))
+        sizes.append(with_caches(server))
     return sizes
 
 

@@ -23,7 +23,7 @@ def drawn(count: int, vocab: int, length: tuple[int, int], tokens: int, seed: in
     return [text_request(ids, tokens, ignore_eos=True, **rules) for ids in prompts]
 
 
-async def told(engine: Engine, request: Request) -> list[tuple[Any, ...]]:
+async def collected(engine: Engine, request: Request) -> list[tuple[Any, ...]]:
     """Every token, and its log-probabilities bit for bit."""
     deltas = (await answer_deltas(engine, request))[0]
     entries = [entry for delta in deltas for entry in delta.logprobs or ()]
@@ -32,10 +32,10 @@ async def told(engine: Engine, request: Request) -> list[tuple[Any, ...]]:
 
 async def same_in_every_circumstance(engine: Engine, watched: list[Request], others: list[Request]) -> None:
     """Fails unless every watched request has the same tokens and log-probabilities each time."""
-    alone = [await told(engine, request) for request in watched]
+    alone = [await collected(engine, request) for request in watched]
     assert all(len(each) == request.sampling.max_tokens for each, request in zip(alone, watched))
     hits = engine.stats.prefix_hits
-    assert [await told(engine, request) for request in watched] == alone, "cached"
+    assert [await collected(engine, request) for request in watched] == alone, "cached"
     assert engine.stats.prefix_hits > hits
     for circumstance, fresh, place in (
         ("in company", True, len(others) // 2),
@@ -46,7 +46,7 @@ async def same_in_every_circumstance(engine: Engine, watched: list[Request], oth
         assert not fresh or await engine.reset_prefix_cache()
         preempted = engine.stats.preemptions
         beside = [asyncio.create_task(answer(engine, request)) for request in others[:place]]
-        mine = [asyncio.create_task(told(engine, request)) for request in watched]
+        mine = [asyncio.create_task(collected(engine, request)) for request in watched]
         beside += [asyncio.create_task(answer(engine, request)) for request in others[place:]]
         got = await asyncio.gather(*mine)
         await asyncio.gather(*beside)

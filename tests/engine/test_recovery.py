@@ -50,7 +50,7 @@ def requests() -> list[Request]:
     ]
 
 
-async def told(engine: Engine, request: Request) -> list[list[Delta]]:
+async def collected(engine: Engine, request: Request) -> list[list[Delta]]:
     """All deltas of each choice, its end included."""
     choices: list[list[Delta]] = [[] for _ in range(request.n)]
     async with engine.submit(request) as stream:
@@ -74,10 +74,10 @@ def details_of(deltas: list[Delta]) -> list[object]:
 async def test_rows_without_news_start_over_and_nothing_is_emitted_twice(freed, at, cache, caplog):
     settings = {"max_num_batched_tokens": 96, "max_num_seqs": 16, "enable_prefix_caching": cache}
     async with running(QWEN3, **settings) as engine:
-        wanted = [await told(engine, request) for request in requests()]
+        wanted = [await collected(engine, request) for request in requests()]
         assert await engine.reset_prefix_cache()
         plant(engine, {at: OOM})
-        got = await asyncio.gather(*[told(engine, request) for request in requests()])
+        got = await asyncio.gather(*[collected(engine, request) for request in requests()])
         assert engine.stats.failed_steps == 1
         assert freed() in (1, None)
         for choice, whole in zip((each for one in got for each in one), (each for one in wanted for each in one)):
@@ -97,10 +97,10 @@ async def test_what_is_counted_of_a_row_starts_over_as_well(freed, number, caplo
     rules = {"repetition_penalty": 2.0, "presence_penalty": 2.0, "frequency_penalty": 2.0, "logprobs": 2}
     async with running(QWEN3) as engine:
         request = text_request(PROMPTS[number], 24, ignore_eos=True, **rules)
-        wanted = await told(engine, request)
+        wanted = await collected(engine, request)
         assert await engine.reset_prefix_cache()
         plant(engine, {1: OOM})
-        got = await told(engine, request)
+        got = await collected(engine, request)
         assert engine.stats.failed_steps == 1
     assert tokens_of(got[0]) == tokens_of(wanted[0])
     assert details_of(got[0]) == details_of(wanted[0])
@@ -111,7 +111,7 @@ async def test_a_row_that_meets_it_twice_ends(freed, caplog):
         request = text_request(PROMPTS[0], 5, ignore_eos=True)
         wanted = await answer(engine, request)
         plant(engine, {1: OOM, 3: OOM, 4: OOM})  # 2 is the step behind the first one, launched already
-        ended = (await told(engine, request))[0][-1]
+        ended = (await collected(engine, request))[0][-1]
         assert isinstance(ended.error, DeviceOutOfMemoryError)
         assert engine.stats.preemptions == 1
         assert await answer(engine, request) == wanted
@@ -137,7 +137,7 @@ async def test_rows_may_leave_before_they_start_over(freed, caplog):
         await failed.wait()
         for stream in streams:
             stream.abort()
-        answers = await asyncio.gather(*[told(engine, request) for request in requests()])
+        answers = await asyncio.gather(*[collected(engine, request) for request in requests()])
         assert all(choice[-1].finish_reason is FinishReason.LENGTH for one in answers for choice in one)
 
 
@@ -187,7 +187,7 @@ async def test_rows_start_over_on_an_accelerator(at, caplog):
         sent = [text_request(ids, 12, ignore_eos=True) for ids in PROMPTS]
         wanted = [(await answer(served, request))[0] for request in sent]
         plant(served, {at: OOM})
-        got = await asyncio.gather(*[told(served, request) for request in sent])
+        got = await asyncio.gather(*[collected(served, request) for request in sent])
         assert served.stats.failed_steps == 1
     for (choice,), whole in zip(got, wanted):
         count = len(tokens_of(choice))

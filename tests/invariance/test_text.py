@@ -172,17 +172,17 @@ async def test_not_a_bit_of_the_log_probabilities_depends_on_circumstances(name,
     """With `deterministic` where it is needed; company, chunks, cached prefixes and pressure."""
     folder, rules = tiny.checkpoint(name), {"logprobs": 5}
 
-    async def told(engine, prompt: np.ndarray) -> list:
+    async def collected(engine, prompt: np.ndarray) -> list:
         deltas = (await answer_deltas(engine, request(prompt, **rules)))[0]
         return [entry for delta in deltas for entry in delta.logprobs or ()]
 
     async with device.running(folder, enable_prefix_caching=False, **device.exact) as engine:
-        wanted = [await told(engine, prompt) for prompt in PROMPTS[:12]]
+        wanted = [await collected(engine, prompt) for prompt in PROMPTS[:12]]
     assert all(len(entries) == TOKENS for entries in wanted)
     for settings in ({}, {"max_prefill_chunk": 7}, {"num_gpu_blocks_override": 24, "max_model_len": 160}):
         async with device.running(folder, **settings, **device.exact) as engine:
             for turn in range(2):  # the second time from the prefix cache
                 others = [asyncio.ensure_future(answer(engine, request(prompt))) for prompt in PROMPTS[12:]]
-                got = await asyncio.gather(*[told(engine, prompt) for prompt in PROMPTS[:12]])
+                got = await asyncio.gather(*[collected(engine, prompt) for prompt in PROMPTS[:12]])
                 await asyncio.gather(*others)
                 assert got == wanted, (settings, turn)

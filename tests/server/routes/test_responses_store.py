@@ -375,17 +375,17 @@ async def test_s07_a_key_that_stores_much_pushes_out_its_own(serve):
         reply = await client.post("/v1/responses", {**HELLO, "max_output_tokens": 1}, headers={"x-api-key": key})
         return reply.json()["id"]
 
-    async def kept(key, names):
+    async def remaining(key, names):
         found = [await client.get(f"/v1/responses/{name}", headers={"x-api-key": key}) for name in names]
         return [reply.status == 200 for reply in found]
 
     few = [await make("two")]
     many = [await make("one") for _ in range(8)]
-    assert await kept("two", few) == [True]
-    assert await kept("one", many) == [False] * 5 + [True] * 3
+    assert await remaining("two", few) == [True]
+    assert await remaining("one", many) == [False] * 5 + [True] * 3
     few.append(await make("two"))
-    assert await kept("two", few) == [True, True]
-    assert await kept("one", many[-3:]) == [False, True, True]
+    assert await remaining("two", few) == [True, True]
+    assert await remaining("one", many[-3:]) == [False, True, True]
 
 
 async def test_s07_bytes_are_counted_by_key():

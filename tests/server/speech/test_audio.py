@@ -193,11 +193,11 @@ class Asked:
         engine, renderer = client.state.engine, client.state.renderer
         submit, chat = engine.submit, renderer.chat
 
-        async def heard(messages, **named):
+        async def received(messages, **named):
             self.texts.append(messages[0]["content"][1]["text"])
             return await chat(messages, **named)
 
-        monkeypatch.setattr(renderer, "chat", heard)
+        monkeypatch.setattr(renderer, "chat", received)
         monkeypatch.setattr(engine, "submit", lambda request: self.requests.append(request) or submit(request))
 
 
