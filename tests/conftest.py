@@ -1,8 +1,8 @@
-"""How `make test` spreads the suite over the cores: files as units, tests that measure time alone on the machine.
+"""How `make test` distributes the suite over the cores: by file, and tests that measure time alone on the machine.
 
 Under pytest-xdist a file goes to one worker as a whole, so that what its tests share is made once; cases that take long
 and share nothing go one by one (APART). Files with tests marked `alone` come last: such a test holds a lock that every
-other test shares, so nothing else of the suite computes beside it. Tests marked `covering` keep few combinations of
+other test shares, so no other test of the suite runs at the same time. Tests marked `covering` run few combinations of
 their parameters (tests/covering.py).
 """
 
@@ -46,7 +46,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    gc.unfreeze()  # libraries tell what they think is lost when the process ends
+    gc.unfreeze()  # libraries warn of objects that they find leaked when the process ends
 
 
 def parameters(case: Any) -> dict[str, str]:

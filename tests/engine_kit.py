@@ -47,10 +47,10 @@ async def quiet(engine: Engine, timeout: float = 5.0) -> dict[str, int]:
 
 
 async def frozen(engine: Engine, timeout: float = 20.0) -> None:
-    """Waits until an engine that was told to pause has ended the steps in flight, and told of them."""
-    await engine.on_device(lambda runtime: None)  # the device thread has heard of the pause
+    """Waits until a paused engine has ended the steps in flight and delivered their news."""
+    await engine.on_device(lambda runtime: None)  # the device thread has received the pause
     async with asyncio.timeout(timeout):
-        while engine.ledger()["in_flight"]:  # noqa: ASYNC110 (nobody tells)
+        while engine.ledger()["in_flight"]:  # noqa: ASYNC110 (no event to wait for)
             await asyncio.sleep(0.001)
     await engine.on_device(lambda runtime: None)  # its news came before
 

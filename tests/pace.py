@@ -1,8 +1,8 @@
 """How fast this machine is at the moment, for tests that bound a cost in microseconds.
 
-Their limits were written on a machine where `WORK` takes QUIET_S; on a slower one, or beside busy neighbours that share
-its core, they grow in proportion. A limit holds for the best of several rounds and leaves room besides: these tests
-notice that work was added, not that a neighbour was there.
+Their limits were written on a machine where `WORK` takes QUIET_S; on a slower machine, or while other processes share
+its core, they grow in proportion. A limit holds for the best of several rounds and has a margin: these tests detect
+work that was added, not load of the machine.
 """
 
 from __future__ import annotations

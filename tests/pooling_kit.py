@@ -368,7 +368,7 @@ def rewarding(architecture: str, labels: int) -> Path:
 
 @functools.cache
 def bge_m3() -> Path:
-    """XLM-R with BGE-M3's two further layers beside it."""
+    """XLM-R with BGE-M3's two further layers in files of their own."""
     folder = home() / "bge-m3"
     shutil.copytree(encoder("xlm_roberta"), folder)
     drawn = torch.Generator().manual_seed(4)
@@ -397,7 +397,7 @@ def pylate() -> Path:
 
 @functools.cache
 def colbert() -> Path:
-    """The same ColBERT as its makers save it: the product is a tensor beside BERT's, and documents have no marks."""
+    """The same ColBERT as its makers save it: the product is in BERT's file, and documents have no marks."""
     folder = home() / "colbert"
     shutil.copytree(encoder("bert"), folder)
     tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}

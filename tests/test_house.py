@@ -144,7 +144,7 @@ def imported(path: Path, names: dict[str, Path]) -> set[str]:
 
 
 def test_no_modules_import_each_other():
-    """Not even for types: a circle is two things that nobody can understand one after the other."""
+    """Not even for types: a reader cannot understand the modules of a circle one after the other."""
     names = modules()
     graph = {name: imported(path, names) - {name} for name, path in names.items()}
     while free := [name for name, uses in graph.items() if not uses]:
@@ -346,7 +346,7 @@ VENDOR = re.compile(r"version\.(cuda|hip)\b|(target\(\)|device)\.kind\b|\b(get_d
         if name_of(p) not in ("engine/device/accelerator.py", "engine/device/host.py", "engine/kernels/target.py")
     ]
 )
-def test_nobody_else_asks_whose_the_accelerator_is(path):
+def test_only_targets_ask_for_the_accelerators_vendor(path):
     assert not VENDOR.search(path.read_text()), "ask engine/kernels/target for what such a device can do"
 
 

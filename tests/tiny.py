@@ -3,7 +3,7 @@
 `checkpoint("qwen3")` gives the folder of a finished checkpoint: config.json, model.safetensors, tokenizer.json
 (byte-level), tokenizer_config.json, chat_template.jinja, generation_config.json and, for models with towers, the
 processors' files. Weights are seeded and large enough that logits differ clearly from token to token. Folders are made
-once, by transformers, and kept in the temporary directory under a name that changes with this file and with
+once, by transformers, and cached in the temporary directory under a name that changes with this file and with
 transformers, so several test processes share them. Never change what lies in such a folder: copy it.
 """
 
@@ -241,7 +241,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
         final_logit_softcapping=4.0, tie_word_embeddings=True, vocab_size_per_layer_input=331,
         layer_types=[_NEAR, _NEAR, _FAR, _NEAR, _NEAR, _NEAR, _FAR],
     ),
-    "gemma4-moe": causal(  # as 26B-A4B: experts beside every MLP
+    "gemma4-moe": causal(  # as 26B-A4B: experts in parallel to every MLP
         "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=3,
         attention_k_eq_v=True, num_key_value_heads=3, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
         sliding_window=8, tie_word_embeddings=True, layer_types=[_NEAR, _NEAR, _FAR], enable_moe_block=True,

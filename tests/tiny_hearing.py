@@ -1,6 +1,6 @@
-"""Tiny random models that hear: a Whisper with windows of two seconds and its own markers, and a Qwen2-Audio.
+"""Tiny random models that take audio: a Whisper with windows of two seconds and its own markers, and a Qwen2-Audio.
 
-`whisper()` gives the folder of a finished checkpoint, made once and kept as tests/tiny.py keeps its own.
+`whisper()` gives the folder of a finished checkpoint, made once and cached as tests/tiny.py caches its own.
 """
 
 from __future__ import annotations

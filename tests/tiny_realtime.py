@@ -1,7 +1,7 @@
 """A tiny random Voxtral Realtime: a tower that looks back 11 rows, a decoder that looks back 24 tokens.
 
-`folder()` gives a finished checkpoint, kept as tests/tiny_hearing.py keeps its own; its tekken.json is in the published
-form, so that transformers' processor reads it.
+`folder()` gives a finished checkpoint, cached as tests/tiny_hearing.py caches its own; its tekken.json is in the
+published form, so that transformers' processor reads it.
 """
 
 from __future__ import annotations

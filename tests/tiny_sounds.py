@@ -1,6 +1,6 @@
-"""Tiny random models that hear sounds of any length, and each one's prompts as transformers computes them.
+"""Tiny random models that take audio of any length, and each one's prompts as transformers computes them.
 
-A `Sounds` is one family: the folder of a finished checkpoint (kept as tests/tiny_hearing.py keeps its own), and the
+A `Sounds` is one family: the folder of a finished checkpoint (cached as tests/tiny_hearing.py caches its own), and the
 features that the published processor makes of a sound. Windows have two seconds.
 """
 
@@ -40,7 +40,7 @@ class Sounds:
     make: Callable[[], Any]  # the model with its weights
     features: Callable[[Path, np.ndarray], Features]
     extractor: dict[str, Any]
-    alone: bool = False  # the oracle would hear the silence behind the shorter ones of several sounds
+    alone: bool = False  # one sound per call, as the oracle would encode the padding of shorter sounds
     blocks: int = 15  # of the KV cache: too few for the prompts of tests/models/test_sounds.py at one time
     around: tuple[int, ...] = ()  # the tokens that the processor writes before and behind a sound
     released: Callable[[Path], None] | None = None  # transformers' layout -> the one in which the family is published
@@ -280,7 +280,7 @@ def phi4mm() -> Any:
 
 
 def phi4mm_released(folder: Path) -> None:
-    """As Microsoft publishes it: adapters beside the matrices, and names that transformers' script undoes."""
+    """As Microsoft publishes it: adapters next to the matrices, and names that transformers' script undoes."""
     import torch
     from safetensors.torch import load_file, save_file
 

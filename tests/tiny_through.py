@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of models that see or hear and have no file here, with the files of their own processors.
+"""Tiny random checkpoints of multimodal models that have no file here, with the files of their own processors.
 
 Their modules and processors are transformers'; see tests/tiny.py.
 """
@@ -149,7 +149,7 @@ PROCESSORS = {
 
 
 def write_processors(kind: str, folder: Path, made: Callable[[Any], Any]) -> None:
-    """The processor's files, as transformers saves them beside the tokenizer's."""
+    """Writes the processor's files next to the tokenizer's, as transformers does."""
     from transformers import AutoTokenizer
 
     path = folder / "tokenizer_config.json"

@@ -76,7 +76,7 @@ def check(request: Request, limits: Limits) -> None:
     if request.media or request.positions is not None:
         _check_media(request, limits)
     if limits.ahead:
-        _check_joints(request, limits)
+        _check_spans(request, limits)
     _check_sampling(request.sampling, limits)
 
 
@@ -145,7 +145,7 @@ def _check_media(request: Request, limits: Limits) -> None:
         )
 
 
-def _check_joints(request: Request, limits: Limits) -> None:
+def _check_spans(request: Request, limits: Limits) -> None:
     joints = joints_of(request, limits.ahead)
     if joints is None:
         return

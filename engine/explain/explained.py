@@ -145,7 +145,9 @@ class Parts:
         keepers = iter(specs) if len(specs) > 1 else repeat(specs[0])
         facts = {}
         for number, layer in enumerate(layers):
-            kept = f"reads the cache of layer {layer.keys_of}" if layer.keys_of is not None else kept_of(next(keepers))
+            kept = (
+                f"reads the cache of layer {layer.keys_of}" if layer.keys_of is not None else captured_of(next(keepers))
+            )
             facts[f"layers.{number}"] = f"{fields_of(layer)}; {kept}"
         return facts
 
@@ -158,7 +160,7 @@ def _without(root: str, steps: Steps) -> Steps:
     return {size: [one for one in run if not _is_below(one.owner, root)] for size, run in steps.items()}
 
 
-def kept_of(spec: CacheSpec) -> str:
+def captured_of(spec: CacheSpec) -> str:
     """What a layer caches for each token, in words."""
     size = spec.block_bytes(BLOCK) // BLOCK
     window = f" of the last {spec.kind.window:,} tokens" if spec.kind.window else ""

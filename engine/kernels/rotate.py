@@ -75,7 +75,7 @@ def over_scale(a, b, rest, place, mask, MADE: tl.constexpr, REST: tl.constexpr):
 
 
 @triton.jit
-def as_kept(values, cache, CODES: tl.constexpr):
+def as_cached(values, cache, CODES: tl.constexpr):
     """float32 values as a cache holds them."""
     return narrow8(values, CODES) if CODES else values.to(cache.dtype.element_ty)
 
@@ -161,10 +161,10 @@ def qkv_kernel(
         if k_scale is not None:
             place = slot // block_size * scale_stride + (line if MADE else head)
             a, b, rest = over_scale(a, b, rest, (v_scale if is_value else k_scale) + place, head < real, MADE, REST)
-        tl.store(page + pair, as_kept(a, cache, CODES), mask=mask)
-        tl.store(page + HALF + pair, as_kept(b, cache, CODES), mask=mask)
+        tl.store(page + pair, as_cached(a, cache, CODES), mask=mask)
+        tl.store(page + HALF + pair, as_cached(b, cache, CODES), mask=mask)
         if REST:
-            tl.store(page + more, as_kept(rest, cache, CODES), mask=(head < real) & (more < HEAD_DIM))
+            tl.store(page + more, as_cached(rest, cache, CODES), mask=(head < real) & (more < HEAD_DIM))
 
 
 def qkv_rope_store(

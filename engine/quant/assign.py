@@ -115,14 +115,14 @@ def _refuse_unlike(names: Sequence[str], expected: Expected, found: Mapping[str,
         form = frozenset((kind, wanted) for kind, pieces in expected.items() if (wanted := pieces[number]) is not None)
         alike.setdefault(form, []).append(name)
     if len(alike) > 1:
-        told = [f"{compact(experts)} as {_told(form)}" for form, experts in alike.items()]
+        told = [f"{compact(experts)} as {_listed(form)}" for form, experts in alike.items()]
         raise ConfigError(
             f"experts of one layer are stored in unlike forms: {'; '.join(told)}; one form for all experts of a layer "
             "is read: fetch the files again, or quantise the checkpoint again with all of them alike"
         )
 
 
-def _told(form: Iterable[tuple[str, Wanted]]) -> str:
+def _listed(form: Iterable[tuple[str, Wanted]]) -> str:
     return ", ".join(f"{kind} {list(wanted.shape)}" for kind, wanted in sorted(form))
 
 

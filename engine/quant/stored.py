@@ -29,10 +29,10 @@ UNREAD = ("input_scale", "activation_scale", "input_global_scale", "qscale_act",
 
 def extras(headers: Headers | None, names: tuple[str, ...] = UNREAD) -> dict[str, Wanted]:
     """The optional tensors of a module with codes, as its file has them."""
-    return {name: _beside(name, headers[name]) for name in names if headers is not None and name in headers}
+    return {name: _wanted(name, headers[name]) for name in names if headers is not None and name in headers}
 
 
-def _beside(name: str, info: TensorInfo) -> Wanted:
+def _wanted(name: str, info: TensorInfo) -> Wanted:
     """As the file has it, where that can be what its name says."""
     dtype = dtype_of(name, info)
     if name == "weight_shape":

@@ -17,7 +17,7 @@ POOLING_ROWS, POOLING_TOKENS = 1024, 16384  # on an accelerator, of a model that
 CPU_POOLING_ROWS, CPU_POOLING_TOKENS = 256, 4096
 
 
-def check_lead(config: EngineConfig, lead: int, host: bool) -> None:
+def check_prefix(config: EngineConfig, lead: int, host: bool) -> None:
     """ConfigError for settings that a model whose prompts begin with audio cannot be served with."""
     if lead % config.block_size:
         raise ConfigError(f"--block-size {config.block_size}: this model's {lead} rows of sound need 16 or 32")
@@ -43,7 +43,7 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
             f"--max-model-len {config.max_model_len}: this checkpoint holds {held}; ask for at most {held}"
         )
     if model_config.lead:
-        check_lead(config, model_config.lead, host)
+        check_prefix(config, model_config.lead, host)
     asked = config.max_model_len or held
     if pooling is not None:
         asked = config.max_model_len or min(held, pooling.max_tokens or held)

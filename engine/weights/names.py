@@ -35,7 +35,7 @@ def compact(names: Iterable[str]) -> str:
         parts = (name if name.isprintable() else ascii(name)[1:-1]).split(".")
         numbers = tuple(int(part) for part in parts if _counts(part))
         groups.setdefault(tuple(None if _counts(part) else part for part in parts), []).append(numbers)
-    return ", ".join(_told(parts, found) for parts, found in groups.items())
+    return ", ".join(_pattern(parts, found) for parts, found in groups.items())
 
 
 def _counts(part: str) -> bool:
@@ -43,7 +43,7 @@ def _counts(part: str) -> bool:
     return part.isdecimal() and len(part) < 10
 
 
-def _told(parts: tuple[str | None, ...], found: list[tuple[int, ...]]) -> str:
+def _pattern(parts: tuple[str | None, ...], found: list[tuple[int, ...]]) -> str:
     axes = [sorted(set(axis)) for axis in zip(*found)]
     shown = iter([_runs(axis) for axis in axes])
     name = ".".join(next(shown) if part is None else part for part in parts)

@@ -65,7 +65,7 @@ class Glm4V(QwenVL):
         pair = self.vision.rule.multiple
         indices = self._frames(num_frames, fps, options)
         if len(indices) > limits.video_max_frames:
-            indices = indices[spread(len(indices), limits.video_max_frames)]
+            indices = indices[evenly(len(indices), limits.video_max_frames)]
         settings = lowered(self.vision.video, options)
         count = -(-len(indices) // pair) * pair
         bounded = within(settings, settings.max_pixels, count, limits)
@@ -74,7 +74,7 @@ class Glm4V(QwenVL):
 
     def _frames(self, total: int, fps: float, options: MediaOptions) -> np.ndarray:
         if options.num_frames is not None:
-            return spread(total, min(options.num_frames, total))
+            return evenly(total, min(options.num_frames, total))
         if self.dynamic:
             return dynamic_frames(total, fps, self.vision.rule.multiple)
         return timed_frames(
@@ -98,7 +98,7 @@ class Glm4V(QwenVL):
         return framed(part, self._ids["image"], lambda _: (self._start,), behind)
 
 
-def spread(total: int, count: int) -> np.ndarray:
+def evenly(total: int, count: int) -> np.ndarray:
     """`count` different numbers of 0 to total - 1, from the first to the last."""
     return np.unique(np.linspace(0, total - 1, max(count, 1)).astype(np.int64))
 
@@ -121,7 +121,7 @@ def dynamic_frames(total: int, fps: float, pair: int) -> np.ndarray:
     rate = 3 if duration <= 30 else 1 if duration <= 300 else 0.5
     wanted = min(int(duration * rate * pair), MAX_FRAMES)
     if total < wanted:
-        return spread(total, wanted)
+        return evenly(total, wanted)
     found: list[int] = []
     second, step, last = 0.0, 1 / (pair * rate), int(total / fps)
     for number in range(total):
@@ -131,5 +131,5 @@ def dynamic_frames(total: int, fps: float, pair: int) -> np.ndarray:
             if second >= last:
                 break
     if len(found) < wanted:
-        return found[0] + spread(found[-1] - found[0] + 1, wanted)
-    return np.array(found, np.int64) if len(found) == wanted else spread(total, wanted)
+        return found[0] + evenly(found[-1] - found[0] + 1, wanted)
+    return np.array(found, np.int64) if len(found) == wanted else evenly(total, wanted)

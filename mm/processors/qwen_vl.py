@@ -120,7 +120,7 @@ class Vision:
         if self.picture_bytes:
             new = scale or Scale(height, width)
             grid = grid_of(count, new.height, new.width, settings)
-            columns, rows = kept_table(width, new.width), kept_table(height, new.height)
+            columns, rows = cached_table(width, new.width), cached_table(height, new.height)
             features = {"pixels": frames, "columns": columns, "rows": rows, "normal": normal_of(settings)}
         else:
             patches, grid = patchify(frames, settings)
@@ -130,7 +130,7 @@ class Vision:
 
 
 @functools.lru_cache(maxsize=64)
-def kept_table(size: int, new_size: int) -> np.ndarray:
+def cached_table(size: int, new_size: int) -> np.ndarray:
     """`resize_table`, cached: cameras and screens have few sizes. The table is read-only."""
     table = resize_table(size, new_size)
     table.flags.writeable = False

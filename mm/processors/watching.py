@@ -56,7 +56,7 @@ class Watching(Through):
         if not any(settings.get(name) for name in ("do_sample_frames", "num_frames", "fps")):
             return even(total, USUAL_FRAMES)
         try:
-            film = told_of(total, fps, height, width, np.arange(total))
+            film = metadata_of(total, fps, height, width, np.arange(total))
             found = np.asarray(reads.sample_frames(metadata=film, **settings)).astype(np.int64)
         except Exception:  # rules refuse films that are shorter than what they keep of others
             found = np.arange(total, dtype=np.int64)
@@ -70,7 +70,7 @@ class Watching(Through):
             plan = item.plan
             assert plan is not None, "films come with the plan by which they were decoded"
             _, height, width, _ = item.data.shape
-            told.append(told_of(plan.total, plan.fps, height, width, plan.indices))
+            told.append(metadata_of(plan.total, plan.fps, height, width, plan.indices))
         films = [np.ascontiguousarray(item.data) for item in items]
         return {"videos": films, "video_metadata": told, "do_sample_frames": False}
 
@@ -88,7 +88,7 @@ def even(total: int, count: int) -> np.ndarray:
     return np.arange(count, dtype=np.int64) * total // count
 
 
-def told_of(total: int, fps: float, height: int, width: int, kept: np.ndarray) -> Any:
+def metadata_of(total: int, fps: float, height: int, width: int, kept: np.ndarray) -> Any:
     """The metadata that processors read of a film."""
     from transformers.video_utils import VideoMetadata
 

@@ -71,7 +71,7 @@ def bind_unix(path: str) -> socket.socket:
     """Binds a Unix socket; replaces one that a killed server left behind. Raises OSError if a process listens on it."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
-            if is_heard(path):
+            if is_listening(path):
                 raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
             os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -85,7 +85,7 @@ def bind_unix(path: str) -> socket.socket:
     return listener
 
 
-def is_heard(path: str) -> bool:
+def is_listening(path: str) -> bool:
     """Whether a process listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)

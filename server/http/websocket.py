@@ -52,12 +52,12 @@ def as_exchange_scope(scope: Scope) -> None:
 def refusing(send: Send) -> Send:
     """Answers of a socket that is refused, in ASGI's words for them; what a socket says otherwise passes by."""
 
-    async def told(message: Message) -> None:
+    async def send_message(message: Message) -> None:
         if message["type"].startswith("http."):
             message = {**message, "type": "websocket." + message["type"]}
         await send(message)
 
-    return told
+    return send_message
 
 
 def accepting(scope: Scope, headers: list[tuple[bytes, bytes]]) -> Message:

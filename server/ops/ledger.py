@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from engine.device.host_memory import resident_memory
 
 # Caches and totals: bounded by flags, and what a device holds from the start on.
-KEPT = frozenset({
+CACHED = frozenset({
     "media_cache_bytes", "engine_free", "engine_cached", "engine_total", "engine_index_entries",
     "engine_encoder_entries", "engine_encoder_rows", "engine_device_bytes", "engine_device_reserved_bytes",
     "engine_pinned_bytes", "engine_pinned_reserved_bytes",
@@ -25,10 +25,10 @@ SETTLE_S, LOOK_S = 1.0, 0.02
 
 
 def sorted_out(counts: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """`held`: zero when idle; `kept`: caches and totals; `process`: what belongs to no request."""
+    """`held`: zero when idle; `cached`: caches and totals; `process`: what belongs to no request."""
     return {
-        "held": {name: count for name, count in counts.items() if name not in KEPT},
-        "kept": {name: count for name, count in counts.items() if name in KEPT},
+        "held": {name: count for name, count in counts.items() if name not in CACHED},
+        "cached": {name: count for name, count in counts.items() if name in CACHED},
         "process": process(),
     }
 
@@ -49,7 +49,7 @@ def process() -> dict[str, int]:
 
 def still_held(counts: Mapping[str, int]) -> dict[str, int]:
     """What is not zero and should be."""
-    return {name: count for name, count in counts.items() if count and name not in KEPT}
+    return {name: count for name, count in counts.items() if count and name not in CACHED}
 
 
 async def settled(count: Callable[[], Mapping[str, int]]) -> dict[str, int]:

@@ -150,11 +150,11 @@ async def stop_profile(request: Request) -> Response:
 
 
 async def reset_prefix_cache(request: Request) -> Response:
-    return await told(state_of(request).engine.reset_prefix_cache)
+    return await _succeeded(state_of(request).engine.reset_prefix_cache)
 
 
 async def reset_encoder_cache(request: Request) -> Response:
-    return await told(state_of(request).engine.reset_encoder_cache)
+    return await _succeeded(state_of(request).engine.reset_encoder_cache)
 
 
 async def reset_mm_cache(request: Request) -> Response:
@@ -164,7 +164,7 @@ async def reset_mm_cache(request: Request) -> Response:
     return json_response({"success": True})
 
 
-async def told(work: Callable[[], Awaitable[bool]]) -> Response:
+async def _succeeded(work: Callable[[], Awaitable[bool]]) -> Response:
     try:
         return json_response({"success": await work()})
     except NotReadyError as error:

@@ -41,17 +41,17 @@ async def arm(request: Request) -> Response:
         faults.arm(Fault(body.point, body.kind, body.count, body.seconds, body.token, body.size))
     except ValueError as error:
         raise invalid("kind", str(error)) from None
-    return shown_faults(faults)
+    return list_faults(faults)
 
 
 async def show(request: Request) -> Response:
-    return shown_faults(faults_of(request))
+    return list_faults(faults_of(request))
 
 
 async def disarm(request: Request) -> Response:
     faults = faults_of(request)
     faults.clear()
-    return shown_faults(faults)
+    return list_faults(faults)
 
 
 def faults_of(request: Request) -> Faults:
@@ -60,7 +60,7 @@ def faults_of(request: Request) -> Faults:
     return faults
 
 
-def shown_faults(faults: Faults) -> Response:
+def list_faults(faults: Faults) -> Response:
     armed = [dataclasses.asdict(each) for each in faults.armed]
     for fault in armed:
         del fault["slots"]  # changed by the device thread

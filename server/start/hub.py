@@ -91,7 +91,7 @@ def fetch(name: str, hub: Hub, weights: bool = True, check: Callable[[Path], obj
             folder = cached(name, hub, weights, reason)
             log.warning("%s; the downloaded copy of %s is served", reason, name)
             return folder
-        folder = download(name, hub, hub.revision or constants.DEFAULT_REVISION, beside(listing.sizes))
+        folder = download(name, hub, hub.revision or constants.DEFAULT_REVISION, other_files(listing.sizes))
         if folder.name != listing.commit:  # the branch has moved meanwhile: all files come from one commit
             listing = listed(name, replace(hub, revision=folder.name))
         if check is not None:
@@ -238,7 +238,7 @@ def lacking(name: str, folder: Path, weights: bool) -> list[str]:
     return gaps
 
 
-def beside(names: Collection[str]) -> list[str]:
+def other_files(names: Collection[str]) -> list[str]:
     """The files other than weights that serving may read."""
     return [
         name

@@ -39,7 +39,7 @@ def join(folder: Path, own: list[Shard], locate: Locate, cache: str, weights: bo
     """The joined folder, and the headers of all its weights; `own`: those of the checkpoint, where
     weights are wanted."""
     config = read_json(folder / CONFIG)
-    named, shards, beside = _named(config), list(own), _beside(folder)
+    named, shards, beside = _named(config), list(own), _other_files(folder)
     for key, name in named.items():
         section, prefix = PARTS[key]
         inside = any(tensor.startswith(prefix) for shard in own for tensor in shard.tensors)
@@ -47,7 +47,7 @@ def join(folder: Path, own: list[Shard], locate: Locate, cache: str, weights: bo
         config[section] = read_json(part / CONFIG)
         config[key], config[f"joined_{key}"] = None, None if inside else name
         shards += found
-        beside = {**_beside(part), **beside}
+        beside = {**_other_files(part), **beside}
     if any(shard.names is not None for shard in shards):
         raise ConfigError(f"{folder}: a part of it has Mistral's layout, which cannot be joined with others")
     return _written(config, beside, shards, Path(cache or _home())), shards
@@ -65,7 +65,7 @@ def _home() -> Path:
     return Path(constants.HF_HOME) / "omniloop"
 
 
-def _beside(folder: Path) -> dict[str, Path]:
+def _other_files(folder: Path) -> dict[str, Path]:
     """Tokenizer, templates and the like, by name."""
     files = (path for path in folder.iterdir() if path.is_file())
     return {path.name: path.resolve() for path in files if path.suffix in (".json", ".jinja", ".model")}

@@ -1,7 +1,7 @@
 """Asks a server what a case of gpu_serve says, by `server/bench`: its options, its clients, its answers.
 
-A case is one load or several that run together: the streams without rules and those with them, and another case
-beside it. All start when all have drawn their prompts, and end with the time or with so many answers.
+A case is one load or several that run together: the streams without rules, the streams with rules, and a second case
+at the same time. All start when all have drawn their prompts, and end after a time or after a number of answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORD = sum(len(word) + 1 for word in WORDS) / len(WORDS)  # bytes: the shapes' t
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """What the clients of one case saw; the answers are the case's own, failures are also those beside it."""
+    """What the clients of one case saw: the case's own answers, and the failures of all loads that ran with it."""
 
     begun: float
     answers: list[Reply]
@@ -43,7 +43,7 @@ class Came:
 
 
 def parts_of(url: str, shape: str, asked: Case, seconds: float, answers: int, folder: Path) -> list[ServeOptions]:
-    """The loads of a case, those of `asked.beside` last."""
+    """The loads of a case; the loads of its second case (`asked.beside`) come last."""
     whole = options_of(url, shape, asked, seconds, answers, folder)
     rules = ({}, asked.streams - asked.ruled), (dict(asked.fields), asked.ruled)
     found = [
@@ -114,7 +114,7 @@ def load(
 ) -> Came:
     """Runs the clients; `warm` is called when the warm-up is over, and measure_s or so many answers later all end.
 
-    The last `num_beside` parts are asked, and not told of.
+    The last `num_beside` parts send their requests too, but their answers are not in the result.
     """
     return on_loop(asking(parts, model, len(parts) - num_beside, warm_s, measure_s, warm, answers))
 

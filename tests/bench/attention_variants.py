@@ -1,4 +1,4 @@
-"""Variants of attention over FP8 pages, for one run on a card to judge: gpu_codes times them beside the served.
+"""Variants of attention over FP8 pages, which gpu_codes times in the same run as the kernels that are served.
 
 Decode widens codes in the registers of the matrix units: some 700 instructions of a warp for 32 keys of e4m3, 590 for
 64 keys of two warps. PARTS are other numbers of parts and programs for a unit, warps, stages and keys of a round,
@@ -16,7 +16,7 @@ from unittest import mock
 from engine.kernels.attention import decode, prefill
 
 TUNED = decode.tuned
-# Name -> parts and programs of a unit, warps, stages, keys, blocks ahead, registers.
+# Name -> parts and programs of a unit, warps, stages, keys, blocks prefetched, registers.
 PARTS = {
     f"{parts} parts, {warps} warps, {stages} stages, {keys} keys{', ahead' * (ahead > 0)}"
     f"{f', {registers} registers' * (registers > 0)}": (parts, warps, stages, keys, ahead, registers)

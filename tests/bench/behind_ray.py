@@ -1,4 +1,4 @@
-"""What Ray in front costs: one replica of the embedded model, alone and behind Ray, by turns.
+"""What Ray in front costs: one replica of the embedded model, measured alternately alone and behind Ray.
 
 `python -m tests.bench.behind_ray --json FILE` (needs the extra `ray`; `--proxy python` asks through Ray's Python proxy
 instead of HAProxy). Both servers have the same flags and stand by while the other is asked; the client is

@@ -41,7 +41,7 @@ MODELS = {  # hidden, intermediate, q rows, kv rows, vocabulary, layers, dtype
 
 
 def turns(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Best and median seconds of each, by turns of five calls."""
+    """Best and median seconds of a call of each function; each is called five times, then the other."""
     times: dict[str, list[float]] = {"ours": [], "torch": []}
     for _ in range(rounds):
         for name, run in (("ours", ours), ("torch", theirs)):

@@ -1,11 +1,11 @@
-"""What a plain decode step costs the host: SteadyLoop and the same order in Python, alone and beside a busy thread.
+"""What a plain decode step costs the host: SteadyLoop and the same order in Python, with and without a busy thread.
 
-The device is the stand-in runtime of the tests, whose steps take no time, so all that is left is the host's work:
+The device is the stand-in runtime of the tests, whose steps take no time, so only the host's work is measured:
 schedule, pack, the calls of a launch, the wait, commit and the news. `busy` is a thread that runs Python without a
 pause, as a loop with many streams nearly does; the server's switch interval (0.5 ms) is set. Microseconds per step,
 mean over the steps, median of the rounds. In `cold` cases steps take 2 ms, as a device's do, and whenever the thread
-sleeps a process on the same core sweeps 64 MiB: what the thread left in the core's caches is gone when it wakes up.
-Those are medians over the steps. Run: python -m tests.bench.bench_steady [--json FILE] [--steps N] [--cold]
+sleeps a process on the same core sweeps 64 MiB, so the core's caches hold nothing of the thread when it wakes up.
+Cold cases are medians over the steps. Run: python -m tests.bench.bench_steady [--json FILE] [--steps N] [--cold]
 """
 
 import argparse
@@ -126,7 +126,7 @@ class Decoding:
         os.close(self.wake)
 
 
-def beside(busy, call, *args):
+def while_busy(busy, call, *args):
     """The call's value, made on a thread while this one is busy, or sleeps."""
     found = []
     thread = threading.Thread(target=lambda: found.append(call(*args)))
@@ -140,7 +140,7 @@ def beside(busy, call, *args):
 
 @contextlib.contextmanager
 def swept():
-    """This thread on a core, and beside it a process that runs whenever it sleeps."""
+    """Pins this thread to one core, with a process on the same core that runs whenever the thread sleeps."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(allowed)})
     other = subprocess.Popen([sys.executable, "-c", SWEEP], stdout=subprocess.PIPE)
@@ -157,7 +157,7 @@ def case(rows, way, busy, steps, rounds):
     found = []
     for _ in range(rounds):
         decoding = Decoding(rows, 3 * steps + 8)
-        found.append(beside(busy, getattr(decoding, way), steps))
+        found.append(while_busy(busy, getattr(decoding, way), steps))
         decoding.close()
     return {name: round(statistics.median(one[name] for one in found), 2) for name in found[0]}
 
@@ -168,7 +168,7 @@ def run(steps, rounds):
     for rows in (1, 32, 256):
         for steady in (True, False):
             for busy in (False, True):
-                # Beside a busy thread Python waits for the lock in every step: fewer steps tell as much.
+                # With a busy thread Python waits for the lock in every step: fewer steps are precise enough.
                 count = steps if steady or not busy else max(50, steps // 5)
                 name = f"{rows} rows, {'steady' if steady else 'Python'}{', busy' if busy else ''}"
                 cases[name] = case(rows, "in_steady" if steady else "in_python", busy, count, rounds)

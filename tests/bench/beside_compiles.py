@@ -1,8 +1,8 @@
-"""What streams notice of grammars that compile beside them: the gaps between their chunks, alone and beside a sender.
+"""How grammar compilation delays other streams: the gaps between their chunks, with and without a sender of grammars.
 
-A server of the embedded model (or of --model) answers --streams clients. A sender asks for grammars that nobody asked
-for before, each behind the answer to the last: schemas of 10 KB, of 85 KB, and what tests/structure_corpus/hostile
-holds. Phases without the sender and phases with it alternate, because a shared machine changes from minute to minute.
+A server of the embedded model (or of --model) answers --streams clients. A sender requests grammars that are not in
+the cache, one request at a time: schemas of 10 KB, of 85 KB, and the schemas of tests/structure_corpus/hostile.
+Phases without the sender and phases with it alternate, because a shared machine changes from minute to minute.
 Prints the 50th and the 99th percentile of the gaps in ms, and how many requests the sender had answered.
 Run: python -m tests.bench.beside_compiles [--streams 4] [--seconds 4] [--rounds 3]
 """
@@ -28,7 +28,7 @@ from server.bench.output import on_loop
 from tests.bench.asked import events_of
 from tests.structure_corpus.hostile import HOSTILE
 
-BEGIN_S = 0.5  # of a phase, that no number tells of
+BEGIN_S = 0.5  # the start of a phase, which is not measured
 SIZES = {"10 KB": 120, "85 KB": 1000}  # properties
 
 

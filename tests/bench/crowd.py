@@ -1,8 +1,8 @@
 """Many requests at once through an Engine in this process, and what every step delivered: for gpu_offline.
 
 Owner: the loop's thread. Reads of StepStats, once per step: num_rows, num_tokens, schedule_s, launch_s, commit_s and
-gap_s (seconds that the device stood idle before the step, prep included; 0: not measured). The clock is the loop's,
-when a step's tokens arrive there; beside it the device thread's CPU time, which also holds what its waits cost.
+gap_s (seconds that the device stood idle before the step, prep included; 0: not measured). A step's time is when its
+tokens arrive on the loop; the device thread's CPU time is recorded too, which includes the cost of its waits.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Crowd:
         self.begun = self.done_at = 0.0
 
     async def run(self, steps: Steps | None = None) -> Crowd:
-        """Sends all; with `steps`, its moments tell of these requests."""
+        """Sends all requests; `steps` then records the moments of these requests."""
         if steps is not None:
             steps.crowd, steps.moments = self, []
         self._done = asyncio.get_running_loop().create_future()

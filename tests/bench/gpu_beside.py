@@ -1,9 +1,9 @@
-"""What a setting costs: decode steps of two engines of one model that differ in it, by turns in one process.
+"""What a setting costs: decode steps of one model with and without the setting, alternately in one process.
 
 Random weights (--load-format dummy), random prompts, greedy, prefix cache off. Both engines are alive, so that card and
-clock are the same for both; --layers leaves layers out of a model of which two do not fit. Prints for each case and
-number of rows the time of a step without the setting and with it, both medians, and the ratio of the two, whose least
-and most are over turns; beside the ratio what the project asks of it. Writes gpu_beside.json into --out.
+clock are the same for both; --layers reduces the layers of a model that does not fit twice. Prints for each case and
+number of rows the median time of a step without the setting and with it, the ratio of the two, the least and the
+largest ratio of a turn, and the ratio that the project asks for. Writes gpu_beside.json into --out.
 With `return_routed_experts` the requests of its engine ask for the experts of their tokens too.
 Run: python -m tests.bench.gpu_beside --setting return_routed_experts --cases "30b-a3b fp8-blocks,gpt-oss-20b"
          --layers 40 [--rows 1,256] [--context 128] [--turns 4] [--out DIR]

@@ -1,7 +1,7 @@
-"""Keys and values as codes of 8 bits, for gpu_kernels: store, decode and prompts beside bfloat16's in the same run.
+"""Keys and values as codes of 8 bits, for gpu_kernels: store, decode and prompts, with bfloat16 in the same run.
 
 Shapes of Qwen3-8B, as there; codes are random bits with random scales. "bf16" cases repeat a step over bfloat16 pages,
-so that a ratio is of one table; behind those of codes are variants (attention_variants), which must have their numbers.
+so that a ratio is of one table. Then come variants of the code cases (attention_variants), whose results must agree.
 QUANTIZATION.md section 8 asks for decode at 0.56 of bfloat16's time, prompts at 1.05.
 """
 

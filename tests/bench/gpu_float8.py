@@ -51,7 +51,7 @@ class Rate:
 
 
 def square_case(time_of: TimeOf, form: str, rate: Rate, side: int = SIDE, device: str = "cuda") -> list[dict]:
-    """Its rate is kept where it is the largest."""
+    """Times a square product; `rate.best` becomes its rate if that is the largest so far."""
     held = weight(form, side, side, ScaledProducts(), device)
     x, scales = quantise_floats(torch.randn(side, side, device=device, dtype=torch.bfloat16), held.inputs)
     out, flops = torch.empty(side, side, device=device, dtype=torch.bfloat16), 2 * side**3

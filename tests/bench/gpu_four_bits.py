@@ -1,4 +1,4 @@
-"""Products of many rows by INT4 codes in groups of 128, for gpu_kernels: the 8B's four, beside bfloat16's.
+"""Products of many rows by INT4 codes in groups of 128, for gpu_kernels: the 8B's four, with bfloat16's to compare.
 
 gate|up has its activation behind it. "values" is gemm/scaled_values, "sums" gemm/groups, "bf16" the library's product.
 """

@@ -1,12 +1,12 @@
 """What schemas cost streams on an accelerator, within 150 s: one server per shape, random weights, the cases of
-`gpu_serve --load grammar`, streams beside compiles, and jump-forward.
+`gpu_serve --load grammar`, streams while grammars compile, and jump-forward.
 
-For each shape: 64 streams without a schema, with one of them and with all of them held to it, and the plain streams
-beside a sender of new 10-KB schemas (tests/bench/beside_compiles.py). Then the first shape again with jump-forward, all
-streams held. Before these, without a server: how long a line of 152k bits takes to fill, of rows at random places of
-that schema, one core. Prints a line per case and the ratios, and writes gpu_grammar.json into --out.
-Asked for: all held 1.10 of the plain step for 8b and 1.25 for 0.6b, neighbours of one 1.01, fill 60 us on average and
-500 at p99, gaps' p99 beside compiles 1.2.
+For each shape: 64 streams of which none, one or all follow a schema, and plain streams while a sender requests new
+10-KB schemas (tests/bench/beside_compiles.py). Then the first shape again with jump-forward, where all streams follow
+the schema. Before these, without a server: how long one core takes to fill a row's bitmask of 152k bits, for rows at
+random states of that schema. Prints a line per case and the ratios, and writes gpu_grammar.json into --out.
+Asked for: all under a schema 1.10 of the plain step for 8b and 1.25 for 0.6b, neighbours of one 1.01, fill 60 us on
+average and 500 at p99, gaps' p99 during compiles 1.2.
 Run: python -m tests.bench.gpu_grammar [--shape 0.6b,8b] [--seconds 6] [--out DIR]
 """
 

@@ -1,8 +1,8 @@
 """Each Triton kernel on the accelerator: microseconds, and the fraction of the copy or product rate of the same run.
 
-Timed as `bench` times (server/bench/timing.py): graphs of calls over inputs beyond the cache. Prints a table, with
-what PERFORMANCE.md section 5 expects of a case beside it, and writes gpu_kernels.json into the folder given by --out,
-after each group of cases. --only "moe codes" keeps the groups named.
+Timed as `bench` times (server/bench/timing.py): graphs of calls over inputs larger than the cache. Prints a table of
+each case and what PERFORMANCE.md section 5 expects of it, and writes gpu_kernels.json into the folder given by --out
+after each group of cases. --only "moe codes" runs the named groups only.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def rows_of(count: int) -> list[dict]:
 
 
 def gated(count: int) -> list[dict]:
-    """The gate-up product with silu at `count` tokens: the vendor's product and silu_mul, and one kernel, by turns."""
+    """The gate-up product with silu at `count` tokens, alternately by the vendor's product and silu_mul and by ours."""
     weights = [draw(2 * INNER, HIDDEN) / HIDDEN**0.5 for _ in range(2)]
     x, out = draw(count, HIDDEN), draw(count, INNER)
     ways: dict[str, Callable[[torch.Tensor], object]] = {

@@ -1,11 +1,11 @@
-"""Speech and films: how many times faster than they were spoken recordings are written down, and how fast films decode.
+"""Speech and films: how many times faster than real time recordings are transcribed, and how fast films decode.
 
     python -m tests.bench.gpu_media [--only speech,film] [--shape whisper-large-v3] [--streams 8] [--out DIR]
 
 speech: a server of a Whisper of random weights in a process of its own; --streams clients post recordings of noise of
 --seconds each, one after the other, --rounds times. A window of 30 seconds is answered with --tokens tokens, about what
-is spoken in one. The factor is the seconds of all recordings by the seconds that passed. Where the time goes is told
-by what /metrics counts; encoder and decode times are sums over windows that run beside each other.
+is spoken in one. The factor is the seconds of all recordings divided by the seconds that passed. /metrics gives the
+time of each part; encoder and decode times are sums over windows that run in parallel.
 film: a film of H.264 of 60 seconds at 30 frames a second, 1,920 x 1,080, that this script makes; 32 frames of it are
 decoded as the server does. Writes gpu_media.json into --out.
 """
@@ -38,7 +38,7 @@ from tests.bench.served import Server, ask
 
 AIMS = {"speech, times real time": 200, "film, s": 1.2}
 BOUNDARY = "----recording"
-RATE, KEPT = 30, 32  # frames a second, and kept of a film
+RATE, KEPT = 30, 32  # frames per second, and frames sampled from a film
 PARTS = ("mm_decode_seconds", "mm_prepare_seconds", "mm_encode_seconds", "mm_encoder_seconds", "mm_encoder_calls",
          "steps", "generation_tokens")  # fmt: skip
 
@@ -66,7 +66,7 @@ def transcribe(port: int, body: bytes) -> str:
 
 
 def counted(port: int) -> dict[str, float]:
-    """What /metrics tells of media and steps, since start."""
+    """The counters of /metrics for media and steps, since start."""
     seen: dict[str, float] = {}
     for line in ask(port, "/metrics").splitlines():
         if line and line[0] != "#":

@@ -1,11 +1,11 @@
 """Experts on the accelerator, for gpu_kernels: a layer's grouped products, and its route, sort and sum, by rows.
 
-The router's matrix and the rows are random normal numbers, so the experts of a token are spread as random tokens spread
-them; "skewed" adds one direction to a quarter of the rows, which all choose the same expert, and has its time beside
-the even case's (asked: at most 1.25 times). The bytes of a case are those of the experts that its rows chose; of 2,048
-rows the share of the larger bound is told, bytes at the copy rate or products at the rate of bfloat16. Two layers take
-turns, of which no cache holds one. gpt-oss has its MXFP4. Experts in FP8 meet FP8 inputs; the norm in front makes
-the codes of their rows. Few rows have their norm in the launch that routes them, which is timed; that of more is not.
+The router's matrix and the rows are random normal numbers, so the expert load is that of random tokens. "skewed" adds
+one direction to a quarter of the rows, which then all choose the same expert; its time is compared with the even case
+(asked: at most 1.25 times). The bytes of a case are those of the experts that its rows chose. At 2,048 rows the share
+of the larger bound is reported: bytes at the copy rate, or products at the rate of bfloat16. Calls alternate between
+two layers, each larger than the cache. gpt-oss has its MXFP4. Experts in FP8 take FP8 inputs, which the norm before
+them quantises. For few rows the norm is part of the launch that routes them and is timed; for more rows it is not.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def moe_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
 
 
 def skewed_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
-    """One group per shape: the even case, and the skewed one beside it."""
+    """One group per shape: the even case, and the skewed case with its ratio to the even one."""
 
     def both(name: str) -> list[dict]:
         even, skewed = (layer_cases(time_of, name, 2048, skewed)[0] for skewed in (False, True))

@@ -5,8 +5,8 @@ one, and at the end the line to commit. A class has the pairs of as many random 
 class without a sort has one row, the last one four times the pairs of the class before it. Graphs of 20 calls over two
 weights, which no cache holds. Kernels are compiled side by side before; about a minute on 16 cores.
 
-With --rows the products of Qwen3-30B-A3B in bfloat16 alone, of so many rows whose experts are random: moe/grouped
-beside tiles of moe/grouped_persistent, each with its share of the card's product rate and its error against float64; at
+With --rows only the products of Qwen3-30B-A3B in bfloat16, for so many rows with random experts: moe/grouped and
+tiles of moe/grouped_persistent, each with its share of the card's product rate and its error against float64; at
 the end both products and the sort, as a layer has them, with the fastest tiles.
 Run: python -m tests.bench.gpu_moe_tiles [--only "bfloat16;E4M3 by 128;MXFP4"] [--rows 2048,8192].
 """
@@ -171,7 +171,7 @@ def microseconds(calls: Sequence[Call]) -> float:
 
 
 def line_for(form: str, shape: Shape, top_k: int, device: Target, time_of: TimeOf) -> Iterator[tuple[float, Tile]]:
-    """By class the fastest tile and its microseconds; tells what is taken now beside it."""
+    """The fastest tile of each class and its microseconds; prints it with the tile that is used now."""
     weights = weights_of(form, shape)
     now = LINES.get(device.arch, {}).get(form, {}).get(shape)
     for number, each in enumerate(CLASSES):
@@ -228,7 +228,7 @@ def error_of(made: Tensor, weight: Tensor | Packed, shape: Shape, pairs: Pairs, 
 
 
 def compare(sizes: Sequence[int], device: Target, time_of: TimeOf, rate: float) -> None:
-    """Old and new kernels of many pairs beside each other; rate: operations per second of a product, 0 in a walk."""
+    """Times the old and the new kernel of many pairs; rate: operations per second of a product; 0: compile only."""
     shapes, top_k = FORMS["bfloat16"]
     layers = [weights_of("bfloat16", shape) for shape in shapes]
     experts = shapes[0].experts

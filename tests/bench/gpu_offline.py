@@ -2,7 +2,7 @@
 
 Random weights of a real shape (--load-format dummy), greedy, random prompts, prefix cache off, as the peer had it.
 Each shape runs in a process of its own, once with an empty kernel cache and once more with a full one for the times to
-ready. Prints what was seen beside aim, floor and peer; writes gpu_offline.json into --out.
+ready. Prints each number with its aim, floor and peer; writes gpu_offline.json into --out.
 Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR]
          [--only decode,host,ttft,prefill,offline,prefix,profile,prompt] [--deterministic] [--weights w4]
          [--model-impl transformers]
@@ -63,7 +63,7 @@ SIZES = {
     "gpt-oss-20b": Sizes(engine=LONG_STEPS),
     "llama-8b": Sizes(engine=LONG_STEPS),
     "gemma-12b": Sizes(),
-    "gemma-12b-vl": Sizes((1, 32, 128), (576,)),  # 256 rows of a context do not fit beside the weights
+    "gemma-12b-vl": Sizes((1, 32, 128), (576,)),  # weights and 256 rows of a context do not fit together
     **dict.fromkeys(("vl-7b", "vl3-8b", "internvl3-8b", "pixtral-12b", "omni-7b"), Sizes(contexts=(576,))),
 }
 
@@ -176,7 +176,7 @@ class Bench:
         return rows * answer / crowd.seconds
 
     async def prefix(self) -> None:
-        """Cache on against off by turns; prompts share nothing. Both engines are alive, each with half the memory."""
+        """Alternates cache on and off; prompts share nothing. Both engines are alive, each with half the memory."""
         engines = {False: self.engine, True: Engine(EngineConfig(**self.settings, enable_prefix_caching=True))}
         rates: dict[bool, list[float]] = {False: [], True: []}
         await engines[True].start()

@@ -1,9 +1,9 @@
-"""Up to 256 rows times the weights of known models on this card: the vendor's product beside those of kernels/gemm.
+"""Up to 256 rows times the weights of known models on this card: the vendor's product and those of kernels/gemm.
 
 cuts: a line per weight and row class for SHAPES of kernels/tune: the best cut, or None where the vendor is faster.
-normed: the same with the norm before (q|k|v, gate|up) or after (o, down) left to the product, beside what is served
-without that and a norm's kernel, for SHAPES too; --missing asks only where SHAPES has None.
-wave: gate|up at 65 to 128 rows by the vendor's product and silu·mul beside gemm/gated_one_wave, for ONE_WAVE.
+normed: the same with the norm before (q|k|v, gate|up) or after (o, down) fused into the product, compared with the
+served product and a norm kernel of its own, for SHAPES too; --missing runs only the entries that SHAPES has as None.
+wave: gate|up at 65 to 128 rows by the vendor's product and silu·mul, and by gemm/gated_one_wave, for ONE_WAVE.
 layers: a layer without its attention (products, norms, rotation and store) by the vendor's products, by ours with norms
 of their own and as it is served, and how many kernels that is. Graphs of 20 calls over weights beyond the cache.
 Run: python -m tests.bench.gpu_products [--only cuts,normed,wave,layers] [--missing] [--models Qwen3-0.6B,...]: ten

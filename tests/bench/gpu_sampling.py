@@ -55,7 +55,7 @@ def ruled_case(time_of: Callable, name: str, every: int, logits: list[torch.Tens
     return timed(time_of, f"choose {rows}, {name}", step, choose_room(rows, VOCAB, "cuda"), logits)
 
 
-def told_case(time_of: Callable, name: str, every: int, k: int, logits: list[torch.Tensor]) -> dict:
+def reporting_case(time_of: Callable, name: str, every: int, k: int, logits: list[torch.Tensor]) -> dict:
     """The log-probabilities that rows ask for, each that is a multiple of `every`."""
     rows = len(logits[0])
     step, room = rows_of(rows, [GREEDY], "cuda"), choose_room(rows, VOCAB, "cuda")
@@ -83,8 +83,8 @@ def sampling_cases(time_of: Callable, sizes: tuple[int, ...] = (1, 32, 256)) -> 
             case(time_of, "top-p, flat", TOP_P, normal),
             ruled_case(time_of, "greedy, rules on all", 1, model),
             ruled_case(time_of, "greedy, rules on 1 of 32", 32, model),
-            told_case(time_of, "nobody asks", rows + 1, 5, model),
-            told_case(time_of, "5 on all", 1, 5, model),
-            told_case(time_of, "20 on all", 1, 20, model),
+            reporting_case(time_of, "nobody asks", rows + 1, 5, model),
+            reporting_case(time_of, "5 on all", 1, 5, model),
+            reporting_case(time_of, "20 on all", 1, 20, model),
         ]
     return found

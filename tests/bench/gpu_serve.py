@@ -5,13 +5,13 @@ Random weights of a real shape, greedy, all streaming, prompts all different. Th
 with `--load streams`, as the peer was measured, 512 tokens in and 128 out (or a picture of 1024 x 1024 and a question,
 64 out), prefix cache off; all other loads ask one server that has it on, as servers have by default. A case lasts
 --seconds or --answers, whichever is over first; its tokens are those that usage counts, and its failures are counted.
-Prints a line per case, and what has an aim beside aim, floor and peer; writes gpu_serve.json into --out.
+Prints a line per case, with aim, floor and peer where there is an aim; writes gpu_serve.json into --out.
 
-How late the server's loop was is told by a timer on it, of 1 ms where `loop` is asked for, which is up to 4 % of a core
-and in the loop's CPU time, else of 5. "written" is from a step's tokens being on the host to their bytes being in the
-sockets (tests/bench/watched.py). Output per second of equal answers is that of whole ones, per stream from its first
+A timer on the server's loop measures how late the loop is: every 1 ms with the load `loop` (up to 4 % of a core, which
+is in the loop's CPU time), else every 5 ms. "written" is from a step's tokens being on the host to their bytes being in
+the sockets (tests/bench/watched.py). Output per second of equal answers counts whole answers, per stream from its first
 end to its last within the time measured, so that waves of equal requests do not bend it; of others it is what arrived.
-Several forms of --weights are served one after the other; at the end the output of each is told over that of floats.
+Several forms of --weights are served one after the other; at the end the output of each is divided by that of floats.
 Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--weights floats,fp8,fp8-blocks,w4]
          [--load mixed,conversation,prefix,loop,rules,grammar,beside] [--out DIR]
 """
@@ -60,7 +60,7 @@ UNITS = {
     "failures": "",
     "steps in Python": "%",
 }
-AT_ONCE = ("output", "TTFT p50", "ITL p50", "ITL p99", "TPOT")  # told behind each case
+AT_ONCE = ("output", "TTFT p50", "ITL p50", "ITL p99", "TPOT")  # printed after each case
 COMPARED = ("output", "TTFT p50", "TTFT p99", "TPOT")  # of a shared prefix, found or not
 
 
@@ -206,7 +206,7 @@ def spread_of(runs: Runs, name: str) -> list[float]:
 
 
 def ratios_of(cases: dict[str, dict[str, float]]) -> dict[str, float]:
-    """What the prefix cache gives, a case over the same with nothing found; what rules and pictures beside it cost."""
+    """Ratios of cases: prefix cache hits over misses, rules over no rules, texts with pictures over texts alone."""
     pairs = [(label, label + loads.FRESH) for label in cases if label + loads.FRESH in cases]
     ruled = {
         f"{label}, output, over none": found["output"] / cases[loads.PLAIN]["output"]

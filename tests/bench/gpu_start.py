@@ -1,4 +1,4 @@
-"""Starts of one model beside each other: seconds to ready, rate of the weights, and memory that loading takes.
+"""Starts of one model in several forms: seconds to ready, rate of the weights, and memory that loading takes.
 
 Each start is a process of its own; all share one kernel cache. "SHAPE" and "SHAPE FORM" draw their weights on the
 device. "files" are safetensors of random numbers in a folder of memory (/dev/shm where it has the room, else the page

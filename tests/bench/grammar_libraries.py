@@ -1,4 +1,4 @@
-"""llguidance beside xgrammar on our corpus of schemas, with the 150,000 tokens of tekken: speed and soundness.
+"""llguidance and xgrammar on our corpus of schemas, with the 150,000 tokens of tekken: speed and soundness.
 
 Each library gets the schemas as requests bring them (without the server's checks and rewrites), compiles them, and is
 asked for masks along random answers. An answer that ends is judged by jsonschema. xgrammar is no dependency: install
@@ -105,7 +105,7 @@ def draw(library: Any, matcher: Any, pieces: list[bytes], rng: np.random.Generat
         mask = library.mask(matcher)
         times.append(time.perf_counter() - begun)
         ids = np.flatnonzero(np.unpackbits(mask, bitorder="little")[: len(pieces)])
-        short = ids[ids < 256] if rng.random() < 0.7 else ids  # single bytes lead more places than words do
+        short = ids[ids < 256] if rng.random() < 0.7 else ids  # single bytes reach more states than words
         closing = [token for token in ids.tolist() if token == library.end or pieces[token] in (b'"', b"}", b"]")]
         hurry = closing and rng.random() < 0.3 + at / STEPS
         token = int(rng.choice(closing if hurry else short if len(short) else ids))

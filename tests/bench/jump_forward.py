@@ -1,7 +1,7 @@
-"""What jump-forward saves: steps and seconds of answers that follow a schema, with it and without it, by turns.
+"""What jump-forward saves: steps and seconds of answers that follow a schema, alternately with it and without it.
 
-A server of the embedded model (or of --model) answers questions under the schemas of our corpus and under one as tools
-have it, one request at a time. Where the grammar leaves nothing to choose, a server with jump-forward computes the text
+A server of the embedded model (or of --model) answers questions under the schemas of our corpus and under one schema
+of a tool, one request at a time. Where the grammar allows only one text, a server with jump-forward computes the text
 in one step. Prints a line of JSON for each turn: tokens of the answers, steps, and seconds.
 Run: python -m tests.bench.jump_forward [--model DIR] [--turns 3]
 """

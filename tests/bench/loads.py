@@ -7,7 +7,7 @@ of their own; a second time all tokens are a prompt's own, so that nothing is fo
 conversations at 32 and 256 streams, and the longest prompt that fits, again and again: how late the server's loop is.
 `rules`: equal lengths at 32 streams, where none, one or all of the streams have a penalty, a bias or log-probabilities.
 `grammar`: equal lengths at 64 streams, where none, one or all of the streams follow a JSON Schema.
-`beside`: of a model that sees, 32 streams of small pictures, 8 of texts, and the same 8 beside 8 of large pictures.
+`beside`, for a model that takes pictures: 32 streams of small pictures; 8 of texts; 8 of texts and 8 of large pictures.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Case:
     coding: Literal["jpeg", "noise"] = "jpeg"
     cached: bool = True  # by a server that caches prefixes
     once: bool = False  # each request once, and the case ends with the last of them
-    prefix: int = 0  # tokens that all prompts begin with, beside their own
+    prefix: int = 0  # tokens that all prompts begin with, before their own
     seed: int = 0
     fields: tuple[tuple[str, Any], ...] = ()  # of the bodies of the first `ruled` streams
     ruled: int = 0
@@ -116,7 +116,7 @@ def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | No
         elif load == "grammar":
             found += with_grammars(sizes)
         elif load == "beside":
-            found += beside_pictures(shape, sizes)
+            found += with_pictures(shape, sizes)
         else:
             raise ValueError(
                 f"--load {load}: there are streams, mixed, conversation, prefix, loop, rules, grammar and beside"
@@ -194,7 +194,7 @@ def with_grammars(sizes: Sizes) -> list[Case]:
     ]
 
 
-def beside_pictures(shape: str, sizes: Sizes) -> list[Case]:
+def with_pictures(shape: str, sizes: Sizes) -> list[Case]:
     """What pictures cost those who stream texts, and small pictures, several of which a tower can take at once."""
     if "vision_config" not in SHAPES[shape]:
         raise ValueError(f"--load beside: {shape} sees no pictures; name a shape that does")

@@ -2,7 +2,7 @@
 
 The flags are the server's. Four experiments with one server each, streamed chat completions of random lengths, arrivals
 by Poisson but for the first: clients that each wait for their answer fill all rows and find the capacity; requests come
-at that rate; at three times that rate; a key that floods at three times that rate beside a quiet key that sends one
+at that rate; at three times that rate; one key that floods at three times that rate while a quiet key sends one
 request a second, and the quiet key alone. Prints JSON: times to first token, answers per second, refusals.
 """
 

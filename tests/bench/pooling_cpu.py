@@ -1,4 +1,4 @@
-"""Texts into vectors on the CPU: this engine beside transformers, the same random weights and texts.
+"""Texts into vectors on the CPU: this engine and transformers, with the same random weights and texts.
 
     python -m tests.bench.pooling_cpu [--threads 2] [--texts 256] [--tokens 128] [--json FILE]
 

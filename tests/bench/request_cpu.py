@@ -1,9 +1,9 @@
-"""What a request costs the loop beside its tokens, and how long a crowd of them holds it. A table, and JSON.
+"""What a request costs the loop in addition to its tokens, and how long many requests hold it. A table, and JSON.
 
 The whole server on real sockets, its engine's device thread replaced by one that does nothing: steps of made-up tokens
 are given to the engine's own delivery. Rounds of requests as gpu_serve sends them (512 token ids, streamed, greedy,
-kept-alive connections) ask for 1 and for 33 tokens; what the loop's thread computes in a round (its own CPU clock, read
-from outside) gives the cost of a token by the difference, and of a request by the rest. `crowd` is how late a heartbeat
+keep-alive connections) ask for 1 and for 33 tokens. The loop thread's CPU time in a round (its own clock, read from
+outside) gives the cost of a token by the difference, and of a request by the rest. `crowd` is how late a heartbeat
 of 1 ms is while 64 requests arrive at one time. Run: python -m tests.bench.request_cpu [--streams 1,64] [--json FILE]
 """
 
@@ -43,7 +43,7 @@ END = b"0\r\n\r\n"
 
 
 def clients(port: int, streams: int) -> None:
-    """For each number that is read, every connection asks for so many tokens; "sent" and "read" tell how far it is."""
+    """For each number from stdin, every connection requests so many tokens; prints "sent", then "read" at the end."""
     draw = random.Random(streams)
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(streams)]
     print("connected", flush=True)

@@ -4,7 +4,7 @@ The server runs in this process with the embedded model, on a CPU. Four requests
 from the first byte on the socket until the answer was cleared away, in each of the four, is the road: start-up, caches
 filled once, ticks and idle timers are not on it. A function's lines are those of its body and signature without
 docstrings, comments and blank lines; a function inside another counts by itself. Python alone is counted; for
-`--cython` _fast is compiled once more, into build/road, with Cython's profiling, which tells of its functions too.
+`--cython` _fast is compiled once more, into build/road, with Cython's profiling, so that its functions count too.
 
 Run: python tests/bench/road.py [--cython] [--list] [--root CHECKOUT], where CHECKOUT has its extensions built.
 """

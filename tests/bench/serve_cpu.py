@@ -77,7 +77,7 @@ def bare_loop(threads: int, batch: int) -> float:
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
-def beside_torch(port: int, streams: int, rounds: int, threads: int) -> dict[str, float]:
+def without_torch(port: int, streams: int, rounds: int, threads: int) -> dict[str, float]:
     """The server between two runs of the torch loop, which gets its better one: machines change within minutes."""
     before = bare_loop(threads, streams)
     row = asyncio.run(measure(port, streams, rounds))
@@ -100,7 +100,7 @@ def main() -> None:
         try:
             asyncio.run(measure(port, 1, 1))
             for streams in [int(part) for part in args.streams.split(",")]:
-                rows.append(beside_torch(port, streams, args.rounds, threads))
+                rows.append(without_torch(port, streams, args.rounds, threads))
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)

@@ -81,7 +81,7 @@ def cpu_of_process(pid: int) -> float:
 
 
 def cpu_of(task: Path) -> float:
-    """Seconds that a thread has computed; exact where the kernel tells, else in ticks."""
+    """CPU seconds of a thread: exact where the kernel has schedstat, else in ticks."""
     try:
         return int((task / "schedstat").read_text().split()[0]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -112,7 +112,7 @@ def check(port: int) -> None:
     """Chat and completion, whole and streamed, of text and of ids, answer as they should."""
     rules = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
     messages = [{"role": "user", "content": "Say something."}]
-    # Each by itself: what is found in the cache is computed in other shapes, and random weights tell their last bits.
+    # Salts keep the requests' caches apart: a cache hit changes shapes and last bits, which random weights amplify.
     said = json.loads(ask(port, "/v1/chat/completions", {"messages": messages, "cache_salt": "whole", **rules}))
     streamed = ask(port, "/v1/chat/completions", {"messages": messages, "stream": True, "cache_salt": "parts", **rules})
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]

@@ -1,4 +1,4 @@
-"""Shapes of models that see and hear: their sizes are those of the checkpoints named, their special tokens are ours.
+"""Shapes of models with pictures and audio: sizes are those of the named checkpoints, special tokens are ours.
 
 `special` holds the ids of the special tokens, `files` what a processor reads; both are for tests/bench/shapes.py only.
 Sizes are those of the config.json of Qwen2.5-VL-7B, Qwen3-VL-8B, InternVL3-8B, Pixtral-12B, Qwen2.5-Omni-7B and
@@ -55,7 +55,7 @@ def grid(patch: int, look: dict[str, Any], most: int) -> dict[str, Any]:
 
 
 def omni(text: dict[str, Any], vision: dict[str, Any], first: int, **more: Any) -> dict[str, Any]:
-    """A Qwen2.5-Omni thinker: what a Qwen2.5-VL computes, and with `audio_config` among `more` one that hears."""
+    """A Qwen2.5-Omni thinker: computes as a Qwen2.5-VL; with `audio_config` among `more` it takes audio too."""
     return {
         "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"],
         "model_type": "qwen2_5_omni_thinker",

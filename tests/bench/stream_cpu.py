@@ -108,7 +108,7 @@ async def beats(seconds: float, every: float = 0.001) -> list[float]:
 def stall(streams: int, seconds: float = 6.0, tokens: int = 100) -> dict[str, float]:
     """Lateness in ms, from the moment that the first requests arrive, so that admission is in it.
 
-    `idle_p99` is that of a process beside it which does nothing else: the machine's share.
+    `idle_p99` is the same of another process that does nothing else: the machine's share.
     """
     flags = ("--model", str(tiny.checkpoint("qwen3")), *flags_of(**ROOM), "--disable-access-log")
     with inside(*flags) as server, readers(server.port, streams, seconds + 1, tokens) as process:

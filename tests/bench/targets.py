@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """None or "" where nobody has a number. Less is better, unless the unit is a rate."""
+    """Numbers to compare with; None or "" where there is no number. Less is better, unless the unit is a rate."""
 
     unit: str
     floor: float | None = None
@@ -122,7 +122,7 @@ SERVE |= {
     "30b-a3b, fp8-blocks": coded((10, 16), (1.15, 2.3), {16: (2_140, 1_500), 64: (5_600, 3_700), 256: (17_000, 9_000)}),
     "gpt-oss-20b": coded((4.7, 9), (1.25, 2.0), {16: (3_650, 2_400), 64: (9_300, 6_000), 256: (17_000, 8_800)}),
 }
-HOST = {  # beside each case of serving
+HOST = {  # for each case of serving
     "loop stall p99": Target("ms", aim=5),
     "written p50": Target("ms", aim=0.3),
 }
@@ -150,7 +150,7 @@ def show(
     units: dict[str, str],
     spread: dict[str, list[float]] | None = None,
 ) -> None:
-    """One line per case; cases without a target are printed too, in their unit. `spread` has the least and the most."""
+    """Prints a line per case, also of cases without a target. `spread`: a case's least and most."""
     print(f"\n{title}\n{'case':<60}{'seen':>10} {'unit':<6}{'aim':>9}{'floor':>9}{'peer':>14}  against the aim")
     for name, value in seen.items():
         target = targets.get(name) or Target(units.get(name, ""))
@@ -164,7 +164,7 @@ def show(
 
 
 def keep(out: Path | None, name: str, shape: str, report: dict) -> None:
-    """The report of a shape, into the JSON file `name` of the folder `out`, beside those of other shapes."""
+    """Adds a shape's report to the JSON file `name` of the folder `out`; reports of other shapes remain."""
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""gpu_beside on a tiny mixture: both engines decode by turns, and the ratio is of the times that it keeps."""
+"""gpu_beside on a tiny mixture: both engines decode alternately, and the ratio comes from the recorded times."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from tests.bench import gpu_beside
 
 
-def test_a_setting_is_compared_by_turns(tmp_path, capsys):
+def test_a_setting_is_compared_in_alternating_turns(tmp_path, capsys):
     flags = ["--setting", "return_routed_experts", "--cases", "tiny-sparse", "--device", "cpu", "--rows", "1,4"]
     flags += ["--context", "32", "--turns", "2", "--layers", "1", "--out", str(tmp_path)]
     assert gpu_beside.main(flags) == 0

@@ -39,7 +39,7 @@ def test_each_form_gets_a_line_of_its_fastest_tiles(form, monkeypatch, capsys):
     assert [tile.block_m for tile in runs] == [32 if "E4M3 by E4M3" in form else 16, nearest, 64, 64]
 
 
-def test_old_and_new_kernels_stand_beside_each_other(monkeypatch, capsys):
+def test_old_and_new_kernels_are_compared(monkeypatch, capsys):
     monkeypatch.setattr(gpu_moe_tiles, "DEVICE", "cpu")
     shapes = Shape(4, 16, 24, gated=True), Shape(4, 24, 16, gated=False)
     monkeypatch.setattr(gpu_moe_tiles, "FORMS", {"bfloat16": (shapes, 2)})

@@ -69,7 +69,7 @@ def test_rules_are_asked_for_by_one_or_by_all_of_the_same_streams(tmp_path):
 
 
 @pytest.mark.full
-def test_texts_are_asked_beside_pictures(tmp_path):
+def test_texts_are_asked_alongside_pictures(tmp_path):
     flags = ["--shape", "tiny-vl", "--device", "cpu", "--load", "beside", "--seconds", "2", "--warm-up", "0.2"]
     assert gpu_serve.main([*flags, "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "gpu_serve.json").read_text())["tiny-vl"]
@@ -80,7 +80,7 @@ def test_texts_are_asked_beside_pictures(tmp_path):
     assert report["ratios"]["8 streams of texts beside 8 of pictures, ITL p99, over none"] > 0
 
 
-def test_pictures_beside_texts_are_those_of_a_case_of_their_own(tmp_path):
+def test_pictures_alongside_texts_are_a_case_of_their_own(tmp_path):
     small, alone, together = loads.cases_of("vl-7b", ["beside"], "", None)
     assert (small.picture, small.streams, alone.beside) == ((336, 336), 32, None)
     assert (together.beside.picture, together.beside.streams) == ((1024, 1024), 8)
@@ -273,7 +273,7 @@ def test_rates_of_unequal_answers_count_what_arrived():
     assert summary(Came(0.0, open_still), 0.0, 10.0)["output by event"] == pytest.approx(1.0)
 
 
-def test_runs_give_their_median_and_spread(capsys):
+def test_runs_give_their_median_and_range(capsys):
     runs = {"4 streams of conversations": [{"TPOT": value} for value in (6.0, 9.0, 7.0)]}
     name = "4 streams of conversations, TPOT"
     assert gpu_serve.medians(runs["4 streams of conversations"]) == {"TPOT": 7.0}
@@ -312,7 +312,7 @@ async def test_tokens_are_followed_from_the_newest_step_and_from_those_before_it
     engine = Told()
     watch = Deliveries(engine)  # type: ignore[arg-type]
     launcher = engine.inspect().runtime.executor.backend.launcher
-    for step, waited, ended in ((5, 5, 100.0), (6, 7, 100.5), (7, 7, 100.5)):  # 6 is heard of when 7 has ended
+    for step, waited, ended in ((5, 5, 100.0), (6, 7, 100.5), (7, 7, 100.5)):  # 6 is settled after 7 has ended
         launcher.waited_step, launcher.ended_at = waited, ended
         output = StepOutput(StepStats(step_id=step, device_s=0.2))
         for token in (1, -1, 2):
@@ -327,7 +327,7 @@ async def test_tokens_are_followed_from_the_newest_step_and_from_those_before_it
     assert np.all(np.diff(times[:, 0]) >= 0)
 
 
-def test_a_step_nobody_can_date_has_no_time():
+def test_a_step_without_a_known_end_has_no_time():
     steps = np.array(array("d", (3, np.nan, 0.1, 5, np.nan, 0.1, 6, 9.0, 0.5))).reshape(-1, 3)
     assert homes(steps) == {6: 9.0, 5: 8.5, 4: 8.4}
 

@@ -1,4 +1,4 @@
-"""gpu_start on a tiny mixture: files that it writes are read, also as FP8, and each start is told."""
+"""gpu_start on a tiny mixture: it reads the files that it writes, also as FP8, and reports each start."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_starts_of_files_and_of_drawn_weights(tmp_path, monkeypatch, capsys):
         assert f"\ntiny-sparse {line}" in shown
 
 
-def test_what_is_asked_is_told_of_the_last_start():
+def test_aims_are_compared_with_the_last_start():
     seen = {
         "8b files": [{"ready_s": 15.0, "read_s": 2.0, "phases": {"kernels": 10.0}}],
         "8b": [{"ready_s": 9.0, "read_s": 2.0}],

@@ -62,11 +62,11 @@ class Heartbeat:
 
 
 class Deliveries:
-    """Stands around three methods of a ready engine: a step settled, its news on the loop, a slice of it handed out.
+    """Wraps three methods of a ready engine: a step settled, its news on the loop, a slice of it handed out.
 
     Home is when the wait for a step's tokens returned; of a step settled in Python on a CPU, when its event fired. The
-    GIL-free loop keeps that time for its newest step only: where the loop heard of a step after a later one had ended,
-    it is the later one's less what that took. Uvloop may hand what takes no lane to the kernel at the end of the turn,
+    GIL-free loop stores that time for its newest step only: for a step that is settled after a later step has ended,
+    it is the later step's time less its duration. Uvloop may write what takes no lane at the end of the turn,
     so a slice counts as written when the next turn begins, which is a little later.
     """
 

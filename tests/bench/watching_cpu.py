@@ -1,9 +1,9 @@
 """What metrics, the status line and scrapes cost the process, as a share of each second at 256 streams; JSON.
 
 Each part is called as the server calls it, on a ready server's own objects: a step's numbers, a token's gap, an
-answer's observations, a scrape (in the pool, every 15 s), a status line (every 10 s). A trace that nobody takes is a
-comparison with None in each turn, and is not told from noise. Shares are of one core at the named tokens per second, as
-if all of it held up the tokens; most of it is beside the steps.
+answer's observations, a scrape (in the pool, every 15 s), a status line (every 10 s). Without a trace a turn only
+compares with None, which is too short to measure. Shares are of one core at the named tokens per second, as if all of
+it delayed the tokens; most of it runs concurrently with the steps.
 Run: python -m tests.bench.watching_cpu [--rates 2300,22335] [--json FILE]
 """
 
@@ -51,7 +51,7 @@ async def parts(state: AppState) -> dict[str, float]:
             metrics.observe(name, 0.5)
         metrics.http("POST", 200, "/v1/chat/completions", 0.5)
 
-    def told() -> None:
+    def collected() -> None:
         state.engine.stats.steps += 1  # a line is written where there was work
         line.write()
 
@@ -60,7 +60,7 @@ async def parts(state: AppState) -> dict[str, float]:
         "a token": took_us(lambda: metrics.gaps.observe(0.01), 2000),
         "an answer": took_us(ended, 300),
         "a scrape": took_us(lambda: exposition(metrics), 3),
-        "a status line": took_us(told, 20),
+        "a status line": took_us(collected, 20),
     }
 
 

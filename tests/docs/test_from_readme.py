@@ -1,4 +1,4 @@
-"""Both ways that need no Docker lead from a clean checkout to the answer that README shows."""
+"""From a clean checkout both installations without Docker give the answer that README shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.docs.from_readme import NAMES, WAYS, lines_of
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", NAMES)
-def test_a_clean_checkout_leads_to_the_answer(way):
+def test_a_clean_checkout_gives_the_answer(way):
     """Installs torch and everything else into a new environment, compiles, serves and asks once."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.from_readme", way], cwd=ROOT, capture_output=True, text=True, check=False

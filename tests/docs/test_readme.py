@@ -57,7 +57,7 @@ def test_command_and_answer_are_on_the_first_screen():
 
 
 @pytest.mark.parametrize("page", ["README", *docs.NAMES])
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     folder = ROOT if page == "README" else docs.FOLDER
     for target in re.findall(r"\]\(([^)#]+)\)", text_of(page)):
         assert target.startswith("http") or (folder / target).is_file(), f"{page} links to {target}"

@@ -123,7 +123,7 @@ def inside(*flags: str) -> Iterator[InsideServer]:
 
 
 def held(ledger: dict[str, int]) -> dict[str, int]:
-    """What of a ledger is not zero and should be once nobody is served."""
+    """The ledger's entries that are not zero but must be once no request is open."""
     return {
         name: count
         for name, count in ledger.items()

@@ -2,8 +2,8 @@
 
 litellm wants an older openai and huggingface-hub than the tests do, guidellm brings half of PyData. Each gets a virtual
 environment over ours: what suits it here is used from here, only the rest is installed (8 s and 100 MB instead of 25 s
-and 600). The Vercel AI SDK comes by npm. A folder is made once and kept until its requirements change; a machine that
-reaches no package index skips the tests, any other failure to install is a failure.
+and 600). The Vercel AI SDK comes by npm. A folder is made once and reused until its requirements change; a machine
+that reaches no package index skips the tests, any other failure to install is a failure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNREACHABLE = ("connection broken by", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED",
 
 
 class Installing(ABC):
-    """An installation that goes on beside others; `done` waits for it and gives its folder."""
+    """An installation in a process of its own; `done` waits for the process and returns the folder."""
 
     def __init__(self, name: str, *requirements: str) -> None:
         self.requirements = requirements
@@ -61,7 +61,7 @@ class Installing(ABC):
         return self.folder
 
     def close(self) -> None:
-        """Ends what nobody has waited for; whatever is half done is begun again next time."""
+        """Kills an installation that is still running; the next session starts it again from an empty folder."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

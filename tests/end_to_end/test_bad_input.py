@@ -75,7 +75,7 @@ async def test_is_refused_with_a_status_when_a_stream_was_asked_for(port, case):
 
 
 class Neighbours:
-    """Known greedy streams that run beside the test; tokens are compared, gaps between events kept."""
+    """Known greedy streams that run during the test; it compares their tokens and records the gaps between events."""
 
     def __init__(self, port: int, known: Known, count: int) -> None:
         self.port = port

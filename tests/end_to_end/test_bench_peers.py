@@ -1,4 +1,4 @@
-"""bench serve tells each server's own usage: of this one, and of `transformers serve`."""
+"""bench serve reports the usage that the server counts: for omniloop and for `transformers serve`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JSON = {"content-type": "application/json"}
 QWEN3 = str(tiny.checkpoint("qwen3"))
 
 
-def told_as_counted(url: str, model: str) -> None:
+def reported_as_counted(url: str, model: str) -> None:
     """The usage of each answer is that of the same request without a stream."""
     asked = ServeOptions(
         url=url,
@@ -49,7 +49,7 @@ def told_as_counted(url: str, model: str) -> None:
 
 
 def test_of_this_server(embedded_process: ServerProcess):
-    told_as_counted(f"http://127.0.0.1:{embedded_process.port}", "omniloop")
+    reported_as_counted(f"http://127.0.0.1:{embedded_process.port}", "omniloop")
 
 
 @pytest.mark.full
@@ -58,7 +58,7 @@ def test_of_transformers_serve(tmp_path):
     client = PythonClient("transformers-serve", "fastapi>=0.110", "accelerate>=1")
     client.done()
     with transformers_serve(client.python, tmp_path) as url:
-        told_as_counted(url, QWEN3)
+        reported_as_counted(url, QWEN3)
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def question(embedded_process: ServerProcess, address: str, model: str) -> str:
     return answer.choices[0].message.content or ""
 
 
-def test_settings_of_editors_lead_to_the_server(embedded_process: ServerProcess):
+def test_settings_of_editors_reach_the_server(embedded_process: ServerProcess):
     (found,) = [yaml.safe_load(code) for code in of_page("clients", "yaml") if "apiBase" in code]
     for model in found["models"]:
         assert question(embedded_process, model["apiBase"], model["model"]) == "42"

@@ -1,4 +1,4 @@
-"""A crowd of requests that arrive at one time waits at the turnstile, before the parser: nobody is lost or mixed up."""
+"""A crowd of requests that arrive at one time waits at the turnstile, before the parser: none is lost or mixed up."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def text_of(answer: dict[str, object]) -> str:
 
 
 def test_everyone_of_a_crowd_gets_its_own_answer(server, clients):
-    for _ in range(2):  # the second time on connections that were kept alive
+    for _ in range(2):  # the second round reuses the connections
         for number, client in enumerate(clients):
             client.sendall(numbered(number))
         for number, client in enumerate(clients):
@@ -78,7 +78,7 @@ def test_bodies_in_pieces_arrive_whole_in_a_crowd(server, clients):
             assert answer["error"]["reason"] == "context_length_exceeded", answer  # type: ignore[index]
 
 
-def test_those_who_leave_while_they_wait_hold_nobody_up(server, clients):
+def test_clients_that_leave_while_they_wait_delay_no_others(server, clients):
     assert CROWD > 4 * PER_TURN
     for number, client in enumerate(clients):
         client.sendall(numbered(number))

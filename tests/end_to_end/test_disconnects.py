@@ -1,4 +1,4 @@
-"""Clients that leave at any moment: nothing stays behind, and nobody else gets another answer."""
+"""Clients that leave at any moment leave nothing behind and do not change other clients' answers."""
 
 from __future__ import annotations
 
@@ -103,15 +103,15 @@ async def test_the_ledger_is_clean_after_leavers_of_every_kind(server: InsideSer
 
 
 async def test_blocks_are_free_one_step_after_the_client_has_left(server: InsideServer, known):
-    """Counted in the device's steps from the loop's word on, with another stream that keeps the steps going.
+    """Counts the device's steps from the loop's abort on; another stream keeps the steps going.
 
-    Not in those that the loop hears of: when it hears late, it hears of many that were made before its word.
+    Step outputs that the loop receives are no measure: a late loop receives many steps that ran before its abort.
     """
     engine = server.state.engine
     device, metrics = engine.inspect(), engine.on_step
     abort, scheduler = device.abort, device.runtime.scheduler
     steps: list[tuple[int, int]] = []  # (number, blocks used after it)
-    words: list[int] = []  # the step that was next when the device thread was told that a choice has left
+    words: list[int] = []  # the next step when the device thread received a choice's abort
 
     def note(stats) -> None:
         metrics(stats)
@@ -149,7 +149,7 @@ async def test_leaving_while_waiting_for_a_place_gives_the_place_back(server: In
         await connection.__aenter__()
         await connection.send(request_bytes("POST", "/v1/completions", body))
     async with asyncio.timeout(20):
-        while not (await gauges(server.port))["num_requests_waiting"]:  # noqa: ASYNC110 (nobody tells)
+        while not (await gauges(server.port))["num_requests_waiting"]:  # noqa: ASYNC110 (no event to await)
             await asyncio.sleep(0.02)
     for connection in connections:
         connection.reset()

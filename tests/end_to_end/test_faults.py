@@ -1,6 +1,6 @@
 """A step that fails, a device that is lost, a device that never answers, over sockets (S38, S40, S41).
 
-What clients are told, and how the process ends.
+What clients receive, and how the process ends.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ async def open_stream(port: int, prompt: list[int], tokens: int, begun: asyncio.
 
 
 async def with_fault(port: int, number: int, tokens: int) -> tuple[list[Stream], Reply]:
-    """Streams that run, and the answer to a prompt that makes a step fail beside them.
+    """Running streams, and the reply to a prompt that makes a step of theirs fail.
 
-    That one is sent before the streams are read on: an accelerator makes tokens faster than this loop reads them.
+    The prompt is sent before the streams are read on: an accelerator makes tokens faster than this loop reads them.
     """
     events, go_on = [asyncio.Event() for _ in PROMPTS], asyncio.Event()
     running = [

@@ -1,4 +1,4 @@
-"""Schemas of clients that leave at once: nobody else's grammar waits for them, and none is called too complex."""
+"""Schemas of clients that leave at once: no other client's grammar waits for them or is called too complex."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def large(number: int) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{number}_{at}": {**OBJECT, "properties": inner} for at in range(120)}}
 
 
-def test_s30_grammars_of_clients_that_left_hold_up_nobody(embedded_process):
+def test_s30_grammars_of_clients_that_left_delay_no_others(embedded_process):
     port = embedded_process.port
     small = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     assert ask(port, "POST", CHAT, body(small))[0] == 200, "the compiler is warm"

@@ -15,7 +15,7 @@ COMMAND = [sys.executable, "-m", "server", "--model", str(tiny.checkpoint("omni"
 COMMAND += ["--host", "127.0.0.1", "--no-disable-access-log", "--log-rate", "100000"]
 
 
-def test_s09_a_log_that_nobody_reads_stops_nothing():
+def test_s09_a_log_without_a_reader_stops_nothing():
     reading, writing = os.pipe()
     process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=writing, text=True, cwd=ROOT)
     os.close(writing)

@@ -131,7 +131,7 @@ def test_s11_a_client_that_never_reads_is_cut_off(guarded):
 
 
 def seats(port: int) -> int:
-    """Connections that are open beside this one, as the kernel counts them on the server's side."""
+    """The server's connections on this port that are ESTABLISHED or CLOSE_WAIT, as the kernel lists them."""
     with open("/proc/net/tcp", encoding="ascii") as table:
         return sum(f":{port:04X} " in line[:22] and line.split()[3] in ("01", "08") for line in table)
 

@@ -184,7 +184,7 @@ def texts(data: bytes) -> bytes:
     return b"".join(re.findall(rb'"text":"((?:[^"\\]|\\.)*)"', data))
 
 
-def test_nobody_reads_the_answer_of_one_whose_descriptor_it_has(server, carried):
+def test_a_client_that_gets_a_reused_descriptor_reads_its_own_answer(server, carried):
     """Clients leave with RST in the middle, and others, who get their descriptors, come at once."""
     draw = random.Random(7)
     prompts = [f"{number} is a number" for number in range(24)]
@@ -214,7 +214,7 @@ def test_nobody_reads_the_answer_of_one_whose_descriptor_it_has(server, carried)
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
-def test_one_who_sends_rubbish_behind_its_request_harms_nobody(server, carried, caplog, when):
+def test_rubbish_behind_a_request_harms_no_other_client(server, carried, caplog, when):
     beside = request_bytes("POST", COMPLETIONS, {"prompt": "the cat", **LONG, "temperature": 0})
     rubbish = request_bytes("POST", COMPLETIONS, {"prompt": "the hat", **LONG, "max_tokens": 900, "temperature": 0})
     finished = server.state.metrics.finished
@@ -236,7 +236,7 @@ def test_one_who_sends_rubbish_behind_its_request_harms_nobody(server, carried, 
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
-def test_one_who_leaves_with_a_request_behind_its_first_is_heard_of_by_both(server, caplog, when):
+def test_a_client_that_leaves_with_a_second_request_pipelined_ends_both(server, caplog, when):
     request = request_bytes("POST", COMPLETIONS, {"prompt": "the hat", **LONG, "max_tokens": 900, "temperature": 0})
     for _ in range(5):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -246,7 +246,7 @@ def test_one_who_leaves_with_a_request_behind_its_first_is_heard_of_by_both(serv
             client.sendall(request)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert clean(server) == {}
-    gc.collect()  # tasks tell of errors that nobody has asked for
+    gc.collect()  # asyncio logs the unretrieved errors of collected tasks
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -259,14 +259,14 @@ WORDS = "The quick brown fox jumps over the lazy dog, 漢字 and 😀 too.\n" * 
 def step(server: InsideServer, rows: Callable[[], list[tuple[int, int, int]]]) -> None:
     """Gives rows (id, token, finish) to the engine's delivery, as the device thread would."""
 
-    async def tell() -> None:
+    async def report() -> None:
         output = StepOutput(StepStats())
         for row in rows():
             output.add(*row)
         server.state.engine.on_output(output)
         await asyncio.sleep(0)
 
-    server.call(tell)
+    server.call(report)
 
 
 def routes(server: InsideServer, count: int) -> list[int]:
@@ -306,7 +306,7 @@ def there(client: socket.socket, wait: float = 0.001) -> bytes:
     return bytes(found)
 
 
-def test_a_full_socket_pauses_its_stream_and_order_is_kept_when_it_drains(carried):
+def test_a_full_socket_pauses_its_stream_and_tokens_stay_in_order_when_it_drains(carried):
     with inside(*SMALL) as server, connected(server) as slow, connected(server) as quick:
         server.call(paused(server))
         ids = server.state.tokenizer.encode(WORDS)
@@ -361,7 +361,7 @@ def paused(server: InsideServer) -> Callable[[], Any]:
 
 
 def resumed(server: InsideServer, numbers: tuple[int, ...]) -> Callable[[], Any]:
-    """The device thread has not heard that these have ended."""
+    """Aborts the requests on the device thread, as made-up steps ended them on the loop only, and resumes it."""
 
     async def resume() -> None:
         for number in numbers:
@@ -380,7 +380,7 @@ def shown() -> Iterator[None]:
     line.Shown.yes = True
 
 
-def test_a_uvicorn_that_looks_different_is_told_of_once(caplog, shown):
+def test_a_uvicorn_that_looks_different_is_logged_once(caplog, shown):
     cycle: Any = SimpleNamespace(response_started=True, chunked_encoding=True, response_complete=False)
     with caplog.at_level(logging.WARNING, logger="omniloop.edge"):
         assert line.line_of(cycle) is None

@@ -1,7 +1,7 @@
 """The event loop stays free while streams run: how late a heartbeat on it is, and what a token costs it.
 
 tests/bench/stream_cpu.py measures the same at length. The clients share the server's cores here, so the bound is 5 ms
-or a multiple of what an idle process beside the server is late in the same seconds; the best of a few rounds counts.
+or a multiple of an idle process's lateness in the same seconds; the best of a few rounds counts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def p99(values: list[float]) -> float:
 
 
 def measure(server: InsideServer) -> tuple[float, float, float, int]:
-    """(p99, longest, p99 of an idle process beside it: the machine's share; events of the clients), in ms."""
+    """(p99 and longest lateness of the loop, p99 of an idle process at the same time, in ms; events of the clients)."""
     command = [sys.executable, "-m", "tests.end_to_end.load", str(server.port), str(STREAMS), str(SECONDS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as load:
         while server.state.engine.stats.running < STREAMS and load.poll() is None:
@@ -109,7 +109,7 @@ def test_a_streamed_token_costs_the_loop_little():
 
 @pytest.mark.parametrize("kind", ["ids", "text"])
 def test_the_loop_turns_while_a_prompt_of_100_000_tokens_arrives(kind, tmp_path):
-    """Read, parsed, tokenized, checked and admitted beside a beat; its client leaves before the answer."""
+    """The prompt is read, parsed, tokenized, checked and admitted; its client leaves before the answer."""
     # Two layers: the last one computes sampled tokens only, and alone it would be done before it is looked at.
     folder = tiny.save(tiny.qwen3(max_position_embeddings=1 << 17, num_hidden_layers=2), tmp_path / "long")
     prompt = [20] * 100_000 if kind == "ids" else "a b c d " * 12_500

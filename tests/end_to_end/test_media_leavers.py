@@ -1,4 +1,4 @@
-"""Media of every kind that nobody has seen before, and uploads, left at every stage: the server keeps nothing of them.
+"""Clients leave at every stage of requests with new media of every kind, and of uploads: the server retains nothing.
 
 Each request has a salt of its own, so that each picture, sound and film is decoded, prepared and encoded anew.
 """
@@ -35,7 +35,7 @@ from tests.end_to_end.wire import ask, request_bytes
 PATH, BOUNDARY = "/v1/audio/transcriptions", "0b57"
 KIND = f"multipart/form-data; boundary={BOUNDARY}"
 CACHE = ("--mm-processor-cache-gb", "0.01")  # full after some two hundred requests
-GROWTH = 16 << 20  # bytes of memory beside caches from the first thousand to the fifth: 8 MiB were seen
+GROWTH = 16 << 20  # bytes that memory outside caches may grow from the first thousand to the fifth: 8 MiB were seen
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def counted(server: InsideServer) -> tuple[int, int, int]:
 
 
 def check_caches(server: InsideServer, folder: Path) -> None:
-    """What is kept is what the caches name, and is within their bounds."""
+    """The server holds only entries of its caches, within the caches' bounds."""
     ledger, runtime = server.ledger(), server.state.engine.inspect().runtime
     media = {name: count for name, count in ledger.items() if name.startswith("media_") and count}
     assert set(media) <= {"media_cache_bytes"}
@@ -130,7 +130,7 @@ def check_caches(server: InsideServer, folder: Path) -> None:
     assert list(folder.iterdir()) == [], "a temporary file is left"
 
 
-def beside_caches(server: InsideServer) -> int:
+def with_caches(server: InsideServer) -> int:
     """Resident bytes of the process, without free ones of its allocator and without what the encoder cache keeps, which
     its rows bound."""
     trim_heap()
@@ -140,7 +140,7 @@ def beside_caches(server: InsideServer) -> int:
 
 
 async def check_leavers(server: InsideServer, known, folder: Path, counts: list[int]) -> list[int]:
-    """After each crowd all is as before; returns the memory beside caches after each."""
+    """Checks that each crowd leaves nothing behind; returns the memory outside caches after each crowd."""
     pool = server.state.pool
     all_at_once = threading.Barrier(pool._max_workers)
     list(pool.map(lambda _: all_at_once.wait(60), range(pool._max_workers)))  # every thread of the pool is there
@@ -151,7 +151,7 @@ async def check_leavers(server: InsideServer, known, folder: Path, counts: list[
         await mixed(server, known, count, 2 + number)
         await settled(server, before)
         check_caches(server, folder)
-        sizes.append(beside_caches(server))
+        sizes.append(with_caches(server))
     return sizes
 
 

@@ -22,7 +22,7 @@ PROMPTS = [[5 + number, *range(20, 30 + 7 * number)] for number in range(12)]
 def process() -> Iterator[ServerProcess]:
     """The tiny omni model, in the mode in which company changes nothing."""
     flags = ("--model", str(tiny.checkpoint("omni")), "--device", "cuda", "--dtype", "float32", "--deterministic")
-    flags += ("--gpu-memory-utilization", "0.98")  # tests beside this one may hold what a server takes, 0.92
+    flags += ("--gpu-memory-utilization", "0.98")  # another test's server may hold the default, 0.92
     process = ServerProcess(*flags, *SMALL).spawn()
     try:
         yield process.wait_ready(180)

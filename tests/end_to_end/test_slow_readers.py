@@ -34,7 +34,7 @@ def wide(max_tokens: int) -> dict[str, Any]:
 
 
 class Reader:
-    """A raw client with a small receive buffer, which reads when it is told to."""
+    """A raw client with a small receive buffer, which reads only in `read`."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.socket()
@@ -115,7 +115,7 @@ async def test_a_reader_that_comes_back_gets_everything(server):
     assert longest > 1, "what waited is merged"
 
 
-async def test_a_reader_that_stays_away_is_cut_off_and_nobody_else_waits(server):
+async def test_a_reader_that_stays_away_is_cut_off_and_no_other_client_waits(server):
     alone = await stream(server.port, "/v1/completions", greedy("the hat", 1000))
     async with reader_of(server.port) as stalled:
         await stalled.send(wide(600))
@@ -149,7 +149,7 @@ async def test_what_is_held_for_a_stopped_reader_is_bounded():
         assert b"[DONE]" not in stalled.data[-200:]
 
 
-async def test_a_body_that_trickles_is_cut_off_beside_a_stream_that_notices_nothing():
+async def test_a_body_that_trickles_is_cut_off_while_a_stream_runs_undisturbed():
     flags = ("--body-idle-timeout", "0.5", "--header-timeout", "0.5")
     with inside("--model", str(tiny.checkpoint("omni")), *SMALL, *flags) as server:
         data = request_bytes("POST", "/v1/completions", greedy())

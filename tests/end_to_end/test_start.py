@@ -99,7 +99,7 @@ async def test_every_route_answers_503_until_ready():
 
 
 async def until_answered(port: int) -> None:
-    """The loop runs: somebody says that the server is starting."""
+    """Waits until the loop answers /health: the server is starting or ready."""
     await until_bound(port)
     assert (await ask(port, "GET", "/health")).status in (200, 503)
 
@@ -152,9 +152,9 @@ def test_a_signal_before_the_loop_runs_is_not_lost(number):
 
 
 async def until_draining(port: int) -> None:
-    """It has heard of the signal, and says so."""
+    """Waits until the server has received the signal: /health reports draining."""
     async with asyncio.timeout(20):
-        while (reply := await ask(port, "GET", "/health")).status == 200:  # noqa: ASYNC110 (nobody tells)
+        while (reply := await ask(port, "GET", "/health")).status == 200:  # noqa: ASYNC110 (no event to await)
             await asyncio.sleep(0.005)
     assert (reply.status, reply.error["reason"]) == (503, "draining")
 
@@ -181,7 +181,7 @@ async def test_sigterm_lets_running_streams_finish_and_refuses_new_ones():
         process.check_log()
 
 
-async def test_a_second_sigterm_tells_running_streams_and_ends_at_once():
+async def test_a_second_sigterm_ends_running_streams_with_an_error_at_once():
     with serving(*OMNI) as process:
         async with Connection(process.port) as running, Connection(process.port) as whole:
             body = greedy(max_tokens=1900, n=8, stream=True)

@@ -55,7 +55,7 @@ def programs() -> Iterator[Path]:
         client.close()
 
 
-def told(agent: str) -> list[str]:
+def collected(agent: str) -> list[str]:
     """The words of the page's line that starts it, variables first."""
     (line,) = re.findall(rf"^    ((?:[A-Z_]+=\S+ )*{agent}\b.*)$", text_of("clients"), re.M)
     return shlex.split(line)
@@ -68,7 +68,7 @@ def test_an_agent_started_as_the_page_says_runs_the_command_of_a_call(tmp_path, 
     flags = [*SMALL, "--num-gpu-blocks-override", "16384", "--served-model-name", "coder"]
     process = ServerProcess("--model", str(model), *flags, "--reasoning-parser", "qwen3").spawn().wait_ready()
     try:
-        words = [word.replace("localhost:8000", f"localhost:{process.port}") for word in told(agent)]
+        words = [word.replace("localhost:8000", f"localhost:{process.port}") for word in collected(agent)]
         work, home = tmp_path / "work", tmp_path / "home"
         work.mkdir()
         home.mkdir()
@@ -92,4 +92,4 @@ def test_an_agent_started_as_the_page_says_runs_the_command_of_a_call(tmp_path, 
 def test_the_page_s_settings_name_the_model_that_its_lines_name():
     (settings,) = [code for code in of_page("clients", "json") if "provider" in code and "npm" in code]
     assert json.loads(settings)["model"] == "omniloop/coder"
-    assert all("coder" in told(agent) for agent in ("claude", "codex"))
+    assert all("coder" in collected(agent) for agent in ("claude", "codex"))

@@ -1,7 +1,7 @@
 """An engine on an accelerator that is not there: tensors without memory, and kernels noted instead of compiled.
 
 Tensors of torch's meta device have shapes and offsets only; here they say that they lie on a CUDA device, so launchers
-launch. Triton's own binder tells which kernel a launch would have been: what it specializes arguments by, constants
+launch. Triton's own binder reports which kernel a launch would have run: what it specializes arguments by, constants
 and options. All tokens are 0. For a process of its own that has imported triton before any kernel file.
 """
 

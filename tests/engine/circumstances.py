@@ -1,8 +1,8 @@
-"""The same requests in every circumstance that a busy server has, told to the last bit: for engines that are exact.
+"""The same requests in every circumstance of a busy server, compared to the last bit: for engines that are exact.
 
 In: a running engine with a prefix cache, room for less than all rows' tokens, and steps shorter than some prompts.
-Each watched request runs alone and fresh, alone and cached; then beside others that come with it, fresh, cut into
-chunks by the others' tokens; with its prefix cached; and as the last of all, which is preempted first.
+Each watched request runs alone, uncached and cached; then together with others: uncached, where the others' tokens cut
+it into chunks; with its prefix cached; and as the last request, which is preempted first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def drawn(count: int, vocab: int, length: tuple[int, int], tokens: int, seed: in
     return [text_request(ids, tokens, ignore_eos=True, **rules) for ids in prompts]
 
 
-async def told(engine: Engine, request: Request) -> list[tuple[Any, ...]]:
+async def collected(engine: Engine, request: Request) -> list[tuple[Any, ...]]:
     """Every token, and its log-probabilities bit for bit."""
     deltas = (await answer_deltas(engine, request))[0]
     entries = [entry for delta in deltas for entry in delta.logprobs or ()]
@@ -31,11 +31,11 @@ async def told(engine: Engine, request: Request) -> list[tuple[Any, ...]]:
 
 
 async def same_in_every_circumstance(engine: Engine, watched: list[Request], others: list[Request]) -> None:
-    """Fails unless every watched request, which asks for log-probabilities, is told the same each time."""
-    alone = [await told(engine, request) for request in watched]
+    """Fails unless every watched request has the same tokens and log-probabilities each time."""
+    alone = [await collected(engine, request) for request in watched]
     assert all(len(each) == request.sampling.max_tokens for each, request in zip(alone, watched))
     hits = engine.stats.prefix_hits
-    assert [await told(engine, request) for request in watched] == alone, "cached"
+    assert [await collected(engine, request) for request in watched] == alone, "cached"
     assert engine.stats.prefix_hits > hits
     for circumstance, fresh, place in (
         ("in company", True, len(others) // 2),
@@ -46,7 +46,7 @@ async def same_in_every_circumstance(engine: Engine, watched: list[Request], oth
         assert not fresh or await engine.reset_prefix_cache()
         preempted = engine.stats.preemptions
         beside = [asyncio.create_task(answer(engine, request)) for request in others[:place]]
-        mine = [asyncio.create_task(told(engine, request)) for request in watched]
+        mine = [asyncio.create_task(collected(engine, request)) for request in watched]
         beside += [asyncio.create_task(answer(engine, request)) for request in others[place:]]
         got = await asyncio.gather(*mine)
         await asyncio.gather(*beside)

@@ -100,13 +100,13 @@ def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> See
             done, begins, now = flying[0], flying[1], max(now, flying[2])
             scheduler.commit(done, np.full(ROWS, 5, np.int32))
             pace.note(done, flying[2] - begins, WAITED_S)
-            tell(done, asked, coming, now, seen)
+            report(done, asked, coming, now, seen)
         flying = begun
     return seen
 
 
-def tell(plan: StepPlan, asked: dict[int, Asked], coming: list[tuple[float, int]], now: float, seen: Seen) -> None:
-    """The clients hear of a settled step; who has all of an answer asks again."""
+def report(plan: StepPlan, asked: dict[int, Asked], coming: list[tuple[float, int]], now: float, seen: Seen) -> None:
+    """Delivers a settled step to the clients; a client whose answer is complete sends its next request."""
     columns = (np.asarray(column)[: plan.num_rows].tolist() for column in (plan.out_request, plan.out_token))
     for number, token in zip(*columns):
         one = asked[number]

@@ -18,7 +18,7 @@ from tests.engine_kit import running
 
 
 async def main(folder: str, settings: str) -> dict[str, Any]:
-    """Kernels compiled ahead and others by name, and the start's seconds by phase."""
+    """Names of the kernels compiled at start and of those compiled later, and the start's seconds by phase."""
     ahead: list[str] = []
     later: list[str] = []
     found = later

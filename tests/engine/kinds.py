@@ -54,7 +54,7 @@ def rounds(longest: int, step: int, whole: bool) -> Iterator[list[Request]]:
     for rules in KINDS.values():
         for length in LENGTHS:
             yield [made(rules, length)]
-    for rules in WHOLE.values() if whole else ():  # of more positions they are more than the pinned memory that is kept
+    for rules in WHOLE.values() if whole else ():  # more positions exceed the allocated pinned memory
         yield [made(rules, 3, tokens=2)]
     for length in (*LENGTHS, step, step + 1, 2 * step + 17):
         for first in (0, length % 100, length % 100):  # another prompt, and that one cached

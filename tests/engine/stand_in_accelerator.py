@@ -23,8 +23,8 @@ class StandInAccelerator(HostAccelerator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.errors: list[BaseException] = []  # of bodies: C has no way to tell them
-        self._run = BODIES(self._run_graph)  # kept: the runtime holds only its address
+        self.errors: list[BaseException] = []  # of bodies: C cannot propagate them
+        self._run = BODIES(self._run_graph)  # the runtime stores only its address
         library().set_bodies(self._run)
 
     def capture(self, body: Callable[[], None], met: bool = False) -> int:

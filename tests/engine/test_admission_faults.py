@@ -137,7 +137,7 @@ async def test_a_row_that_cannot_start_over_ends(caplog):
         assert len(await answer(engine, text_request(PROMPT, 5, ignore_eos=True))) == 1
 
 
-async def test_a_message_that_fails_harms_nobody_else(caplog):
+async def test_a_message_that_fails_harms_no_other_request(caplog):
     async with running(QWEN3) as engine:
         neighbour = asyncio.ensure_future(answer(engine, text_request(PROMPT, 30, ignore_eos=True)))
         await asyncio.sleep(0.02)

@@ -27,7 +27,7 @@ def request(length, *spans):
     return Request(np.arange(length, dtype=np.int32), SamplingParams(max_tokens=1), media=media)
 
 
-def with_ahead(kind):
+def with_spans(kind):
     return Limits(**{name: getattr(LIMITS, name) for name in LIMITS.__slots__} | {"ahead": kind})
 
 
@@ -59,10 +59,10 @@ def test_tokens_of_a_picture_see_to_its_end_and_those_of_a_prompt_to_the_prompts
 )
 def test_what_no_step_could_compute_is_refused(kind, asked, complaint):
     if complaint is None:
-        check(asked, with_ahead(kind))
+        check(asked, with_spans(kind))
         return
     with pytest.raises(RequestError, match=complaint):
-        check(asked, with_ahead(kind))
+        check(asked, with_spans(kind))
     check(asked, LIMITS)
 
 

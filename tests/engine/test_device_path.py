@@ -188,8 +188,8 @@ RULES = [
 ]
 
 
-async def told(engine: Engine, prompt: np.ndarray, rules: dict) -> tuple[list[int], list]:
-    """Tokens of an answer and their log-probabilities, told to three places."""
+async def collected(engine: Engine, prompt: np.ndarray, rules: dict) -> tuple[list[int], list]:
+    """Tokens of an answer, and the tokens and ranks of its log-probabilities."""
     (deltas,) = await answer_deltas(engine, request(prompt, **rules))
     tokens = [token for delta in deltas for token in delta.token_ids]
     entries = [entry for delta in deltas for entry in delta.logprobs or ()]
@@ -203,17 +203,17 @@ async def test_rules_and_log_probabilities_are_those_of_the_host(on_the_device_p
     sent = [(prompt, RULES[number % len(RULES)]) for number, prompt in enumerate(PROMPTS)]
     folder = tiny.checkpoint("qwen3")
     async with running(folder, **settings) as engine:
-        got = await asyncio.gather(*[told(engine, *each) for each in sent])
+        got = await asyncio.gather(*[collected(engine, *each) for each in sent])
         assert (engine.inspect().runtime.scheduler.num_preemptions > 0) is bool(settings)
         assert counts(engine)["step"] > 0
         assert len(engine.inspect().runtime.executor.backend.sampler.lines) == 0
     monkeypatch.undo()
     async with running(folder) as engine:
-        assert got == [await told(engine, *each) for each in sent]
+        assert got == [await collected(engine, *each) for each in sent]
 
 
 async def test_steps_of_rows_with_rules_are_launched_whole(on_the_device_path):
     async with running(tiny.checkpoint("qwen3")) as engine:
         before = counts(engine)["step"]
-        answers = [await told(engine, PROMPTS[0], rules) for rules in RULES[:7]]
+        answers = [await collected(engine, PROMPTS[0], rules) for rules in RULES[:7]]
         assert counts(engine)["step"] - before == sum(len(tokens) - 1 for tokens, _ in answers)

@@ -206,7 +206,7 @@ def test_draws_follow_the_distribution(rules):
     assert chi2 <= freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3
 
 
-def test_equals_come_in_the_same_order_beside_one_who_wants_all():
+def test_equals_come_in_the_same_order_with_a_row_that_wants_all():
     logits = logits_of(3).round()  # with many equals
     told = []
     for company in ([0], [0, 1, 2]):
@@ -230,7 +230,7 @@ def test_a_request_draws_the_same_tokens_whoever_shares_the_step():
         assert other.step(logits[slot : slot + 1], [slot], [4])[0][0] == together[slot]
 
 
-def test_rows_that_are_not_numbers_are_marked_and_tell_nothing():
+def test_rows_that_are_not_numbers_are_marked_and_report_nothing():
     both = Both()
     for slot in range(4):
         both.admit(slot, {"temperature": float(slot % 2), "logprobs": 1, "logit_bias": ((4, -3.0),)})
@@ -309,8 +309,8 @@ def test_prompt_logprobs_are_those_of_the_cpu(k, as_logits, where, together, mon
 
 @pytest.mark.parametrize("vocab", [VOCAB, 700])
 @pytest.mark.parametrize("where", WHERE)
-def test_a_prompt_position_is_told_what_it_is_told_alone(vocab, where):
-    """Whoever wants few, many and all of the most likely beside it, of logits with many equals."""
+def test_a_prompt_position_has_the_same_logprobs_alone_and_in_company(vocab, where):
+    """Other positions request few, many or all of the most likely tokens; the logits have many equals."""
     draw = torch.Generator().manual_seed(3)
     hidden = torch.randint(-2, 3, (90, 4), generator=draw).float()
     head = torch.randint(-1, 2, (4, vocab), generator=draw).float()
@@ -408,7 +408,7 @@ def test_rows_with_rules_and_log_probabilities_are_plain():
     assert not processed.device.is_plain(np.array([0]))
 
 
-def test_a_chosen_token_is_counted_where_nobody_on_the_host_hears_of_it():
+def test_a_chosen_token_is_counted_without_a_record_on_the_host():
     both = Both()
     both.admit(3, {"temperature": 0.0, "frequency_penalty": 1.0, "repetition_penalty": 1.5}, prompt=[1, 2])
     logits = logits_of(1)

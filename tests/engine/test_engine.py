@@ -42,7 +42,7 @@ async def finals(engine: Engine, request: Request) -> list:
     return [last[k] for k in range(request.n)]
 
 
-async def test_first_delta_tells_cached_tokens():
+async def test_first_delta_reports_cached_tokens():
     async with running(QWEN3) as engine:
         first = await answer_deltas(engine, text_request(PROMPT, 4))
         assert first[0][0].cached_tokens == 0
@@ -51,7 +51,7 @@ async def test_first_delta_tells_cached_tokens():
         assert engine.stats.cached_tokens == 32
 
 
-async def test_first_delta_tells_how_long_the_request_queued():
+async def test_first_delta_reports_how_long_the_request_queued():
     async with running(QWEN3, max_num_seqs=1) as engine:
         base = text_request(PROMPT, 30, ignore_eos=True)
         sent = [Request(base.prompt_token_ids, base.sampling, arrival=time.monotonic()) for _ in range(2)]
@@ -260,7 +260,7 @@ async def test_abort_gives_the_reader_a_final_delta():
 async def test_stop_choice_ends_one_choice_only():
     async with running(QWEN3) as engine:
         seen, stopped = {0: 0, 1: 0}, threading.Event()
-        block(engine, 10, stopped)  # the device does not run ahead of the reader
+        block(engine, 10, stopped)  # the device waits for the reader
         async with engine.submit(text_request(PROMPT, 30, n=2, ignore_eos=True)) as stream:
             async for delta in stream:
                 seen[delta.index] += len(delta.token_ids)
@@ -398,7 +398,7 @@ async def test_a_crowd_is_admitted_while_its_first_step_runs():
         assert admitted[0] == MAX_LATE_ITEMS  # of 41 tokens each: more than a step of 64 holds
 
 
-async def test_a_sibling_that_takes_a_slot_freed_in_the_same_step_is_told_of_as_new():
+async def test_a_sibling_that_takes_a_slot_freed_in_the_same_step_is_reported_as_new():
     """Row 0 has a sibling; row 1 ends with its first token, and the sibling gets the slot of row 1."""
     async with running(QWEN3) as engine:
         engine.pause()

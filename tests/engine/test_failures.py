@@ -1,4 +1,4 @@
-"""How far an exception's damage reaches, when failed steps end the device, and what clients are told."""
+"""Which requests an exception ends, when failed steps end the device, and which errors clients receive."""
 
 import pytest
 import torch

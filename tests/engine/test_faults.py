@@ -1,4 +1,4 @@
-"""Faults planted in a step: how far they reach, what each request hears, and that the rest goes on (R21, R22)."""
+"""Faults planted in a step: which requests they end, with which error, and that all others go on (R21, R22)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_device_that_is_lost_answers_everybody_and_ends(faults, caplog):
     await engine.stop(1)
 
 
-async def test_mistakes_with_good_steps_between_them_end_nobody_else(caplog):
+async def test_mistakes_with_good_steps_between_them_end_no_other_request(caplog):
     async with running(QWEN3) as engine:
         wanted = await answer(engine, text_request(PROMPT, 5, ignore_eos=True))
         plant(engine, {call: ValueError("planted") for call in (1, 8, 15, 22, 29)})

@@ -143,7 +143,7 @@ async def test_a_spent_budget_forces_the_token_that_wakes_the_grammar(path):
 
 @everywhere
 async def test_sleeping_rows_stay_in_the_loop_without_the_gil_and_wake_at_their_token(path):
-    """Also beside others, after a preemption, and for rows whose steps are always Python's."""
+    """Also together with other rows, after a preemption, and for rows whose steps always run in Python."""
     async with running(FOLDER) as engine:
         free = [asked(prompt, max_tokens=40, ignore_eos=True, seed=at) for at, prompt in enumerate(PROMPTS[:3])]
         plain = [(await told(engine, request))[0][0] for request in free]
@@ -318,7 +318,7 @@ def test_each_bit_says_whether_the_matcher_takes_the_token(number):
 
 
 @pytest.mark.parametrize("where", ["device"])
-async def test_held_rows_choose_by_the_graph_and_clients_hear_of_them_behind_the_next_launch(path, where, monkeypatch):
+async def test_held_rows_choose_by_the_graph_and_are_delivered_after_the_next_launch(path, where, monkeypatch):
     seen, launch, deliver = [], DeviceThread._launch, DeviceThread._deliver
     monkeypatch.setattr(DeviceThread, "_launch", lambda *args: seen.append("L") or launch(*args))
     monkeypatch.setattr(DeviceThread, "_deliver", lambda *args: seen.append("t") or deliver(*args))

@@ -1,4 +1,4 @@
-"""The inbox's descriptor: readable exactly while something was put that no taker has been told of."""
+"""The inbox's descriptor: readable exactly from a put until the next hush."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def readable(inbox: Inbox) -> bool:
 def test_it_is_readable_from_a_put_to_the_next_hush(inbox):
     assert not readable(inbox)
     for round_ in range(3):
-        for item in range(3):  # told once, not for each
+        for item in range(3):  # one signal for all items
             inbox.put((round_, item))
             assert readable(inbox)
         inbox.hush()
@@ -33,7 +33,7 @@ def test_it_is_readable_from_a_put_to_the_next_hush(inbox):
         assert [inbox.take(0.0) for _ in range(len(inbox))] == [(round_, item) for item in range(3)]
 
 
-def test_what_is_put_behind_a_hush_is_told(inbox):
+def test_a_put_after_a_hush_makes_it_readable(inbox):
     inbox.put("first")
     inbox.hush()
     inbox.put("second")
@@ -53,7 +53,7 @@ def test_a_taker_that_leaves_some_behind_reminds(inbox):
     assert not readable(inbox)
 
 
-def test_what_was_there_before_it_is_watched_is_told():
+def test_an_item_put_before_the_watch_makes_it_readable():
     inbox = Inbox()
     inbox.put("early")
     inbox.watch()

@@ -1,4 +1,4 @@
-"""Tokens that a grammar leaves no choice about: computed together, told in order, and the same in any company."""
+"""Forced tokens, where a grammar allows one token only: computed together, emitted in order, the same in any batch."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ CLOSED = grammar('start: "[all, of, it, and, no, more]"')
 
 
 async def steps_of(engine, request):
-    """What a request is told, and in how many steps."""
+    """A request's answer, and the number of steps that it takes."""
     steps = []
     engine.on_step = steps.append
     answer = await told(engine, request)
@@ -111,7 +111,7 @@ async def test_an_answer_is_never_longer_than_asked(path):
 
 @everywhere
 async def test_the_keys_of_forced_tokens_are_found_by_the_next_turn(path):
-    """What is kept of them is what a prompt that holds them computes."""
+    """The cached keys of forced tokens are those that a prompt with these tokens computes."""
     turns = []
     async with running(FOLDER, jump_forward=True) as engine:
         for held in (HELD, CLOSED):
@@ -230,7 +230,7 @@ async def test_an_answer_without_an_end_ends_at_its_length():
     assert (len(tokens), finish, error) == (30, FinishReason.LENGTH, None)
 
 
-async def test_a_tokenizer_that_fails_harms_nobody(monkeypatch, caplog):
+async def test_a_tokenizer_that_fails_harms_no_request(monkeypatch, caplog):
     async with running(FOLDER, jump_forward=False) as engine:
         plain = await told(engine, asked(PROMPTS[0], HELD))
     monkeypatch.setattr(HELD.vocabulary, "encode", lambda text: [][0])

@@ -69,22 +69,22 @@ async def test_only_rows_that_are_read_pass_the_last_layer(name, settings, compu
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_prompt_log_probabilities_beside_sampled_rows(name, settings):
-    """A step that owes some has everything computed, and its neighbours' tokens do not notice."""
+async def test_prompt_log_probabilities_together_with_sampled_rows(name, settings):
+    """A step with prompt log-probabilities computes all positions; the other rows' tokens are the same."""
 
     def sent(number):
         rules = {"prompt_logprobs": 3, "logprobs": 2} if number % 3 == 0 else {}
         return text_request(MANY[number], 12, ignore_eos=True, **rules)
 
-    def told(deltas):
+    def collected(deltas):
         prompt = deltas[0].prompt_logprobs
         chosen = [entry for delta in deltas for entry in delta.logprobs or ()]
         return [token for delta in deltas for token in delta.token_ids], prompt, chosen
 
     async with running(tiny.checkpoint(name), enable_prefix_caching=False, **settings) as served:
-        alone = [told((await answer_deltas(served, sent(number)))[0]) for number in range(len(MANY))]
+        alone = [collected((await answer_deltas(served, sent(number)))[0]) for number in range(len(MANY))]
         got = await asyncio.gather(*[answer_deltas(served, sent(number)) for number in range(len(MANY))])
-    assert [told(choices[0]) for choices in got] == alone
+    assert [collected(choices[0]) for choices in got] == alone
     assert all(len(alone[number][1]) == len(MANY[number]) for number in range(0, len(MANY), 3))
 
 
@@ -125,14 +125,14 @@ async def test_a_prompt_on_an_accelerator(eager, computed, monkeypatch, tmp_path
             computed.clear()  # the start ran the largest step once more; with graphs, their recording is counted
         deltas = (await answer_deltas(served, text_request(ids[:2048], 1, logprobs=20)))[0]
         first, last = first_and_last(served, computed)
-        told = (await answer_deltas(served, text_request(ids, 1, prompt_logprobs=20)))[0][0].prompt_logprobs[2048]
+        collected = (await answer_deltas(served, text_request(ids, 1, prompt_logprobs=20)))[0][0].prompt_logprobs[2048]
     assert max(first) == 2048
     assert max(last) == (1 if eager else 64)
     wanted = await asyncio.to_thread(true_logits, folder, ids[:2048])
-    for entry in (deltas[0].logprobs[0], told):
+    for entry in (deltas[0].logprobs[0], collected):
         error = (torch.tensor(entry.top_logprobs) - wanted[torch.tensor(entry.top_ids)]).abs().max() / wanted.std()
         assert error < 0.3
-    whole = dict(zip(told.top_ids, told.top_logprobs))
+    whole = dict(zip(collected.top_ids, collected.top_logprobs))
     ours = dict(zip(deltas[0].logprobs[0].top_ids, deltas[0].logprobs[0].top_logprobs))
     assert len(whole.keys() & ours.keys()) >= 15
     assert max(abs(ours[token] - whole[token]) for token in whole.keys() & ours.keys()) < 0.1 * wanted.std()

@@ -97,7 +97,7 @@ def test_weights_are_weighed_before_they_are_read():
         check_weights(config(), 140 * GIB, empty)
 
 
-def test_weights_that_would_fit_in_bfloat16_are_told_so():
+def test_an_error_says_when_weights_would_fit_in_bfloat16():
     empty = DeviceMemory(total=40 * GIB, free=39 * GIB)
     with pytest.raises(ConfigError, match=r"no value fits: .*; --dtype bfloat16 takes 30.00 GiB and fits") as error:
         check_weights(config(dtype="float32"), 60 * GIB, empty, torch.float32)

@@ -184,7 +184,7 @@ async def test_wide_heads_and_long_contexts(wide, dtype, length):
 
 
 async def test_wide_decode_reads_what_prefill_wrote(wide):
-    """The same positions computed one by one, in one go, and beside 30 other rows at other lengths."""
+    """The same positions computed one by one, in one go, and together with 30 other rows at other lengths."""
     async with CUDA.running(wide, **WIDE) as engine:
         ids = np.asarray(wide_prompt(700), np.int32)
         own = await CUDA.alone(engine, text_request(ids, 64, ignore_eos=True, logprobs=2))
@@ -213,7 +213,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2"])
 async def test_rules_choose_the_tokens_that_the_cpu_chooses(name):
-    """All rules at once in one batch, beside plain rows, on the device; one by one on the CPU."""
+    """On the device, all rules and plain rows in one batch; on the CPU, one request after the other."""
     sent = [(PROMPTS[k], rules) for k in range(4) for rules in RULES.values()]
 
     def make(ids, rules, **more):

@@ -13,7 +13,7 @@ from tests.invariance.devices import Device
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 CUDA = Device("cuda")
 EXACT = {"load_format": "dummy", "dtype": "bfloat16", "deterministic": True}
-# Six watched requests of up to 2,000 tokens, 255 beside each of them; a step takes 2,048, the cache has 2,000 blocks.
+# Six watched requests of up to 2,000 tokens, each with 255 others; a step takes 2,048, the cache has 2,000 blocks.
 SIZES = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "num_gpu_blocks_override": 2000, "max_model_len": 4096}
 WATCHED, BESIDE = (6, (1400, 2000), 40), (250, (1, 120), 60)  # requests, tokens of a prompt, tokens of an answer
 CASES = {  # a shape and a form of its weights -> settings

@@ -36,7 +36,7 @@ BODIES = {
     "splade of albert": lambda: test_splade.checkpoint("albert"),
 }
 DECODERS = ("decoder", "mean", "embedding gemma")
-BLOCKS = 512  # of a decoder's cache, which would take the card's memory from the tests beside this one
+BLOCKS = 512  # of a decoder's cache, which by default would take the card's memory from tests that run in parallel
 
 
 @pytest.mark.parametrize("per_token", [False, True])

@@ -27,7 +27,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_of_a_models_kernels_are_compiled_ahead(case, tmp_path):
+def test_all_of_a_models_kernels_are_compiled_at_start(case, tmp_path):
     """Of real shapes too, whose products differ by the number of rows."""
     name, settings = case.split()[0], CASES[case]
     real = "load_format" in settings

@@ -97,7 +97,7 @@ async def plain_load(engine: Engine, count: int = 60) -> None:
 
 
 async def special_load(engine: Engine) -> None:
-    """Rows with rules, penalties and log-probabilities, beside plain ones."""
+    """Rows with rules, penalties and log-probabilities, together with plain rows."""
     rules = (
         {"logit_bias": ((5, 3.0),), "min_tokens": 4},
         {"allowed_token_ids": tuple(range(20, 60))},
@@ -191,7 +191,7 @@ async def test_every_kind_of_request_meets_nothing_new(case, monkeypatch, tmp_pa
 
 @pytest.mark.parametrize("case", ["30b-a3b", "30b-a3b fp8-blocks", "gpt-oss-20b"])
 async def test_the_first_batch_that_touches_every_expert_meets_nothing_new(case, monkeypatch, tmp_path):
-    """Prompts of all tokens that there are; the answers tell which experts their layers chose."""
+    """Prompts of random tokens of the whole vocabulary; the answers report which experts their layers chose."""
     settings = {**REAL, "max_num_seqs": 0, "max_num_batched_tokens": 0, "return_routed_experts": True}
     config = few_layers(case.split()[0])
     async with CUDA.running(folder_of(case, tmp_path), max_model_len=16384, **settings) as engine:
@@ -236,7 +236,7 @@ async def test_special_steps_wait_at_their_event_only():
 
 
 async def test_steps_are_predictable_and_counted():
-    """StepStats of a decode: rows, tokens, and host time that is there and small beside a second."""
+    """StepStats of a decode: rows, tokens, and a host time of less than a second."""
     async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
         seen = []
         engine.on_step = seen.append
@@ -251,7 +251,7 @@ async def test_what_steps_take_is_known_also_where_they_ran_without_the_lock():
     async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
         await asyncio.gather(*[answer(engine, text_request(ids, 200, ignore_eos=True)) for ids in PROMPTS[:16]])
         pace = engine.inspect().pace
-        for _ in range(100):  # answers are here before that loop has ended and told what it learned
+        for _ in range(100):  # answers arrive before that loop has ended and reported its times
             if pace._decode:
                 break
             await asyncio.sleep(0.01)
@@ -268,6 +268,6 @@ async def test_memory_comes_back_when_the_engine_stops():
         del engine
         await asyncio.sleep(0.1)  # the loop lets go of its last calls
         gc.collect()
-        torch._C._cuda_clearCublasWorkspaces()  # one per stream, kept by torch
+        torch._C._cuda_clearCublasWorkspaces()  # torch caches one per stream
         left.append(torch.cuda.memory_allocated())
     assert left[1:] == left[:1] * 2

@@ -68,7 +68,7 @@ def test_prompts_may_double_a_step_that_decodes():
     assert LEAST_PROMPT <= pace.prompt_budget(64, 1, 900, 900) < LEAST_PROMPT + TILE
 
 
-def test_what_waits_is_spread_over_steps_and_may_make_them_longer():
+def test_waiting_prompts_are_split_over_steps_and_may_make_them_longer():
     pace = Pace(2048, TILE, level)
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)
@@ -90,7 +90,7 @@ def test_keys_that_many_rows_read_are_not_taken_for_the_price_of_prompts():
     assert pace.prompt_budget(1, 1, 4000, 500) == 640 - 1  # twice the weights' time
 
 
-def test_rows_that_never_decode_alone_are_learned_beside_prompts():
+def test_rows_that_never_decode_alone_are_learned_from_steps_with_prompts():
     pace = Pace(2048, TILE, level)
     pace.note(plan(1), 0.006, WAITED)
     pace.note(plan(0, prompt=2000), 0.042, WAITED)  # 21 microseconds a token
@@ -104,7 +104,7 @@ def test_rows_that_never_decode_alone_are_learned_beside_prompts():
     assert pace.prompt_budget(250, 2, 900, 500) < 1024 - 250
 
 
-def test_nobody_is_spared_in_a_burst():
+def test_a_burst_takes_whole_steps():
     pace = Pace(2048, TILE, level)
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)

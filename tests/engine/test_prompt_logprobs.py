@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: a step computes those of all its requests together, and nobody's change by that.
+"""Log-probabilities of prompts: a step computes those of all its requests together, with the values of each alone.
 
 Products of the head are counted by their rows, copies home by their calls. Each case runs on the CPU's executor, on the
 accelerator's over CPU tensors (tests/engine/host_accelerator), and on an accelerator where there is one.
@@ -78,15 +78,15 @@ def copies(monkeypatch):
 
 
 async def at_once(served: Engine, requests: list[Request]) -> list[tuple]:
-    """What each is told, of requests that are all there when the first step is planned."""
+    """Each request's answer, where all requests are there when the first step is planned."""
     served.pause()
-    answers = [asyncio.ensure_future(told(served, request)) for request in requests]
+    answers = [asyncio.ensure_future(collected(served, request)) for request in requests]
     await asyncio.sleep(0)  # they are sent
     served.resume()
     return await asyncio.gather(*answers)
 
 
-async def told(served: Engine, request: Request) -> tuple:
+async def collected(served: Engine, request: Request) -> tuple:
     deltas = (await answer_deltas(served, request))[0]
     tokens = [token for delta in deltas for token in delta.token_ids]
     return tokens, deltas[0].prompt_logprobs, [entry for delta in deltas for entry in delta.logprobs or ()]
@@ -99,7 +99,7 @@ def mixed(number: int) -> Request:
 async def test_many_short_prompts_share_a_steps_products_and_copies(settings, products, copies):
     sent = [text_request(ids, 1, prompt_logprobs=2 + number % 3) for number, ids in enumerate(ALIKE)]
     async with running(QWEN3, max_num_batched_tokens=512, enable_prefix_caching=False, **settings) as served:
-        alone = [await told(served, request) for request in sent]
+        alone = [await collected(served, request) for request in sent]
         steps = []
         served.on_step = steps.append
         for seen in (products, *copies.values()):
@@ -116,11 +116,11 @@ async def test_many_short_prompts_share_a_steps_products_and_copies(settings, pr
 
 
 @pytest.mark.parametrize("tokens", [64, 256])
-async def test_a_prompt_is_told_the_same_in_any_company(settings, tokens):
-    """Of chunks, of those who want few, all or none of the most likely, and of neighbours who want other things."""
+async def test_a_prompt_has_the_same_logprobs_in_any_company(settings, tokens):
+    """In chunks; the requests want few, all or none of the most likely tokens, or other outputs."""
     settings |= {"max_num_batched_tokens": tokens, "max_logprobs": -1, "enable_prefix_caching": False}
     async with running(QWEN3, **settings) as served:
-        alone = [await told(served, mixed(number)) for number in range(len(MIXED))]
+        alone = [await collected(served, mixed(number)) for number in range(len(MIXED))]
         assert await at_once(served, [mixed(number) for number in range(len(MIXED))]) == alone
     for number, (_, prompt, _) in enumerate(alone):
         wanted = RULES[number % len(RULES)].get("prompt_logprobs")
@@ -135,11 +135,11 @@ async def test_a_prompt_is_told_the_same_in_any_company(settings, tokens):
 async def test_who_leaves_in_the_middle_takes_nothing_of_the_others_along(settings):
     settings |= {"max_num_batched_tokens": 64, "max_logprobs": -1, "enable_prefix_caching": False}
     async with running(QWEN3, **settings) as served:
-        alone = [await told(served, mixed(number)) for number in range(len(MIXED))]
+        alone = [await collected(served, mixed(number)) for number in range(len(MIXED))]
         begun = asyncio.Event()
         served.on_step = lambda stats: begun.set()
         leaving = [served.submit(text_request(ids, 9, prompt_logprobs=5)) for ids in MIXED[:8]]
-        staying = [asyncio.ensure_future(told(served, mixed(number))) for number in range(len(MIXED))]
+        staying = [asyncio.ensure_future(collected(served, mixed(number))) for number in range(len(MIXED))]
         await begun.wait()
         for stream in leaving:
             stream.abort()

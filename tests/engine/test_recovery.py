@@ -1,7 +1,7 @@
-"""A step that finds no room on the device: who starts over, who ends, and that nobody's tokens change (S39, R22).
+"""A step out of device memory: which requests start over, which end, and that no request's tokens change (S39, R22).
 
 Each case runs on the CPU's executor and on the accelerator's (tests/engine/host_accelerator). The planted fault is what
-torch raises; the step behind it has been launched by then, on values that were never written.
+torch raises; the step after it has been launched by then, on values that were never written.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def requests() -> list[Request]:
     ]
 
 
-async def told(engine: Engine, request: Request) -> list[list[Delta]]:
-    """All that each choice was told, its end included."""
+async def collected(engine: Engine, request: Request) -> list[list[Delta]]:
+    """All deltas of each choice, its end included."""
     choices: list[list[Delta]] = [[] for _ in range(request.n)]
     async with engine.submit(request) as stream:
         async for delta in stream:
@@ -71,13 +71,13 @@ def details_of(deltas: list[Delta]) -> list[object]:
 
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 6, 9, 14])
-async def test_rows_without_news_start_over_and_nothing_is_told_twice(freed, at, cache, caplog):
+async def test_rows_without_news_start_over_and_nothing_is_emitted_twice(freed, at, cache, caplog):
     settings = {"max_num_batched_tokens": 96, "max_num_seqs": 16, "enable_prefix_caching": cache}
     async with running(QWEN3, **settings) as engine:
-        wanted = [await told(engine, request) for request in requests()]
+        wanted = [await collected(engine, request) for request in requests()]
         assert await engine.reset_prefix_cache()
         plant(engine, {at: OOM})
-        got = await asyncio.gather(*[told(engine, request) for request in requests()])
+        got = await asyncio.gather(*[collected(engine, request) for request in requests()])
         assert engine.stats.failed_steps == 1
         assert freed() in (1, None)
         for choice, whole in zip((each for one in got for each in one), (each for one in wanted for each in one)):
@@ -97,10 +97,10 @@ async def test_what_is_counted_of_a_row_starts_over_as_well(freed, number, caplo
     rules = {"repetition_penalty": 2.0, "presence_penalty": 2.0, "frequency_penalty": 2.0, "logprobs": 2}
     async with running(QWEN3) as engine:
         request = text_request(PROMPTS[number], 24, ignore_eos=True, **rules)
-        wanted = await told(engine, request)
+        wanted = await collected(engine, request)
         assert await engine.reset_prefix_cache()
         plant(engine, {1: OOM})
-        got = await told(engine, request)
+        got = await collected(engine, request)
         assert engine.stats.failed_steps == 1
     assert tokens_of(got[0]) == tokens_of(wanted[0])
     assert details_of(got[0]) == details_of(wanted[0])
@@ -111,7 +111,7 @@ async def test_a_row_that_meets_it_twice_ends(freed, caplog):
         request = text_request(PROMPTS[0], 5, ignore_eos=True)
         wanted = await answer(engine, request)
         plant(engine, {1: OOM, 3: OOM, 4: OOM})  # 2 is the step behind the first one, launched already
-        ended = (await told(engine, request))[0][-1]
+        ended = (await collected(engine, request))[0][-1]
         assert isinstance(ended.error, DeviceOutOfMemoryError)
         assert engine.stats.preemptions == 1
         assert await answer(engine, request) == wanted
@@ -137,7 +137,7 @@ async def test_rows_may_leave_before_they_start_over(freed, caplog):
         await failed.wait()
         for stream in streams:
             stream.abort()
-        answers = await asyncio.gather(*[told(engine, request) for request in requests()])
+        answers = await asyncio.gather(*[collected(engine, request) for request in requests()])
         assert all(choice[-1].finish_reason is FinishReason.LENGTH for one in answers for choice in one)
 
 
@@ -187,7 +187,7 @@ async def test_rows_start_over_on_an_accelerator(at, caplog):
         sent = [text_request(ids, 12, ignore_eos=True) for ids in PROMPTS]
         wanted = [(await answer(served, request))[0] for request in sent]
         plant(served, {at: OOM})
-        got = await asyncio.gather(*[told(served, request) for request in sent])
+        got = await asyncio.gather(*[collected(served, request) for request in sent])
         assert served.stats.failed_steps == 1
     for (choice,), whole in zip(got, wanted):
         count = len(tokens_of(choice))

@@ -174,7 +174,7 @@ async def test_asking_changes_no_token_and_a_server_that_keeps_experts_answers_t
         ("qwen3_moe", ON, 128, "the prompt fills the context of 128 tokens"),
     ],
 )
-async def test_what_cannot_be_told_is_refused_before_a_slot_is_spent(name, settings, length, said):
+async def test_experts_that_cannot_be_reported_are_refused_before_a_slot_is_spent(name, settings, length, said):
     async with running(tiny.checkpoint(name), max_model_len=128, **settings) as served:
         with pytest.raises(RequestError, match=said):
             served.submit(text_request(np.full(length, 5), 1, return_routed_experts=True))

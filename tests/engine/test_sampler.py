@@ -167,7 +167,7 @@ def test_s37_reset_covers_every_array_of_a_slot():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_each_logprobs_mode_tells_its_own_numbers(temperature):
+def test_each_logprobs_mode_reports_its_own_numbers(temperature):
     logits = logits_of(1)[0]
     rules = SamplingParams(
         temperature=temperature, top_k=4, logit_bias=((7, 3.0),), logprobs=6, logprob_token_ids=(7, 9)
@@ -194,4 +194,4 @@ def test_each_logprobs_mode_tells_its_own_numbers(temperature):
         assert entry.top_logprobs[:6] == pytest.approx(values.topk(6).values.tolist(), abs=1e-5)
         assert entry.top_ids[6:] == [7, 9]
         assert entry.top_logprobs[6:] == pytest.approx(values[[7, 9]].tolist(), abs=1e-5)
-    assert len(chosen) == 1  # what is told never changes what is drawn
+    assert len(chosen) == 1  # the mode changes what is reported, never what is drawn

@@ -1,4 +1,4 @@
-"""How a step's tokens spread over the experts: counts of the newest step, which the next look tells."""
+"""Expert load of a step: a look starts counting the newest step, and the next look reports the counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_pairs_of_real_rows_are_counted_by_layer():
 
 @pytest.mark.parametrize("accelerator", [None, HostAccelerator, StandInAccelerator])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
-async def test_a_look_tells_what_the_look_before_it_counted(name, accelerator, monkeypatch):
+async def test_a_look_reports_what_the_look_before_it_counted(name, accelerator, monkeypatch):
     """A prompt of a single step: all of its tokens in every layer, but in our last layer only the one that is read."""
     if accelerator is not None:
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: accelerator())
@@ -52,13 +52,13 @@ async def test_a_look_tells_what_the_look_before_it_counted(name, accelerator, m
 
 
 async def settled(served):
-    """The next look that tells something: a CPU's stream counts beside the thread that asks."""
+    """The next look that is not empty: a CPU's stream counts concurrently with the calling thread."""
     while not (found := await served.look_at_experts()):
         pass
     return found
 
 
-async def test_a_model_without_experts_has_nothing_to_tell():
+async def test_a_model_without_experts_reports_no_load():
     async with running(tiny.checkpoint("llama")) as served:
         assert await served.look_at_experts() == []
         assert served.inspect().runtime.executor.part(ExpertLoad) is None

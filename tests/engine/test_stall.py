@@ -54,7 +54,7 @@ async def test_a_step_that_never_ends_answers_everybody_and_ends_the_engine(capl
     assert served.state == "dead"
     with pytest.raises(NotReadyError):
         served.submit(text_request(PROMPT, 10))
-    go.set()  # the step comes home after all: nobody hears of it, and nobody is told twice
+    go.set()  # the step returns after all: it emits nothing, and no error is reported twice
     await asyncio.sleep(0.1)
     assert len(deaths) == 1
     assert isinstance(deaths[0], DeviceLostError)

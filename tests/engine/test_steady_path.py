@@ -86,7 +86,7 @@ RULES = [
 ]
 
 
-async def told(engine: Engine) -> list:
+async def collected(engine: Engine) -> list:
     """Tokens, log-probabilities and ends of requests of every kind that decode together."""
 
     async def ask(number: int) -> list:
@@ -109,14 +109,14 @@ async def test_requests_of_every_kind_get_what_python_alone_gives_them(made, mon
     with monkeypatch.context() as python:
         python.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
         async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:
-            wanted = await told(own)
+            wanted = await collected(own)
     async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:
-        assert await told(own) == wanted
+        assert await collected(own) == wanted
         assert steady_steps(own) > 10
 
 
 async def test_rows_with_rules_and_log_probabilities_decode_without_python(made, monkeypatch):
-    """Penalties, bias, bans, min_tokens and log-probabilities, all at once and beside plain rows."""
+    """Penalties, bias, bans, min_tokens and log-probabilities, all in one batch with plain rows."""
     asked = [
         {}, {"repetition_penalty": 1.3}, {"presence_penalty": 0.8, "frequency_penalty": 0.4, "logprobs": 2},
         {"logit_bias": ((5, 3.0), (9, -100.0), (17, 2.5))}, {"logprobs": 5},
@@ -128,16 +128,16 @@ async def test_rows_with_rules_and_log_probabilities_decode_without_python(made,
         sent = text_request(PROMPTS[number], 100, ignore_eos=True, **asked[number % len(asked)])
         (deltas,) = await answer_deltas(own, sent)
         entries = [entry for delta in deltas for entry in delta.logprobs or ()]
-        told = [(entry.token_id, entry.rank, entry.top_ids, entry.top_logprobs) for entry in entries]
-        return [token for delta in deltas for token in delta.token_ids], told
+        collected = [(entry.token_id, entry.rank, entry.top_ids, entry.top_logprobs) for entry in entries]
+        return [token for delta in deltas for token in delta.token_ids], collected
 
     async with running(tiny.checkpoint("qwen3")) as own:
         got = await asyncio.gather(*[ask(own, number) for number in range(16)])
         assert own.stats.steps - own.stats.python_steps == steady_steps(own)
         assert steady_steps(own) > 90, "of a hundred, all but those that compute prompts"
-        for number, (tokens, told) in enumerate(got):
+        for number, (tokens, collected) in enumerate(got):
             wanted = tokens if "logprobs" in asked[number % len(asked)] else []
-            assert [entry[0] for entry in told] == wanted
+            assert [entry[0] for entry in collected] == wanted
     with monkeypatch.context() as python:
         python.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
         async with running(tiny.checkpoint("qwen3")) as own:
@@ -145,7 +145,7 @@ async def test_rows_with_rules_and_log_probabilities_decode_without_python(made,
 
 
 @pytest.mark.parametrize("name", ["qwen3"])
-async def test_clients_that_leave_and_come_change_no_answer_beside_them(wanted, made, name):
+async def test_clients_that_leave_and_come_change_no_other_answer(wanted, made, name):
     draw = np.random.default_rng(3)
 
     async def leaver(engine: Engine, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Every step that is delivered tells what it did and how long its parts took, whoever ran it."""
+"""Every delivered step reports its counts and the times of its parts, whether C or Python ran it."""
 
 import asyncio
 from dataclasses import replace
@@ -85,7 +85,7 @@ class Steady:
         return []
 
 
-def test_a_step_that_met_a_full_ring_is_told_whole():
+def test_a_step_that_met_a_full_ring_is_delivered_whole():
     plan = StepPlan(2, 8, 16)
     scheduler = ended(plan)
     numbers = StepNumbers(0, 1, 3, 1, 1, 0, 1, 0, 3, 0, *TIMES)

@@ -1,4 +1,4 @@
-"""Token ids that the model does not have, past the check of requests: their row ends, nobody else notices (S25, S38).
+"""Token ids outside the vocabulary, past the check of requests: their row ends, no other row changes (S25, S38).
 
 Each case runs on the CPU's executor, on the accelerator's over CPU tensors (tests/engine/host_accelerator), and on an
 accelerator where there is one.

@@ -226,7 +226,7 @@ def test_spans_that_make_no_sense_are_refused_in_words(span, words):
         add(scheduler, 1, 20, (2, 4, 1, 0), span)
 
 
-def joint(*pairs):
+def span_rows(*pairs):
     return np.array(pairs, np.int32).reshape(-1, 2)
 
 
@@ -236,19 +236,19 @@ def chunks(scheduler, slot, steps):
 
 def test_no_chunk_ends_inside_a_bidirectional_span():
     scheduler = make(max_chunk=8)
-    slot = add(scheduler, 1, 30, joints=joint((3, 9), (9, 17), (20, 22)))
+    slot = add(scheduler, 1, 30, joints=span_rows((3, 9), (9, 17), (20, 22)))
     assert chunks(scheduler, slot, 5) == [3, 6, 8, 8, 5]
 
 
 def test_a_bidirectional_span_takes_more_than_the_budget_and_waits_for_room():
     scheduler = make(max_tokens=16, max_rows=4)
     scheduler.shares.prompt_budget = 2
-    slot = add(scheduler, 1, 16, joints=joint((2, 15)))
+    slot = add(scheduler, 1, 16, joints=span_rows((2, 15)))
     assert chunks(scheduler, slot, 3) == [2, 13, 1]
     for number in (2, 3, 4):
         add(scheduler, number, 1, max_tokens=40)
     step(scheduler)
-    last = add(scheduler, 5, 14, joints=joint((0, 13)))
+    last = add(scheduler, 5, 14, joints=span_rows((0, 13)))
     assert chunks(scheduler, last, 2) == [0, 0], "a row of four is free when the first request has ended"
     scheduler.shares.prompt_budget = 16
     scheduler.abort(1)
@@ -258,7 +258,7 @@ def test_a_bidirectional_span_takes_more_than_the_budget_and_waits_for_room():
 def test_towers_do_not_cut_a_bidirectional_span():
     scheduler = make(encoder_capacity=8)
     one, two = scheduler.add_entry(4), scheduler.add_entry(4)
-    slot = add(scheduler, 1, 16, (2, 4, one, 0), (8, 4, two, 0), joints=joint((0, 16)))
+    slot = add(scheduler, 1, 16, (2, 4, one, 0), (8, 4, two, 0), joints=span_rows((0, 16)))
     other = scheduler.add_entry(5)
     first = add(scheduler, 2, 9, (1, 5, other, 0), priority=-1)
     plans = [step(scheduler) for _ in range(2)]
@@ -268,11 +268,11 @@ def test_towers_do_not_cut_a_bidirectional_span():
 
 def test_cached_blocks_end_inside_a_bidirectional_span_and_the_rest_of_it_is_one_chunk():
     scheduler = make()
-    add(scheduler, 1, 20, max_tokens=1, joints=joint((2, 14)))
+    add(scheduler, 1, 20, max_tokens=1, joints=span_rows((2, 14)))
     step(scheduler)
     scheduler.shares.prompt_budget = 3
     prompt = np.concatenate([np.arange(10), np.arange(100, 110)]).astype(np.int32) + 100
-    again = scheduler.add(9, prompt, max_tokens=2, joints=joint((2, 14)))
+    again = scheduler.add(9, prompt, max_tokens=2, joints=span_rows((2, 14)))
     assert chunks(scheduler, again, 3) == [6, 3, 3]
     assert scheduler.cached_tokens(again) == 8
 
@@ -280,7 +280,7 @@ def test_cached_blocks_end_inside_a_bidirectional_span_and_the_rest_of_it_is_one
 @pytest.mark.parametrize("joints", [[(3, 3)], [(5, 9), (8, 12)], [(8, 31)], [(0, 30)]])
 def test_bidirectional_spans_that_no_step_could_compute_are_refused(joints):
     with pytest.raises(ValueError, match=r"joints are ascending|a joint of 30 tokens: a step has room for 29"):
-        add(make(), 1, 30, joints=joint(*joints))
+        add(make(), 1, 30, joints=span_rows(*joints))
 
 
 def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():
@@ -303,7 +303,7 @@ def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():
     assert max(map(len, encoded)) > 1, "small ones share a step"
 
 
-def beside_a_row_that_decodes(**changes):
+def with_a_row_that_decodes(**changes):
     """A scheduler with a budget of 6 in which slot 0 decodes."""
     scheduler = make(encoder_budget=6, **changes)
     add(scheduler, 1, 2, max_tokens=64)
@@ -312,7 +312,7 @@ def beside_a_row_that_decodes(**changes):
 
 
 def test_a_large_tower_runs_in_pieces_while_rows_decode():
-    scheduler = beside_a_row_that_decodes()
+    scheduler = with_a_row_that_decodes()
     entry = scheduler.add_entry(7, work=20)
     slot = add(scheduler, 2, 12, (3, 7, entry, 0))
     steps = [step(scheduler) for _ in range(5)]
@@ -324,7 +324,7 @@ def test_a_large_tower_runs_in_pieces_while_rows_decode():
 
 
 def test_what_is_left_of_a_large_tower_runs_when_nothing_decodes():
-    scheduler = beside_a_row_that_decodes()
+    scheduler = with_a_row_that_decodes()
     entry = scheduler.add_entry(7, work=60)
     slot = add(scheduler, 2, 12, (3, 7, entry, 0))
     assert [lens(step(scheduler)) for _ in range(2)] == [{0: 1, slot: 3}, {0: 1}]
@@ -336,7 +336,7 @@ def test_what_is_left_of_a_large_tower_runs_when_nothing_decodes():
 
 def test_a_large_tower_under_way_holds_up_no_request_once_nothing_decodes():
     """Else the first waiting request would wait for ever: the large picture under way leaves its picture no room."""
-    scheduler = beside_a_row_that_decodes(encoder_capacity=10)
+    scheduler = with_a_row_that_decodes(encoder_capacity=10)
     large, small = scheduler.add_entry(7, work=60), scheduler.add_entry(6, work=6)
     slot = add(scheduler, 2, 12, (3, 7, large, 0))
     assert [lens(step(scheduler)) for _ in range(2)] == [{0: 1, slot: 3}, {0: 1}]
@@ -349,7 +349,7 @@ def test_a_large_tower_under_way_holds_up_no_request_once_nothing_decodes():
 
 
 def test_large_towers_take_turns_and_others_wait_for_none_but_the_one_under_way():
-    scheduler = beside_a_row_that_decodes(max_slots=12, max_rows=8)
+    scheduler = with_a_row_that_decodes(max_slots=12, max_rows=8)
     first, second, small = (scheduler.add_entry(4, work) for work in (12, 13, 3))
     for number, entry in enumerate((first, second, small), 2):
         add(scheduler, number, 6, (1, 4, entry, 0), max_tokens=64)
@@ -358,7 +358,7 @@ def test_large_towers_take_turns_and_others_wait_for_none_but_the_one_under_way(
 
 
 def test_a_large_tower_that_no_request_waits_for_any_more_stops():
-    scheduler = beside_a_row_that_decodes(encoder_capacity=8)
+    scheduler = with_a_row_that_decodes(encoder_capacity=8)
     entry = scheduler.add_entry(7, work=60)
     add(scheduler, 2, 12, (3, 7, entry, 0))
     step(scheduler), step(scheduler)
@@ -370,7 +370,7 @@ def test_a_large_tower_that_no_request_waits_for_any_more_stops():
 
 
 def test_a_large_tower_that_a_new_request_names_goes_on():
-    scheduler = beside_a_row_that_decodes()
+    scheduler = with_a_row_that_decodes()
     entry = scheduler.add_entry(7, work=18)
     add(scheduler, 2, 12, (3, 7, entry, 0))
     step(scheduler)

@@ -203,7 +203,7 @@ async def beside_a_text(engine, requests) -> list:
 
 
 async def test_rows_decode_between_the_pieces_of_a_large_tower(device):
-    """Films and pictures with more patches than a step takes, beside a text: of the first, nothing decodes yet."""
+    """Films and pictures with more patches than a step takes, and a text, which decodes between their pieces."""
     wanted = await asyncio.to_thread(alone, device)
     mixes, steps = ("video", "two images"), []
     requests = [await make_request(MIXES[mix], **device.rules) for mix in mixes]
@@ -230,17 +230,17 @@ async def test_not_a_bit_of_the_log_probabilities_depends_on_circumstances(setti
     """With `deterministic` where it is needed; company, chunks inside media, cached prefixes and towers' rows."""
     folder = tiny.checkpoint("omni")
 
-    async def told(engine, mix: str) -> list:
+    async def collected(engine, mix: str) -> list:
         deltas = (await answer_deltas(engine, await make_request(MIXES[mix], logprobs=5)))[0]
         return [entry for delta in deltas for entry in delta.logprobs or ()]
 
     async with device.running(folder, enable_prefix_caching=False, **device.exact) as engine:
-        wanted = [await told(engine, mix) for mix in MIXES]
+        wanted = [await collected(engine, mix) for mix in MIXES]
     assert all(len(entries) == TOKENS for entries in wanted)
     async with device.running(folder, **settings, **device.exact) as engine:
         for turn in range(2):
             others = [asyncio.ensure_future(answer(engine, text_request(range(2, 2 + k), TOKENS))) for k in (1, 9, 40)]
-            got = await asyncio.gather(*[told(engine, mix) for mix in MIXES])
+            got = await asyncio.gather(*[collected(engine, mix) for mix in MIXES])
             await asyncio.gather(*others)
             assert got == wanted, turn
 

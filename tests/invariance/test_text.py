@@ -113,7 +113,7 @@ async def test_several_choices_share_the_prompt_and_agree(cache, device):
 @pytest.mark.parametrize("settings", [{"num_gpu_blocks_override": 24, "max_model_len": 160}, {"max_prefill_chunk": 7}])
 @pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
 async def test_poisoned_memory_changes_nothing(name, settings, device):
-    """What was never written, and what a window has left behind, is read by nobody."""
+    """No step reads blocks that were never written or blocks that a window has passed."""
     wanted = await asyncio.to_thread(answers, name, device)
     async with device.running(tiny.checkpoint(name), debug_poison=True, **settings) as engine:
         for _ in range(2):
@@ -172,17 +172,17 @@ async def test_not_a_bit_of_the_log_probabilities_depends_on_circumstances(name,
     """With `deterministic` where it is needed; company, chunks, cached prefixes and pressure."""
     folder, rules = tiny.checkpoint(name), {"logprobs": 5}
 
-    async def told(engine, prompt: np.ndarray) -> list:
+    async def collected(engine, prompt: np.ndarray) -> list:
         deltas = (await answer_deltas(engine, request(prompt, **rules)))[0]
         return [entry for delta in deltas for entry in delta.logprobs or ()]
 
     async with device.running(folder, enable_prefix_caching=False, **device.exact) as engine:
-        wanted = [await told(engine, prompt) for prompt in PROMPTS[:12]]
+        wanted = [await collected(engine, prompt) for prompt in PROMPTS[:12]]
     assert all(len(entries) == TOKENS for entries in wanted)
     for settings in ({}, {"max_prefill_chunk": 7}, {"num_gpu_blocks_override": 24, "max_model_len": 160}):
         async with device.running(folder, **settings, **device.exact) as engine:
             for turn in range(2):  # the second time from the prefix cache
                 others = [asyncio.ensure_future(answer(engine, request(prompt))) for prompt in PROMPTS[12:]]
-                got = await asyncio.gather(*[told(engine, prompt) for prompt in PROMPTS[:12]])
+                got = await asyncio.gather(*[collected(engine, prompt) for prompt in PROMPTS[:12]])
                 await asyncio.gather(*others)
                 assert got == wanted, (settings, turn)

@@ -135,33 +135,33 @@ def tiled(width: int, height: int) -> bytes:
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(100)
 
 
-def heard(name: str, data: bytes, seconds: float) -> Odd:
+def received(name: str, data: bytes, seconds: float) -> Odd:
     return Odd(name, "audio", data, (round(seconds * 16000),))
 
 
 def sounds() -> Iterator[Odd]:
     tone = made.tone
-    yield heard("8 kHz", made.sound(tone(0.5, 8000), 8000), 0.5)
-    yield heard("96 kHz with 6 channels", made.sound(tone(0.3, 96000, 6), 96000), 0.3)
-    yield heard("192 kHz", made.sound(tone(0.1, 192000), 192000), 0.1)
-    yield heard("silence", made.sound(np.zeros((1, 8000), np.float32)), 0.5)
-    yield heard("full scale", made.sound(np.ones((1, 8000), np.float32)), 0.5)
-    yield heard("eight bits", made.sound(tone(0.5), codec="pcm_u8"), 0.5)
-    yield heard("float samples", made.sound(tone(0.5), codec="pcm_f32le"), 0.5)
-    yield heard("double samples", made.sound(tone(0.5), codec="pcm_f64le"), 0.5)
-    yield heard("phone companding", made.sound(tone(0.5, 8000), 8000, codec="pcm_mulaw"), 0.5)
-    yield heard("FLAC of 24 bits", made.sound(tone(0.5, 48000, 2), 48000, "flac", "flac"), 0.5)
-    yield heard("a film's sound", made.film(made.ramp(10), track=tone(1.0)), 1.0)
+    yield received("8 kHz", made.sound(tone(0.5, 8000), 8000), 0.5)
+    yield received("96 kHz with 6 channels", made.sound(tone(0.3, 96000, 6), 96000), 0.3)
+    yield received("192 kHz", made.sound(tone(0.1, 192000), 192000), 0.1)
+    yield received("silence", made.sound(np.zeros((1, 8000), np.float32)), 0.5)
+    yield received("full scale", made.sound(np.ones((1, 8000), np.float32)), 0.5)
+    yield received("eight bits", made.sound(tone(0.5), codec="pcm_u8"), 0.5)
+    yield received("float samples", made.sound(tone(0.5), codec="pcm_f32le"), 0.5)
+    yield received("double samples", made.sound(tone(0.5), codec="pcm_f64le"), 0.5)
+    yield received("phone companding", made.sound(tone(0.5, 8000), 8000, codec="pcm_mulaw"), 0.5)
+    yield received("FLAC of 24 bits", made.sound(tone(0.5, 48000, 2), 48000, "flac", "flac"), 0.5)
+    yield received("a film's sound", made.film(made.ramp(10), track=tone(1.0)), 1.0)
     open_ended = bytearray(made.sound(tone(0.5)))
     open_ended[4:8] = b"\xff\xff\xff\xff"
-    yield heard("WAV written to a pipe", bytes(open_ended), 0.5)
+    yield received("WAV written to a pipe", bytes(open_ended), 0.5)
     wav, broken = made.sound(tone(0.5)), made.sound(np.full((1, 8000), np.nan, np.float32), codec="pcm_f32le")
     yield refused("samples that are no numbers", "audio", broken)
     yield refused("infinite samples", "audio", made.sound(np.full((1, 800), np.inf, np.float32), codec="pcm_f32le"))
     loud = np.tile(np.float32([[3e38, -3e38]]), 4000)
     yield refused("samples as loud as floats go", "audio", made.sound(loud, 8000, codec="pcm_f32le"))
     yield refused("channels whose sum is no number", "audio", made.sound(np.stack([loud[0]] * 2), codec="pcm_f32le"))
-    yield heard("integers held as floats", made.sound(tone(0.5, 8000) * 32768, 8000, codec="pcm_f32le"), 0.5)
+    yield received("integers held as floats", made.sound(tone(0.5, 8000) * 32768, 8000, codec="pcm_f32le"), 0.5)
     yield refused("cut WAV", "audio", wav[: len(wav) // 2])
     yield refused("WAV header only", "audio", wav[:44])
     yield refused("no samples", "audio", made.sound(np.zeros((1, 0), np.float32)))

@@ -77,7 +77,7 @@ def _encode_sound(target, stream, samples: np.ndarray, rate: int, layout: str) -
 
 
 def ramp(num_frames: int, height: int = 64, width: int = 96) -> np.ndarray:
-    """uint8 [frames, height, width, 3]; each frame is one grey, 20 + 2 * its index, so it can be told."""
+    """uint8 [frames, height, width, 3]; each frame is one grey, 20 + 2 * its index, which identifies the frame."""
     greys = (20 + 2 * np.arange(num_frames)).clip(0, 235).astype(np.uint8)
     return np.broadcast_to(greys[:, None, None, None], (num_frames, height, width, 3)).copy()
 

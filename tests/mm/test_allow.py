@@ -211,7 +211,7 @@ def test_listed_addresses_may_be_private_and_on_any_port() -> None:
         refused(url, limits)
 
 
-def test_a_star_keeps_public_hosts_beside_listed_addresses() -> None:
+def test_a_star_allows_public_hosts_in_addition_to_listed_addresses() -> None:
     limits = MediaLimits(allowed_media_domains=("*", "10.1.0.0/16"))
     allowed = AllowList(limits.allowed_media_domains)
     for url in ("http://example.com/", "http://10.1.2.3:8080/"):

@@ -142,7 +142,7 @@ def test_a_film_without_sound_has_no_sound() -> None:
     assert refusal(made.film(made.ramp(4))).reason == "media_invalid"
 
 
-def test_a_films_sound_can_be_heard_alone() -> None:
+def test_a_films_sound_can_be_decoded_alone() -> None:
     out = decode(made.film(made.ramp(10), track=made.tone(1.0)))
     assert abs(loudest_hertz(out) - 440) < 5
 
@@ -167,7 +167,7 @@ def test_streamed_wav_with_open_size_is_read() -> None:
 
 
 @pytest.mark.parametrize(("container", "codec"), FORMATS)
-def test_truncated_sounds_are_refused_where_the_container_tells(container: str, codec: str) -> None:
+def test_truncated_sounds_are_refused_where_the_container_has_a_size(container: str, codec: str) -> None:
     data = made.sound(made.tone(1.0, 48000), 48000, container, codec)
     for tenth in range(1, 10):
         cut = data[: len(data) * tenth // 10]
@@ -261,8 +261,8 @@ def test_frames_are_decoded_many_at_a_time(monkeypatch, container: str, codec: s
 
 
 @pytest.mark.parametrize(("container", "codec"), FORMATS)
-def test_damage_is_told_as_frame_by_frame(monkeypatch, container: str, codec: str) -> None:
-    """The same sound, or a refusal, whichever way is taken."""
+def test_damage_has_the_same_outcome_in_bulk_and_frame_by_frame(monkeypatch, container: str, codec: str) -> None:
+    """Both ways return the same sound, or both refuse it."""
     rng, data = np.random.default_rng(5), made.sound(made.tone(1.0, 48000, 2), 48000, container, codec)
     for _ in range(30):
         broken = bytearray(data)

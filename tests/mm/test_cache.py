@@ -41,7 +41,7 @@ def test_bytes_are_counted_over_random_moves() -> None:
     assert cache.used == len(cache) == 0
 
 
-def test_what_is_larger_than_the_cache_is_not_kept() -> None:
+def test_an_item_larger_than_the_cache_is_not_cached() -> None:
     cache = ProcessorCache(10_000)
     cache.put((b"", b"a"), item(100))
     cache.put((b"", b"b"), item(20_000))

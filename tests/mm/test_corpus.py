@@ -30,11 +30,11 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[MediaItem]:
     real = jobs.ItemJob._finish
 
     def finish(job: jobs.ItemJob, opened: jobs.Opened, *args: object) -> Processed:
-        def kept(alarm: object) -> MediaItem:
+        def remaining(alarm: object) -> MediaItem:
             found.append(opened.decode(alarm))
             return found[-1]
 
-        return real(job, jobs.replace(opened, decode=kept), *args)
+        return real(job, jobs.replace(opened, decode=remaining), *args)
 
     monkeypatch.setattr(jobs.ItemJob, "_finish", finish)
     return found

@@ -1,4 +1,4 @@
-"""A picture that nobody gets leaves nothing: its memory is free when its error has been told (S12, S23, S44)."""
+"""A picture that fails or is cancelled leaks nothing: its memory is free once its error is raised (S12, S23, S44)."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
 
 
 async def gone(pictures: Pictures) -> None:
-    """A thread of the pool lets go of its last work a little after it has told of it, without a collection."""
+    """Waits until the pool's threads have released their last work, without garbage collection."""
     async with asyncio.timeout(5):
-        while any(picture() is not None for picture in pictures):  # noqa: ASYNC110 (nobody tells)
+        while any(picture() is not None for picture in pictures):  # noqa: ASYNC110 (no event to wait for)
             await asyncio.sleep(0.005)
 
 
@@ -74,7 +74,7 @@ async def test_memory_is_free_with_the_error(
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_memory_is_free_after_a_decoder_that_nobody_waits_for(
+async def test_memory_is_free_after_a_decoder_whose_request_is_cancelled(
     uncollected: None, monkeypatch: pytest.MonkeyPatch, pictures: Pictures, at_once: bool
 ) -> None:
     begun, go, decode = threading.Event(), threading.Event(), ImageFile.decode
@@ -89,7 +89,7 @@ async def test_memory_is_free_after_a_decoder_that_nobody_waits_for(
         del job
         assert media.ledger()["media_stuck"] == 1
         go.set()
-        while media.ledger()["media_stuck"]:  # noqa: ASYNC110 (nobody tells)
+        while media.ledger()["media_stuck"]:  # noqa: ASYNC110 (no event to wait for)
             await asyncio.sleep(0.001)
         assert len(pictures) == 1
         await gone(pictures)

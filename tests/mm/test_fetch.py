@@ -157,7 +157,7 @@ async def test_s14_circles_and_forbidden_redirects_end_alike() -> None:
         assert len(server.seen) == 4 + len(places)
 
 
-async def test_cookies_are_not_kept_between_hops() -> None:
+async def test_cookies_are_not_sent_to_the_next_hop() -> None:
     async with served() as (server, fetcher):
         server.answers["/a"] = plain(b"", "302 Found", Location="/b", Set_Cookie="a=b; Path=/")
         server.answers["/b"] = plain(BODY)

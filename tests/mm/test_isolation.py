@@ -52,7 +52,7 @@ async def isolated(kinds: str = "all", **limits: object) -> AsyncIterator[MediaL
 
 
 def is_alive(pid: int) -> bool:
-    """Not dead, whether or not somebody has collected it."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -222,7 +222,7 @@ async def test_a_helper_that_died_while_it_waited_is_no_files_fault() -> None:
         (helper,) = media.helpers._idle
         kill(helper.pid)
         async with asyncio.timeout(20):
-            while is_alive(helper.pid):  # noqa: ASYNC110 (nobody tells)
+            while is_alive(helper.pid):  # noqa: ASYNC110 (no event to wait for)
                 await asyncio.sleep(0.005)
         assert media.helpers.counts().idle == 0
         assert len(await media.load([MediaRef("image", JPEG)])) == 1

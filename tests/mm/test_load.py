@@ -1,4 +1,4 @@
-"""The loader: limits before work, order kept, memory bounded, nothing left behind (S15, S17, S22, S23; R18)."""
+"""The loader: limits before work, results in order, memory bounded, nothing left behind (S15, S17, S22, S23; R18)."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ async def test_the_same_bytes_under_other_settings_have_another_name() -> None:
         assert large.parts[0].num_tokens == plain.parts[0].num_tokens
 
 
-async def test_films_are_heard_when_asked() -> None:
+async def test_films_have_their_sound_when_requested() -> None:
     async with loader() as media:
         (silent,) = await media.load([MediaRef("video", FILM)])
         (heard,) = await media.load([MediaRef("video", FILM)], options=MediaOptions(use_audio_in_video=True))
@@ -396,7 +396,7 @@ async def test_digests_differ_between_processes() -> None:
         assert first.parts[0].hash != second.parts[0].hash
 
 
-async def test_too_many_requests_at_once_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_requests_at_once_get_a_retry_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async with loader(max_media_waiting=2) as media:
         gate = asyncio.Event()
         real = jobs.ItemJob._load
@@ -467,7 +467,7 @@ async def test_cancelling_at_any_moment_leaves_nothing(delay: float) -> None:
         assert isinstance(result[0], asyncio.CancelledError) or len(result[0]) == 3
 
 
-async def test_freed_memory_is_returned_when_nobody_loads_media(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_freed_memory_is_returned_when_no_request_loads_media(monkeypatch: pytest.MonkeyPatch) -> None:
     trims = []
     monkeypatch.setattr(loading, "trim_heap", lambda: trims.append(threading.current_thread()))
     async with loader() as media:
@@ -480,7 +480,7 @@ async def test_freed_memory_is_returned_when_nobody_loads_media(monkeypatch: pyt
         assert trims[0] is not threading.main_thread()
 
 
-async def test_cancelled_work_is_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_work_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck(monkeypatch)
     async with loader() as media:
         task = asyncio.create_task(media.load([MediaRef("video", FILM)]))

@@ -139,7 +139,7 @@ def test_patches_of_gemma4_equal_the_reference(tmp_path: Path, height: int, widt
 
 
 @pytest.mark.parametrize("first", [*SIZES, (700, 9), (5, 400)])
-def test_several_pictures_of_onevision_are_shown_whole(tmp_path: Path, first: tuple[int, int]) -> None:
+def test_several_pictures_of_onevision_have_one_tile_each(tmp_path: Path, first: tuple[int, int]) -> None:
     """One tile each, padded to a square, where a single picture of the same processor has several."""
     from transformers import LlavaOnevisionProcessor
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
@@ -243,7 +243,7 @@ def test_tiles_of_idefics_are_named(tmp_path: Path, height: int, width: int) -> 
 
 
 def test_pictures_of_gemma_stand_between_marks_of_their_own(tmp_path: Path) -> None:
-    """As in Gemma3Processor's text, but for the newlines around it: the renderer tokenizes them with what is beside."""
+    """As in Gemma3Processor's text without its outer newlines, which the renderer tokenizes with the text around."""
     from transformers import Gemma3Processor
 
     ours, _ = gemma3(tmp_path)
@@ -355,7 +355,7 @@ def test_a_request_may_lower_the_pixels(tmp_path: Path, make) -> None:
     assert ours.settings("image", PLAIN) != ours.settings("image", lowered)
 
 
-def test_settings_tell_one_processor_from_another(tmp_path: Path) -> None:
+def test_settings_differ_between_processors(tmp_path: Path) -> None:
     told = {make(tmp_path)[0].settings("image", PLAIN) for make in (llava, siglip, pixtral, internvl)}
     assert len(told) == 4
 

@@ -126,7 +126,7 @@ def test_omni_positions_equal_the_reference(omni: QwenOmni, seed: int, heard: bo
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_heard_film_has_the_tokens_of_the_reference(omni: QwenOmni, seed: int) -> None:
+def test_film_with_sound_has_the_tokens_of_the_reference(omni: QwenOmni, seed: int) -> None:
     from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 
     rng = random.Random(seed)

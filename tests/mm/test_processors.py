@@ -95,7 +95,7 @@ def test_sound_counts_follow_the_tower(embedded: Processor) -> None:
         assert part.num_tokens == ((frames - 1) // 2 + 1 - 2) // 2 + 1 >= 1
 
 
-def test_sound_beyond_the_extractors_window_is_kept(embedded: Processor) -> None:
+def test_sound_beyond_the_extractors_window_is_not_cut(embedded: Processor) -> None:
     (part,) = embedded.process(MediaItem("audio", np.zeros(16000 * 40, np.float32)), DIGEST, PLAIN).parts
     assert part.features["input_features"].shape == (80, 4000)
 
@@ -232,7 +232,7 @@ def test_times_between_frames(tmp_path: Path, embedded: Processor) -> None:
     assert (len(short.indices), short.seconds_per_frame) == (2, 0.5)
     long = embedded.plan_film(3000, 30.0, 240, 320, PLAIN, LIMITS)
     assert len(long.indices) == 32
-    assert long.seconds_per_frame == pytest.approx(100 / 32)  # frames were left out: the true distance is told
+    assert long.seconds_per_frame == pytest.approx(100 / 32)  # frames were left out: the true distance of the rest
     vl = QwenVL(tmp_path, {"model_type": "qwen2_5_vl"})
     assert vl.plan_film(75, 30.0, 240, 320, PLAIN, LIMITS).seconds_per_frame == pytest.approx(2.5 / 4)
 
@@ -250,7 +250,7 @@ def test_long_films_get_smaller_frames_before_they_are_refused(tmp_path: Path) -
     assert asked.scale.pixels <= 784 * 16
 
 
-def test_settings_tell_one_processor_from_another(tmp_path: Path, embedded: Processor) -> None:
+def test_settings_differ_between_processors(tmp_path: Path, embedded: Processor) -> None:
     other = QwenOmni(tmp_path, {"audio_config": {"num_mel_bins": 128}})
     for modality in ("image", "audio", "video"):
         assert other.settings(modality, PLAIN) != embedded.settings(modality, PLAIN)

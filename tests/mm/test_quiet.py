@@ -20,7 +20,7 @@ def sound(*loud: float) -> np.ndarray:
     ("loud", "first", "full", "between"),
     [
         ([0.2] * 6 + [0.001] * 2 + [0.2] * 4, 4, False, (0.6, 0.8)),
-        ([0.2] * 6 + [0.001] * 2 + [0.2] * 4, 9, False, None),  # the quiet place was heard already
+        ([0.2] * 6 + [0.001] * 2 + [0.2] * 4, 9, False, None),  # the quiet place is before `first`
         ([0.2] * 12, 4, False, None),
         ([0.2] * 7 + [0.1] + [0.2] * 4, 4, True, (0.7, 0.8)),  # full: the quietest place there is
         ([0.2] * 12, 12, True, (1.2, 1.2)),

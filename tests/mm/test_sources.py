@@ -51,7 +51,7 @@ def test_s17_nothing_hides_behind_an_escape_or_in_a_later_piece(text):
     assert ours(text) is None
 
 
-def test_broken_lines_are_told_as_such():
-    """As `base64` writes them where nobody asks for one line."""
+def test_an_error_names_line_breaks():
+    """`base64` breaks lines unless it is asked for one line."""
     with pytest.raises(MediaError, match="one line"):
         parse_base64(base64.encodebytes(b"a" * 100).decode())

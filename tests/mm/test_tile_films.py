@@ -203,7 +203,7 @@ def test_a_film_of_gemma4_has_fewer_pixels_or_frames_where_asked(tmp_path) -> No
     assert all(plan.silent for plan in plans)
 
 
-def test_gemma4_hears_where_it_has_a_tower_for_sounds(tmp_path) -> None:
+def test_gemma4_takes_audio_where_it_has_a_tower_for_sounds(tmp_path) -> None:
     assert gemma4(tmp_path).modalities == gemma4(tmp_path, audio_config=None).modalities == {"image", "video"}
     ours = gemma4(tmp_path, audio_config={}, audio_token_id=11, boa_token_id=12, eoa_token_index=13)
     assert ours.modalities == {"image", "video", "audio"}

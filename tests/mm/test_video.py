@@ -106,7 +106,7 @@ def test_phone_films_stand_upright(turn: int) -> None:
     assert np.abs(frames[0].astype(int) - expected).mean() < 6
 
 
-def test_variable_rate_is_sampled_by_frame_and_told_by_time() -> None:
+def test_variable_rate_is_sampled_by_frame_and_measured_by_time() -> None:
     times = [0, 100, 200, 300, 1300, 2300, 3300, 4300]
     rates = []
 
@@ -248,8 +248,8 @@ def every(count: int) -> Callable[..., FilmPlan]:
 
 
 def test_frames_that_cannot_be_read_are_replaced_and_named() -> None:
-    """Packets 25 to 27 of 40 are damaged; key frames are 0, 20. What stands in for 25 and 26 is shown before: each has
-    an interval of one frame. Of every fifth frame, 28 is the next readable one in the interval of 25."""
+    """Packets 25 to 27 of 40 are damaged; key frames are 0, 20. With every frame sampled, frame 24 replaces them, as
+    an interval is one frame. With every fifth frame sampled, 28 replaces 25: it is readable and in 25's interval."""
     data = corpus.damaged(made.ramp(40), 25, 28, group=20)
     recovers = MediaOptions(frame_recovery=True)
     film = FilmFile(data, "mp4", LIMITS, every(40), Alarm(30), recovers)

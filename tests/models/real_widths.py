@@ -126,7 +126,7 @@ NAMES = (*DECODERS, *(name for name, (_, decoder, _) in SEEING.items() if decode
 
 @functools.cache
 def folder_of(name: str) -> Path:
-    """The configuration with real widths, and the tokenizer beside it."""
+    """A folder with the configuration in real widths and the tokenizer, without weights."""
     source = tiny_realtime.folder() if name in HEARING else tiny.checkpoint(name)
     folder = kit.home() / f"wide-{name}"
     folder.mkdir()

@@ -77,7 +77,7 @@ async def check(family: Sounds, **settings):
 
 
 @each_family
-async def test_texts_beside_sounds_are_computed_without_the_adapter(family):
+async def test_texts_in_a_batch_with_sounds_are_computed_without_the_adapter(family):
     assert (await check(family, max_prefill_chunk=21, num_gpu_blocks_override=family.blocks)).preemptions > 0
 
 
@@ -172,7 +172,7 @@ def test_a_model_without_media_leaves_its_adapters_out(family):
 
 
 @each_family
-async def test_matrices_of_codes_have_adapters_beside_them(family):
+async def test_quantised_matrices_have_adapters_too(family):
     async with running(family.folder, encoder_cache_tokens=512, quantization="fp8") as engine:
         (heard,) = await answer(engine, request(family, SOUND))
         (read,) = await answer(engine, text(TEXTS[0]))

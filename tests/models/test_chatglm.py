@@ -43,7 +43,7 @@ def oracle(name=NAME):
     return chatglm.Reference(tiny.checkpoint(name))
 
 
-def shown(sight):
+def rendered(sight):
     """The prompt before its pictures were put in, and these as the tower's square."""
     made, _ = spliced(NAME, sight)
     ids = made.prompt_token_ids.tolist()
@@ -94,13 +94,13 @@ def test_quantised_products_are_arranged_too(tmp_path, settings, writer):
 def test_logits_behind_pictures_are_those_of_the_makers_formulas(sight, chunk):
     harness = Harness(load(tiny.checkpoint(NAME)))
     got = harness.prefill(prepare(NAME, sight, harness), chunk)
-    assert (got - oracle().logits(*shown(sight))).abs().max() <= TOLERANCE
+    assert (got - oracle().logits(*rendered(sight))).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_positions_are_those_of_the_makers(sight):
     made, _ = spliced(NAME, sight)
-    _, want = oracle().inputs(*shown(sight))
+    _, want = oracle().inputs(*rendered(sight))
     assert (made.positions == want.numpy()).all()
     assert made.position_delta == int(want[-1]) + 1 - len(want)
 
@@ -112,7 +112,7 @@ async def test_tokens_of_a_busy_engine_are_those_of_the_formulas(monkeypatch, ac
         monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     device, folder = Device("cpu"), tiny.checkpoint("chatglm")
     await check_busy(folder, device, [Answer(oracle("chatglm").greedy(tokens, MORE)) for tokens in PROMPTS])
-    wanted = {sight: Answer(oracle().greedy(*shown(sight)[:1], TOKENS, shown(sight)[1])) for sight in SIGHTS}
+    wanted = {sight: Answer(oracle().greedy(*rendered(sight)[:1], TOKENS, rendered(sight)[1])) for sight in SIGHTS}
     settings = {"max_prefill_chunk": 7, "num_gpu_blocks_override": 7, "max_model_len": 64}
     async with device.running(tiny.checkpoint(NAME), **settings) as served:
         for turn in range(2):

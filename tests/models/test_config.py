@@ -96,7 +96,7 @@ def test_experts_of_exaone_are_scaled_where_the_file_is_silent(read):
     assert read("exaone_moe", routed_scaling_factor=None).text.layers[-1].experts.routing.scale == 2.5
 
 
-def test_layers_with_a_window_keep_a_theta_of_their_own_beside_nested_settings_without_one(read):
+def test_layers_with_a_window_have_a_theta_of_their_own_where_nested_settings_have_none(read):
     nested = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
     config = read("gemma3", rope_parameters=nested, rope_theta=3e5, rope_local_base_freq=2e3)
     assert [layer.rope.theta for layer in config.text.layers] == [2e3, 2e3, 2e3, 3e5]
@@ -150,12 +150,12 @@ def test_end_of_sequence_ids(read):
     assert read("llama", generation={}, eos_token_id=None).eos_token_ids == ()
 
 
-def test_ending_tokens_beyond_the_vocabulary_are_told_and_left_out(read, caplog):
+def test_ending_tokens_beyond_the_vocabulary_are_logged_and_left_out(read, caplog):
     assert read("llama", generation={"eos_token_id": [5, 320, 9999]}).eos_token_ids == (5,)
     assert "eos_token_id [320, 9999]: the vocabulary has 320 tokens" in caplog.text
 
 
-def test_generation_defaults_are_kept(read):
+def test_generation_defaults_are_read(read):
     given = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "transformers_version": "5"}
     assert read("llama", generation=given).generation == {k: v for k, v in given.items() if k in GENERATION_KEYS}
 
@@ -239,7 +239,7 @@ def test_older_files_of_a_family_say_the_same(read, name):
 
 
 def test_old_names_of_longrope(read):
-    """Phi-3's first releases call it su, and Phi-3.5's keep the original length beside the settings."""
+    """Phi-3's first releases call it su, and Phi-3.5's have the original length outside of rope_scaling."""
     factors = {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
     common = {"rope_parameters": None, "original_max_position_embeddings": 128}
     first = read("phi3", **common, rope_scaling={"type": "su", **factors})
@@ -363,7 +363,7 @@ def test_folder_without_configuration(tmp_path):
         ("snapshots/0abc/config.json", "; there is one in .*/snapshots/0abc$"),
     ],
 )
-def test_folder_without_configuration_tells_what_it_holds(tmp_path, name, said):
+def test_an_error_names_the_files_of_a_folder_without_configuration(tmp_path, name, said):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match=rf"config.json is missing; a folder in .*needed{said}"):

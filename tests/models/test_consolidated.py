@@ -264,7 +264,7 @@ def test_queries_scaled_by_position_are_those_of_ministral_3(tmp_path):
     assert config.max_position == same.max_position == 262144
 
 
-def test_the_decoder_beside_a_picture_tower_is_served_alone(tmp_path):
+def test_the_decoder_of_a_model_with_a_picture_tower_is_served_alone(tmp_path):
     source = tiny.checkpoint("mistral")
     params = params_of(source)
     tower = {"vision_encoder.transformer.layers.0.attention.wq.weight": torch.zeros(2, 2)}
@@ -312,7 +312,7 @@ def test_what_cannot_be_served_is_named(tmp_path, change, message):
         load_model_config(write(tmp_path, params))
 
 
-def test_what_does_not_fit_is_told_in_one_error(tmp_path):
+def test_what_does_not_fit_is_reported_in_one_error(tmp_path):
     source = tiny.checkpoint("mistral")
     params = params_of(source)
     tensors = tensors_of(source, params["head_dim"])

@@ -41,7 +41,7 @@ def test_the_layers_with_experts(name):
 
 @pytest.mark.parametrize("name", tiny.SPARSE)
 def test_logits_and_greedy_tokens_equal_transformers(name):
-    """In chunks, beside another row; the same bits as whole and alone."""
+    """In chunks, together with another row; the same bits as whole and alone."""
     model = load(tiny.checkpoint(name))
     tokens, other, count = prompt(60, seed=1), prompt(23, seed=2), 8
     oracle = tiny.reference(tiny.checkpoint(name))
@@ -118,7 +118,7 @@ def changed(tmp_path):
     return load
 
 
-def test_missing_and_superfluous_experts_are_told_compactly(changed):
+def test_missing_and_superfluous_experts_are_reported_compactly(changed):
     def without(tensors):
         gone = [f".experts.{number}." for number in (3, 10, 11, 12)]
         kept = {name: tensor for name, tensor in tensors.items() if not any(part in name for part in gone)}

@@ -49,7 +49,7 @@ async def check_busy(folder: Path, device: Device, want: list[Answer]) -> None:
             sent = [answer(engine, text_request(tokens, TOKENS, ignore_eos=True)) for tokens in PROMPTS]
             device.check([choices[0] for choices in await asyncio.gather(*sent)], want, f"{folder.name}, turn {turn}")
         assert engine.stats.preemptions > 0
-        for _ in range(2):  # the second time from what the first one left behind: nobody else asks for blocks
+        for _ in range(2):  # the second time from the prefix cache: no other request takes blocks
             again = await answer(engine, text_request(PROMPTS[0], TOKENS, ignore_eos=True))
             device.check(again, want[:1], folder.name)
         assert engine.stats.prefix_hits > 0

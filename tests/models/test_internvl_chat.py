@@ -19,7 +19,7 @@ from tests.models.harness import Harness, load
 from tests.models.seeing import PLAIN, encode, prepare
 from tests.server.conftest import config_of, maker, ready
 
-# https://huggingface.co/OpenGVLab/InternVL3-8B/blob/main/modeling_intern_vit.py, and modeling_internvl_chat.py beside
+# https://huggingface.co/OpenGVLab/InternVL3-8B/blob/main/modeling_intern_vit.py, and modeling_internvl_chat.py there
 RENAMED = (
     ("model.vision_tower.", "vision_model."), ("model.language_model.", "language_model.model."),
     ("vision_tower.", "vision_model."), ("embeddings.cls_token", "embeddings.class_embedding"),

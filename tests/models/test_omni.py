@@ -142,7 +142,7 @@ def expected(name):
 def test_vision_tower_equals_transformers(grid):
     pixels, thw = random(grid[0] * grid[1] * grid[2], PATCH_NUMBERS), torch.tensor([grid])
     want = oracle().model.visual(pixels, grid_thw=thw).pooler_output
-    for _ in range(2):  # the second time from the tables that were kept
+    for _ in range(2):  # the second time from the cached tables
         got = model().towers["video"].encode({"pixel_values": pixels, "grid_thw": thw})
         assert got.shape == want.shape
         assert (got - want).abs().max() <= TOLERANCE

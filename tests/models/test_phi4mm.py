@@ -37,7 +37,7 @@ from tests.tiny_sounds import AUDIO, PHI4_ALPHA, PHI4_RANK
 
 PHI4 = FAMILY["phi4mm"]
 IMAGE, TOKENS = tiny.IDS["<|IMAGE|>"], 16
-TALL, SMALL, TWO = (448, 40), (100, 160), (200, 500)  # heights and widths: one tile shown in part, one, and two
+TALL, SMALL, TWO = (448, 40), (100, 160), (200, 500)  # heights and widths: one tile in part, one, and two
 # Pictures, then sounds in samples.
 PROMPTS = (((), ()), ((SMALL,), ()), ((), (20000,)), ((TALL,), (1500,)), ((TWO, SMALL), ()))
 PLAIN = MediaOptions()
@@ -275,7 +275,7 @@ async def test_transformers_layout_is_the_same(tmp_path):
 
 
 async def test_an_adapter_whose_folder_is_absent_changes_nothing(tmp_path):
-    """As in transformers, until an adapter is loaded; a sound beside a picture has its own projection all the same."""
+    """As in transformers, until an adapter is loaded; a sound with a picture has its own projection all the same."""
     tiny.save(base_oracle(PHI4), tmp_path)
     model = load(tmp_path)
     assert model.adapters == ("image", "audio")

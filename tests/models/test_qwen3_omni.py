@@ -47,7 +47,7 @@ def picture(height: int, width: int) -> MediaItem:
 
 
 def film(frames: int, heard: int = 0) -> MediaItem:
-    """Two frames a second, of 64 x 96 pixels; `heard`: samples of its sound."""
+    """Two frames a second, of 64 x 96 pixels, with a sound of `heard` samples."""
     shown = np.stack([noise(64, 96, number) for number in range(frames)])
     return MediaItem("video", shown, seconds_per_frame=0.5, sound=sound(heard).data if heard else None)
 
@@ -100,7 +100,7 @@ def oracle_inputs(name: str) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def is_heard(name: str) -> bool:
+def has_sound(name: str) -> bool:
     return any(item.sound is not None for item in PROMPTS[name])
 
 
@@ -113,7 +113,7 @@ def test_positions_equal_transformers(name):
         inputs.get("image_grid_thw"),
         inputs.get("video_grid_thw"),
         inputs["attention_mask"],
-        is_heard(name),
+        has_sound(name),
         None if mask is None else mask.sum(-1),
         inputs.get("video_second_per_grid"),
     )
@@ -138,5 +138,5 @@ def test_logits_equal_transformers(name, chunk):
             done += length
     positions = torch.tensor(made.positions, dtype=torch.int64)
     row = harness.add(made.prompt_token_ids.tolist(), positions=positions, delta=made.position_delta, media=media)
-    wanted = FAMILY.oracle(**oracle_inputs(name), use_audio_in_video=is_heard(name)).logits[0]
+    wanted = FAMILY.oracle(**oracle_inputs(name), use_audio_in_video=has_sound(name)).logits[0]
     assert (harness.prefill(row, chunk) - wanted).abs().max() <= TOLERANCE

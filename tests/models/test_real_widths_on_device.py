@@ -28,7 +28,7 @@ ROWS = 400  # of a picture: attention of whole tiles
 def same_weights(monkeypatch):
     monkeypatch.setattr(engine.weights.load, "draw", draw_on_host)
     threads = torch.get_num_threads(), cpu.num_threads()
-    torch.set_num_threads(2)  # other tests run beside this one
+    torch.set_num_threads(2)  # other tests run in parallel
     cpu.set_num_threads(2)
     yield
     torch.set_num_threads(threads[0])

@@ -1,4 +1,4 @@
-"""Families that hear sounds of any length, against transformers: features, rows, greedy tokens of an engine."""
+"""Families that take audio of any length, against transformers: features, rows, greedy tokens of an engine."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def wanted(family: Sounds, prompt: tuple[int, ...]) -> list[int]:
 
 
 def embedded(family: Sounds, ids: torch.Tensor, features: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    """The prompt's embeddings, each sound heard by itself."""
+    """The prompt's embeddings, each sound encoded by itself."""
     made = family.oracle.get_input_embeddings()(ids)
     made[ids == AUDIO] = torch.cat([family.rows_of(item) for item in features])
     return made
@@ -152,7 +152,7 @@ def test_the_examples_of_the_start_have_at_most_as_many_rows(family):
 
 
 @pytest.mark.parametrize(("name", "frames"), [("granite-speech", 1330), ("phi4mm", 8 * 1001 - 3)])
-def test_long_sounds_are_heard_as_by_transformers(name, frames):
+def test_long_sounds_are_encoded_as_by_transformers(name, frames):
     """More contexts than attend together, and segments of forty seconds, the last one short."""
     family = FAMILY[name]
     width = {"granite-speech": 64, "phi4mm": 32}[name]

@@ -1,4 +1,4 @@
-"""Models that hear and have no file here, through transformers' tower, decoder and processor in our steps."""
+"""Audio models that have no file here, through transformers' tower, decoder and processor in our steps."""
 
 import asyncio
 import functools
@@ -158,7 +158,7 @@ def test_a_processor_may_take_one_sound_of_a_text_only(monkeypatch):
     assert processor_for(init.processor, init.folder, init.raw).modalities == {"audio"}
 
 
-def test_what_a_processor_refuses_is_told(monkeypatch):
+def test_a_refusal_by_a_processor_is_reported(monkeypatch):
     def refuse(*_, **__):
         raise ValueError("too\nshort")
 
@@ -189,7 +189,7 @@ def test_a_class_that_does_more_with_a_sound_is_refused(monkeypatch):
 
     louder.__signature__ = showing.inspect.signature(forward)
     monkeypatch.setattr(MossTranscribeDiarizeModel, "forward", louder)
-    monkeypatch.setattr(seeing, "_shape", seeing._shape.__wrapped__)  # what it kept of the class as it is
+    monkeypatch.setattr(seeing, "_shape", seeing._shape.__wrapped__)  # without the cached shape of the real class
     said = "^MossTranscribeDiarizeForConditionalGeneration: does .* with a sound"
     with pytest.raises(ConfigError, match=said):
         load_model_config(tiny.checkpoint(NAME))

@@ -122,7 +122,7 @@ def oracle_inputs(name, prompt):
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_logits_equal_transformers(name, prompt):
-    """Whole, in chunks, and beside a row of text."""
+    """Whole, in chunks, and together with a row of text."""
     harness = Harness(load(name))
     want = oracle(name)(**oracle_inputs(name, prompt)).logits[0]
     assert (harness.prefill(prepare(name, prompt, harness)) - want).abs().max() <= 2e-4
@@ -154,14 +154,14 @@ async def check_busy(name):
             got = [choices[0] for choices in await asyncio.gather(*sent)]
             assert got == [want[prompt] for prompt in want for _ in range(2)]
         assert engine.stats.preemptions > 0
-        for _ in range(2):  # the second time from what the first one left behind: nobody else asks for blocks
+        for _ in range(2):  # the second time from the prefix cache: no other request takes blocks
             before = engine.stats.prefix_hits
             assert (await answer(engine, request(name, "three pictures")))[0] == want["three pictures"]
         assert engine.stats.prefix_hits > before
 
 
 async def test_a_picture_is_encoded_once():
-    """In whichever requests it is shown."""
+    """Several requests with the same picture share its encoding."""
     name, encodes = "vipllava", 0
 
     def count(step):
@@ -188,7 +188,7 @@ def tower_of(name):
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_pictures_that_look_alike_share_a_run(name, monkeypatch):
-    """Of whatever size where a class keeps sizes beside the pixels; LightOnOCR's pixels have the picture's shape."""
+    """Of any size where a class passes sizes next to padded pixels; LightOnOCR's pixels have the picture's shape."""
     tower, fresh, items = tower_of(name)
     runs, run = [], fresh._run
     monkeypatch.setattr(fresh, "_run", lambda **given: runs.append(len(given["pixel_values"])) or run(**given))

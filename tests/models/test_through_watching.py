@@ -178,7 +178,7 @@ async def test_greedy_tokens_equal_transformers(name, device, monkeypatch):
         ("qwen2_5_vl_films", 3, 10.0, {"num_frames": 9}, [0, 1, 2]),
     ],
 )
-def test_which_frames_are_kept(name, frames, fps, options, kept):
+def test_which_frames_are_sampled(name, frames, fps, options, kept):
     """As the checkpoint's files or the request say."""
     reads, chosen = processor(name), MediaOptions(**options)
     plan = reads.plan_film(frames, fps, 60, 80, chosen, LIMITS)

@@ -43,7 +43,7 @@ def one_thread() -> Iterator[None]:
 
 
 def in_pieces(tower: SharedTower, given: list[dict[str, torch.Tensor]], alone: list[torch.Tensor]) -> None:
-    """Runs that pause after each layer, by turns: none writes what another holds."""
+    """Interleaves runs that pause after each layer: no run overwrites another run's tensors."""
     assert isinstance(tower, PausingTower)
     runs = [tower.pieces([features]) for features in given]
     works, left, found = [0.0] * len(runs), set(range(len(runs))), {}

@@ -173,7 +173,7 @@ def test_what_paged_attention_does_not_compute_is_refused_in_a_line(tmp_path, ch
     assert "\n" not in str(caught.value)
 
 
-def test_a_package_that_fails_when_transformers_imports_it_is_told_in_a_line(monkeypatch):
+def test_a_package_that_fails_when_transformers_imports_it_is_reported_in_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)  # as a torchvision of another torch does
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM: cannot be imported .*must fit torch \d.*: import of"):
         load_model_config(tiny.checkpoint("llama"), implementation="transformers")

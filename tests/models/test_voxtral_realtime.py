@@ -1,4 +1,4 @@
-"""Voxtral Realtime against transformers: frames and prompt, rows, and the tokens of an engine whose answers hear."""
+"""Voxtral Realtime against transformers: frames and prompt, rows, and an engine's tokens with audio as it arrives."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_frames_and_prompt_are_the_published_processors(count):
     assert part.num_tokens == frames.shape[1] // 8
 
 
-def test_rows_are_transformers_alone_and_beside_others():
+def test_rows_are_transformers_alone_and_together_with_others():
     items = [
         {"input_features": torch.from_numpy(processed(count).parts[0].features["input_features"])} for count in SAMPLES
     ]
@@ -121,7 +121,7 @@ async def test_tokens_of_an_accelerators_steps_equal_transformers(monkeypatch):
     assert (await check(max_num_batched_tokens=64)).prefix_hits > 0
 
 
-async def test_choices_and_shorter_answers_hear_the_same():
+async def test_choices_and_shorter_answers_have_the_same_audio():
     async with running(folder()) as engine:
         expected = await asyncio.to_thread(wanted, 16000)
         assert await answer(engine, request(16000, n=3)) == [expected] * 3
@@ -129,8 +129,8 @@ async def test_choices_and_shorter_answers_hear_the_same():
 
 
 @pytest.mark.parametrize("settings", [{}, {"enable_prefix_caching": False}], ids=["cached", "anew"])
-async def test_a_sound_that_grows_is_heard_on_behind_its_own_tokens(settings):
-    """Each request brings the sound so far and the tokens so far; a second sound grows beside it."""
+async def test_a_growing_sound_continues_after_its_own_tokens(settings):
+    """Each request sends the sound so far and the tokens so far; a second sound grows at the same time."""
 
     async def grown(engine, count: int, step: int) -> list[int]:
         heard, made = sound(count), splice([processor().placeholder("audio")], [0], [processed(count)], processor())

@@ -69,7 +69,7 @@ async def test_tokens_do_not_depend_on_company_chunks_or_the_cache(folders):
 def test_a_layer_multiplies_by_the_form_that_its_checkpoint_has(folders):
     model = load(folders[0])
     layer = model.layers[0]
-    assert isinstance(layer.attention.qkv.weight, PartsWeight)  # v_proj is kept in floats
+    assert isinstance(layer.attention.qkv.weight, PartsWeight)  # v_proj stays in floats
     for linear in (layer.o, layer.mlp.down):
         assert isinstance(linear.weight, GroupPanels)
     assert not isinstance(model.head.weight, GroupPanels)

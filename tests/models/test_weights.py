@@ -1,4 +1,4 @@
-"""Loading: every way a checkpoint may not fit is told in one error; sharding, prefixes, dtypes, dummy weights."""
+"""Loading: one error reports everything that does not fit; sharding, prefixes, dtypes, dummy weights."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def test_every_missing_name_is_reported(copy):
     assert "left over" not in text
 
 
-def test_every_left_over_name_is_reported_beside_the_missing(copy):
+def test_every_left_over_name_is_reported_with_the_missing(copy):
     folder = copy("llama")
 
     def change(tensors):
@@ -267,7 +267,7 @@ def test_other_formats_are_named(tmp_path):
         files.open_checkpoint(tmp_path)
 
 
-def test_what_lacks_in_every_layer_is_told_once(copy):
+def test_what_lacks_in_every_layer_is_reported_once(copy):
     folder = copy("qwen3")
 
     def change(tensors):
@@ -292,7 +292,7 @@ def test_what_lacks_in_every_layer_is_told_once(copy):
 @pytest.mark.parametrize(
     "name", ["a..weight", ".weight", "up_proj.", "", "a\nb\x1b[31m.weight", f"layers.{'9' * 5000}.w"]
 )
-def test_tensors_by_any_name_are_told_in_one_line(copy, name):
+def test_tensors_by_any_name_are_reported_in_one_line(copy, name):
     folder = copy("llama")
     rewrite(folder, lambda tensors: {**tensors, name: torch.zeros(1)})
     with pytest.raises(ConfigError, match="1 left over: ") as error:

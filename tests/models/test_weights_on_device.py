@@ -57,7 +57,7 @@ def test_the_device_holds_what_the_host_reads(make, saved, tmp_path, monkeypatch
     want = filled(folder, "cpu", torch.bfloat16)
     for ours, theirs in zip(parts_of(got), parts_of(want), strict=True):
         for mine, expected in zip(values_of(ours), values_of(theirs), strict=True):
-            # A bias is kept in the activations' dtype there, in float32 here.
+            # A bias is stored in the activations' dtype there, in float32 here.
             assert torch.equal(mine, expected) or torch.equal(mine, expected.bfloat16().float())
 
 

@@ -70,7 +70,7 @@ FORMS = ("fp8 blocks", "ct int8", "ct w4 asymmetric", "gptq act unlike", "ct nvf
 
 @pytest.mark.parametrize("name", FORMS)
 async def test_tokens_of_a_form_do_not_depend_on_circumstances(folder_of, name):
-    """Alone; beside others, in chunks, from the prefix cache, preempted and computed again."""
+    """Alone; together with others, in chunks, from the prefix cache, preempted and computed again."""
     settings = {"device": "cpu", "dtype": "float32"}
     async with running(folder_of(name), **settings) as served:
         alone = [(await answer(served, request(prompt)))[0] for prompt in PROMPTS[:8]]
@@ -99,7 +99,7 @@ def test_integers_meet_integers(folder_of, name):
     )
 
 
-def test_codes_that_the_configuration_leaves_out_are_read_as_codes_and_told_once(folder_of, tmp_path, caplog):
+def test_codes_that_the_configuration_leaves_out_are_read_as_codes_and_logged_once(folder_of, tmp_path, caplog):
     folder = write(tmp_path, VARIANTS["ct w4 32"])
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["ignore"] = ["lm_head", "re:.*layers.1.*(k_proj|gate_proj)", "model.layers.7.mlp"]

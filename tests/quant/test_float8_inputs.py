@@ -83,7 +83,7 @@ def test_codes_meet_inputs_as_the_checkpoint_quantises_them(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_other_inputs_are_kept(tmp_path, name):
+def test_other_inputs_stay_unquantised(tmp_path, name):
     assert isinstance(loaded(write(tmp_path, VARIANTS[name])).layers[0].mlp.down.weight, GroupWeight)
 
 

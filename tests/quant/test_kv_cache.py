@@ -199,7 +199,7 @@ def test_keys_with_biases_and_without_norms_are_warned_of(caplog):
     assert not caplog.text
 
 
-def test_check_says_what_is_kept():
+def test_check_names_the_dtypes_of_the_cache():
     flags = ModelFlags(model=str(tiny.checkpoint("llama")), device="cpu")
     cache = CacheConfig(kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=("0",))
     said = next(line for line in lines(Config(model=flags, cache=cache)) if line.startswith("KV cache: "))
@@ -265,7 +265,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def alone():
-    """Each prompt's tokens with nothing beside it, by model and word."""
+    """Each prompt's tokens, computed alone, by model and value of kv_cache_dtype."""
     known = {}
 
     async def of(name, word):

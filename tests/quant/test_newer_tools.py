@@ -190,7 +190,7 @@ def test_quantised_layers_of_modelopt_name_what_is_around_random_modules():
     assert dialect.stored("layers.0.self_attn.q_proj", 256, None) is None
 
 
-def test_settings_beside_the_configuration_go_before_those_of_the_decoder(tmp_path):
+def test_settings_in_a_file_of_their_own_go_before_those_of_the_decoder(tmp_path):
     """As in NVIDIA's Kimi-K2.5, whose text_config is that of the release in INT4."""
     root = Section({"text_config": {"quantization_config": packed_settings(4, 32)}}, "config.json")
     assert with_quantisation(root, tmp_path).values["quantization_config"]["quant_method"] == "compressed-tensors"

@@ -165,7 +165,7 @@ def test_check_names_the_method_and_the_matrices(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gptq dynamic", "ct int8", "modelopt mixed", "ct mxfp8"])
-def test_the_forms_of_matrices_are_told_with_their_counts(tmp_path, name):
+def test_the_forms_of_matrices_are_reported_with_their_counts(tmp_path, name):
     """From the headers of files, and from the configuration alone where weights are random."""
     wanted = {
         "gptq dynamic": "; 10 INT4 by 64, 2 INT8 by 32; ",
@@ -180,7 +180,7 @@ def test_the_forms_of_matrices_are_told_with_their_counts(tmp_path, name):
 
 
 def test_codes_take_what_a_matrix_of_them_takes(monkeypatch):
-    """Codes of four bits and a scale for 16 of them, beside two bytes a number."""
+    """Codes of four bits with a scale for 16 of them, compared with two bytes a number."""
     monkeypatch.setattr(forms, "gib", str)
     model = build_model(load_model_config(tiny.checkpoint("llama")), torch.float32)
     model.config.raw["quantization_config"] = packed_settings(4, 16)

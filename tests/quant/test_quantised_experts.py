@@ -169,7 +169,7 @@ def test_experts_in_unlike_forms_are_refused(sparse, name, change, said, tmp_pat
         ("gptq 32", "", r"; 9 missing: layers.1.mlp.experts.2-4.gate_proj.weight \(3\), "),
     ],
 )
-def test_experts_that_files_lack_in_whole_or_in_part_are_told_compactly(sparse, name, gone, said, tmp_path):
+def test_experts_that_files_lack_in_whole_or_in_part_are_reported_compactly(sparse, name, gone, said, tmp_path):
     draw, tensors = torch.Generator().manual_seed(2), {}
     for key, tensor in load_file(sparse / "model.safetensors").items():
         module, _, kind = key.rpartition(".")
@@ -250,8 +250,8 @@ def test_mxfp4_experts_have_the_logits_of_a_float_model(gpt_oss):
     assert float((logits(gpt_oss[0]) - want).norm() / want.norm()) < 2e-4
 
 
-def test_attention_alone_may_be_quantised_beside_experts_in_floats(gpt_oss, tmp_path):
-    """Which experts lie in codes is said by mxfp4, not by any quantisation."""
+def test_attention_alone_may_be_quantised_with_experts_in_floats(gpt_oss, tmp_path):
+    """Only mxfp4 specifies that the experts are codes."""
     draw, tensors = torch.Generator().manual_seed(2), {}
     for key, tensor in load_file(gpt_oss[1] / "model.safetensors").items():
         module, _, kind = key.rpartition(".")

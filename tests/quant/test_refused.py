@@ -180,7 +180,7 @@ def test_columns_that_groups_do_not_divide_are_refused(tmp_path):
         load(folder)
 
 
-# What serving does not read: orders that are none, biases of zero, scales of inputs that are kept or found by token.
+# Tensors that serving ignores: identity orders, zero biases, scales of inputs that stay floats or are scaled per token.
 SPARE = {
     "g_idx": ("gptq 32", "gptq asymmetric"),
     "bias": ("gptq 32",),

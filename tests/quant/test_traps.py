@@ -26,12 +26,12 @@ TRAPS: dict[str, tuple[str, Callable[[Patch], None]]] = {}
 def trap(*variants: str):
     """Puts a mistake into the table, once for each variant that it must break."""
 
-    def kept(mistake: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    def remaining(mistake: Callable[[Patch], None]) -> Callable[[Patch], None]:
         for variant in variants:
             TRAPS[f"{mistake.__name__.replace('_', ' ')}: {variant}"] = variant, mistake
         return mistake
 
-    return kept
+    return remaining
 
 
 def reads(patch: Patch, stored_as: type, changed: Callable) -> None:

@@ -1,8 +1,8 @@
 """Tiny quantised checkpoints, one per variant of a dialect: random codes, scales unlike between pieces, zero groups.
 
 `VARIANTS` maps a name to what its config.json says and to a function that writes one matrix [rows, columns]: its
-tensors by kind. Nothing here is quantised from floats, so no value is lucky. What the tensors stand for is told by
-tests/quant/oracle.py alone.
+tensors by kind. Nothing here is quantised from floats, so no value is lucky. Only tests/quant/oracle.py computes the
+values that the tensors stand for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One engine for all server tests: the embedded model, loaded once, behind apps of any configuration.
 
-Everything runs on the session's event loop in asyncio's debug mode, where a slow callback or a coroutine that nobody
-awaits becomes a warning, and warnings are errors.
+Everything runs on the session's event loop in asyncio's debug mode, where a slow callback or a coroutine that is
+never awaited becomes a warning, and warnings are errors.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def client(serve: Callable[..., Client]) -> Client:
 async def until(happens: Callable[[], object]) -> None:
     """Waits for what comes soon, on however slow a machine."""
     async with asyncio.timeout(20):
-        while not happens():  # noqa: ASYNC110 (nobody tells)
+        while not happens():  # noqa: ASYNC110 (no event to await)
             await asyncio.sleep(0.005)
 
 

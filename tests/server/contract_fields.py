@@ -60,9 +60,9 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "jobs/test_sampling_fields.py::test_request_id_names_the_answer": "request_id",
         "routes/test_chat.py::test_token_ids_are_returned_when_asked": "return_token_ids",
         "routes/test_routed_experts.py::test_completions_have_arrays_of_prompts_and_choices": "return_routed_experts",
-        "jobs/test_sampling_fields.py::test_tokens_are_shown_as_ids_by_field_or_flag": "return_tokens_as_token_ids",
+        "jobs/test_sampling_fields.py::test_tokens_are_written_as_ids_by_field_or_flag": "return_tokens_as_token_ids",
         "jobs/test_sampling_fields.py::test_repetition_ends_an_answer": "repetition_detection",
-        "jobs/test_sampling_fields.py::test_fields_that_vllm_removed_are_told_once": "guided_json guided_regex "
+        "jobs/test_sampling_fields.py::test_fields_that_vllm_removed_are_logged_once": "guided_json guided_regex "
         "guided_choice guided_grammar",
     },
     StreamOptions: {
@@ -101,7 +101,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "routes/test_responses_store.py::test_text_and_items_are_the_same": "input",
         "routes/test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
         ECHO: "instructions parallel_tool_calls text reasoning tools tool_choice",
-        "routes/test_responses.py::test_stop_strings_and_forms_of_chat_are_heard": "chat_template_kwargs",
+        "routes/test_responses.py::test_stop_strings_and_fields_of_chat_have_effect": "chat_template_kwargs",
         "routes/test_responses_store.py::test_a_conversation_goes_on_without_its_instructions": "previous_response_id",
         "routes/test_responses.py::test_over_long_input_is_refused_or_cut_as_asked": "truncation",
         "routes/test_responses.py::test_what_cannot_be_done_yet_is_refused_by_name": "conversation prompt",
@@ -111,11 +111,11 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "routes/test_responses.py::test_sampling_fields_reach_the_engine": "max_output_tokens temperature top_p top_k "
         "min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos stop_token_ids logit_bias "
         "cache_salt",
-        "routes/test_responses.py::test_stop_strings_and_forms_of_chat_are_heard": "stop include_stop_str_in_output "
+        "routes/test_responses.py::test_stop_strings_and_fields_of_chat_have_effect": "stop include_stop_str_in_output "
         "structured_outputs",
         "routes/test_responses.py::test_events_are_exactly_these_bytes": "stream",
-        "routes/test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
-        "routes/test_route_fields.py::test_special_tokens_of_a_response_are_shown_when_asked": "skip_special_tokens",
+        "routes/test_route_fields.py::test_a_gateways_priority_has_effect_in_every_dialect": "priority",
+        "routes/test_route_fields.py::test_special_tokens_of_a_response_are_visible_on_request": "skip_special_tokens",
         "routes/test_responses.py::test_logprobs_are_given_when_included": "include top_logprobs",
         "routes/test_responses_store.py::test_background_response_is_queued_then_polled_to_its_end": "metadata "
         "background",
@@ -131,7 +131,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         ECHO: "verbosity",
     },
     SpeechForm: {
-        AUDIO + "test_fields_beside_the_sampling_count": "model max_completion_tokens priority cache_salt",
+        AUDIO + "test_fields_other_than_sampling_have_effect": "model max_completion_tokens priority cache_salt",
         AUDIO + "test_the_instruction_is_the_operators_with_the_clients_words_behind_it": "prompt",
         AUDIO + "test_every_form_holds_the_same_words": "response_format",
         AUDIO + "test_sampling_fields_reach_the_engine": "temperature top_p top_k min_p seed frequency_penalty "
@@ -151,7 +151,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     CountBody: {
         "routes/test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
         "routes/test_messages_prompt.py::test_system_text_goes_first_as_string_or_blocks": "messages system",
-        "routes/test_messages_prompt.py::test_tools_are_shown_when_none_may_be_called": "tools",
+        "routes/test_messages_prompt.py::test_tools_are_in_the_prompt_when_none_may_be_called": "tools",
         "routes/test_messages_prompt.py::test_a_choice_of_tools_is_checked_where_tokens_are_counted": "tool_choice",
         "routes/test_messages_prompt.py::test_thinking_and_effort_reach_the_template": "thinking output_config",
         "routes/test_messages_prompt.py::test_template_variables_of_the_request_win": "chat_template_kwargs",
@@ -162,7 +162,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "routes/test_messages.py::test_stop_sequence_ends_the_answer_and_is_named": "stop_sequences",
         "routes/test_messages.py::test_bad_fields_are_named_in_the_protocols_own_body": "thread",
         "routes/test_messages.py::test_events_are_exactly_these_bytes": "stream",
-        "routes/test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
+        "routes/test_route_fields.py::test_a_gateways_priority_has_effect_in_every_dialect": "priority",
         STRUCTURE: "output_format",
         EXPERTS: "return_routed_experts",
     },
@@ -212,11 +212,11 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     AbortBody: {"routes/test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
     GenerateBody: {
         RENDERED: "token_ids sampling_params output_mode request_id",
-        "routes/test_tokens.py::test_fields_beside_the_sampling_count": "model priority",
+        "routes/test_tokens.py::test_fields_outside_the_sampling_params_have_effect": "model priority",
         "routes/test_tokens.py::test_a_stream_of_tokens_makes_the_whole_answer": "stream stream_options",
         "routes/test_tokens.py::test_pictures_are_found_by_hash_and_seen_again": "features",
         HASHES: "cache_salt",
-        "routes/test_routed_experts.py::test_tokens_in_may_ask_beside_their_sampling": "return_routed_experts",
+        "routes/test_routed_experts.py::test_generate_takes_the_field_outside_sampling_params": "return_routed_experts",
     },
     TokenSampling: {RENDERED: "logprobs"},
     Features: {HASHES: "mm_hashes mm_placeholders"},
@@ -228,6 +228,6 @@ NO_EFFECT: dict[type[msgspec.Struct], str] = {
     SamplingFields: "spaces_between_special_tokens",  # byte-level and piece tokenizers put none
     MessagesBody: "metadata",
     GenerateBody: "kv_transfer_params",
-    TranslationForm: "language",  # a model that hears through chat finds it by itself
+    TranslationForm: "language",  # a chat model that takes audio detects it by itself
     InputFields: "user padding",  # nothing is padded here
 }

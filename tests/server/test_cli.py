@@ -377,7 +377,7 @@ def test_a_key_meant_for_vllm_does_not_leave_the_server_open(monkeypatch):
         ["-pcp", "1", "--enable-offline-docs", "-cb", "--log-error-stack", "--no-mmap=false"],
     ],
 )
-def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(words, capsys):
+def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_reported(words, capsys):
     assert config_of(*words, "--port", "1").server.port == 1
     told = capsys.readouterr().err.splitlines()
     assert len(told) == sum(word.startswith("-") for word in words)

@@ -1,4 +1,4 @@
-"""/docs/ and /docs/NAME: the pages for users, as HTML and as text; no address leads to another file."""
+"""/docs/ and /docs/NAME: the pages for users, as HTML and as text; no address reaches another file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_pages_are_served_as_html_and_as_text(client):
     "path",
     ["/docs/../", "/docs/..", "/docs/%2e%2e/", "/docs/..%2fconfig.py", "/docs/models.md", "/docs/none", "/docs//"],
 )
-async def test_no_address_leads_out_of_the_folder(client, path):
+async def test_no_address_reaches_a_file_outside_the_folder(client, path):
     assert (await client.get(f"/docs/{path}")).status == 404
 
 

@@ -26,13 +26,13 @@ async def test_every_route_is_described_and_nothing_else(client):
     assert told == routed
 
 
-async def test_what_a_proxy_puts_before_the_paths_is_told(serve):
+async def test_the_document_has_the_prefix_that_a_proxy_puts_before_the_paths(serve):
     for root_path, url in (("", "/"), ("/llm", "/llm")):
         document = (await serve(server={"root_path": root_path}).get("/openapi.json")).json()
         assert document["servers"] == [{"url": url}]
 
 
-async def test_every_reference_leads_somewhere(client):
+async def test_every_reference_resolves(client):
     reply = await client.get("/openapi.json")
     document = reply.json()
     for name in re.findall(r'"\$ref":"#/components/schemas/(\w+)"', reply.content.decode()):

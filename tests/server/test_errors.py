@@ -111,7 +111,7 @@ async def test_bad_fields_are_refused_by_name(client, fields, param):
 
 
 @pytest.mark.parametrize(("stop", "size"), [(["a", ""], 0), (["a", "\u00e9" * 129], 258)])
-async def test_a_stop_of_a_wrong_size_is_told_its_size(client, stop, size):
+async def test_the_error_of_a_stop_of_a_wrong_size_has_its_size(client, stop, size):
     reply = await client.chat(stop=stop)
     assert reply.error["message"].startswith(f"stop[1]: got {size} bytes; ")
 
@@ -142,7 +142,7 @@ async def test_a_byte_order_mark_is_passed_over(client):
         ({"bad_words": ["x" * 129]}, "bad_words[0]: got 129 bytes; "),
     ],
 )
-async def test_a_text_that_is_not_allowed_is_told(client, fields, begin):
+async def test_a_text_that_is_not_allowed_is_described_in_the_error(client, fields, begin):
     assert (await client.chat(**fields)).error["message"].startswith(begin)
 
 
@@ -404,7 +404,7 @@ async def test_s10_internal_faults_say_nothing_but_the_request_id(serve, monkeyp
     check_shape(reply)
 
 
-async def test_s10_client_values_are_shown_escaped_and_cut(client):
+async def test_s10_client_values_are_escaped_and_cut(client):
     reply = await client.chat(model="\x1b[31m" + "a" * 100 + "é")
     assert "\x1b" not in reply.error["message"]
     assert "\\x1b" in reply.error["message"]
@@ -481,7 +481,7 @@ async def test_leaving_while_the_body_arrives_is_no_fault(serve, caplog):
     await call.finish()
     assert not call.complete
     assert client.state.body_budget.used == 0
-    told = [record for record in caplog.records if record.name != "asyncio"]  # which tells of slow turns of the loop
+    told = [record for record in caplog.records if record.name != "asyncio"]  # asyncio logs slow callbacks
     assert all(record.levelname == "INFO" for record in told)
 
 

@@ -1,4 +1,4 @@
-"""Each example of a client prints the embedded model's answer; input that is not there is told in a line."""
+"""Each example of a client prints the embedded model's answer; a missing input file is reported in a line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_the_end_of_the_input_ends_the_chat(client, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("example", [listen, transcribe, video, vision])
-async def test_a_file_that_is_not_there_is_told_in_a_line(monkeypatch, capsys, example):
+async def test_a_missing_file_is_reported_in_a_line(monkeypatch, capsys, example):
     monkeypatch.setattr("sys.argv", ["example.py", "none.bin"])
     with pytest.raises(SystemExit):
         example.main()

@@ -111,7 +111,7 @@ def name_of(client: Any) -> bytes:
     return client.state.names[0].encode()
 
 
-async def test_a_client_that_leaves_is_heard_of(served):
+async def test_a_client_that_leaves_is_noticed(served):
     app, port = served
     before = app.state.metrics.finished["abort"]
     reader, writer = await post(port, {"prompt": "hello", **LONG})
@@ -124,7 +124,7 @@ async def test_a_client_that_leaves_is_heard_of(served):
     assert app.state.places.taken == app.state.body_budget.used == 0
 
 
-async def test_a_client_that_leaves_before_the_first_token_is_heard_of(served):
+async def test_a_client_that_leaves_before_the_first_token_is_noticed(served):
     app, port = served
     app.state.engine.pause()
     try:
@@ -169,7 +169,7 @@ async def test_a_model_that_cannot_be_served_fails_the_start(caplog):
 
 @pytest.mark.parametrize("asked", [True, False], ids=["a stop", "a timeout"])
 async def test_loading_that_is_cut_short_is_not_waited_for(monkeypatch, asked):
-    """A device thread that loads hears nobody for seconds."""
+    """A device thread that loads a model takes no commands for seconds."""
 
     async def endless(state):
         await asyncio.Event().wait()
@@ -205,7 +205,7 @@ async def test_the_end_waits_for_what_runs_and_then_refuses():
     assert (late.status, late.error["reason"]) == (503, "draining")
 
 
-async def test_what_does_not_end_in_time_is_told():
+async def test_a_stream_that_does_not_end_in_time_gets_an_error():
     app = small(server={"shutdown_timeout": 0.05})
     async with living(app):
         running = Call(app, "POST", "/v1/completions", orjson.dumps({"prompt": "hello", **LONG})).start()

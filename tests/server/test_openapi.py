@@ -67,7 +67,7 @@ async def test_errors_have_the_form_of_their_protocol():
             assert schema == {"$ref": f"#/components/schemas/{wanted}"}
 
 
-async def test_events_of_streams_are_told_apart_by_their_type():
+async def test_events_of_streams_are_distinguished_by_their_type():
     for name, kinds in (("create_response", 17), ("create_message", 7), ("create_transcription", 2)):
         _, path, _ = BY_ID[name]
         schema = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]

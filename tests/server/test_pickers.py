@@ -1,7 +1,7 @@
 """What stands in front of many servers finds what it expects: endpoint pickers, sidecars, cache-aware routers.
 
 Pickers of the Gateway API's inference extension and of llm-d read five metrics; SGLang's and vLLM's routers read names
-and health. A hostile or confused proxy gets a documented answer and harms nobody.
+and health. A hostile or confused proxy gets a documented answer and harms no other client.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ async def test_rank_zero_is_this_server(client):
         ("dead", {"/health": 503, "/health/ready": 503, "/health/live": 503, "/metrics": 503, "/v1/models": 503}),
     ],
 )
-async def test_probes_tell_the_phase(serve, phase, answers):
+async def test_probes_report_the_phase(serve, phase, answers):
     client = serve(phase=phase)
     for path, status in answers.items():
         reply = await client.get(path)
@@ -179,7 +179,7 @@ async def test_requests_that_share_an_id_have_answers_of_their_own(tiny_client):
     assert tiny_client.state.places.taken == 0
 
 
-async def test_a_header_of_ten_thousand_characters_is_taken_and_told_to_nobody(tiny_client):
+async def test_a_header_of_ten_thousand_characters_is_taken_and_not_repeated(tiny_client):
     async with listening(tiny_client) as url:
         port = int(url.rpartition(":")[2])
         for name in ("X-Request-Id", "X-Session-Id", "Traceparent", "X-Gateway-Destination-Endpoint"):

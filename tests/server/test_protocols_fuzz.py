@@ -138,7 +138,7 @@ async def test_no_damage_is_a_fault_of_the_server(client, path, whole):
     for _ in range(250):
         body = damaged(whole, dice)
         if not isinstance(body.get("max_tokens", 0), int) or body.get("max_tokens", 0) > 2:
-            body["max_tokens"] = 2  # nobody waits for a long answer here
+            body["max_tokens"] = 2  # a long answer would only take time
         if path == "/v1/responses":
             body["max_output_tokens"] = 1
         reply = await client.post(path, body)

@@ -23,7 +23,7 @@ def scales_sums(kind: int, group: int, block_k: int) -> bool:
 
 
 @triton.jit
-def ahead(lines, n_in, at, groups, COUNT: tl.constexpr):
+def numbers_of_groups(lines, n_in, at, groups, COUNT: tl.constexpr):
     """Numbers of groups at .. at + COUNT of rows whose lines these are: [n, COUNT], those of no group 0."""
     group = at + tl.arange(0, COUNT)
     return tl.load(lines[:, None] + group[None, :], mask=n_in[:, None] & (group < groups)[None, :], other=0)
@@ -90,14 +90,14 @@ def code_sums(
     offset = j // APART * 64 + j % APART
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if SCALES and ON_SUMS:
-        scale = ahead(scale_line, n_in, start // GROUP, groups, COUNT)
+        scale = numbers_of_groups(scale_line, n_in, start // GROUP, groups, COUNT)
     if ZEROS and ON_SUMS:
-        zero = ahead(zero_line, n_in, start // GROUP, groups, COUNT)
+        zero = numbers_of_groups(zero_line, n_in, start // GROUP, groups, COUNT)
     for first in range(start, end, BLOCK_K):
         if SCALES and ON_SUMS:
-            next_scale = ahead(scale_line, n_in, (first + BLOCK_K) // GROUP, groups, COUNT)
+            next_scale = numbers_of_groups(scale_line, n_in, (first + BLOCK_K) // GROUP, groups, COUNT)
         if ZEROS and ON_SUMS:
-            next_zero = ahead(zero_line, n_in, (first + BLOCK_K) // GROUP, groups, COUNT)
+            next_zero = numbers_of_groups(zero_line, n_in, (first + BLOCK_K) // GROUP, groups, COUNT)
         word = first // PER + j
         word_mask = n_in[:, None]
         if not EVEN:

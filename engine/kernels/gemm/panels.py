@@ -100,14 +100,14 @@ def pack_panels(weight: Tensor, bias: Tensor | None) -> CpuPanels:
     """weight [N, K] float32 or bfloat16, bias [N] or None -> a copy in panels; the originals can go."""
     rows, columns = weight.shape
     wide_bias = None if bias is None else pad_rows(bias.to(torch.float32), -(-rows // PANEL) * PANEL)
-    return CpuPanels(to_panels(weight, dtype=_kept(weight)), wide_bias, rows, columns)
+    return CpuPanels(to_panels(weight, dtype=_streamed_dtype(weight)), wide_bias, rows, columns)
 
 
 def pack_paired(both: Sequence[Tensor] | Tensor, biases: Tensor | None) -> CpuPanels:
     """gate and up, [I, K] each, and their biases [2, I] or None -> panels for `gated`: both products in one pass."""
     gate, up = both
     bias = None if biases is None else interleave(biases.to(torch.float32)[..., None]).flatten()
-    panels = to_panels(gate, up, dtype=_kept(gate, up))
+    panels = to_panels(gate, up, dtype=_streamed_dtype(gate, up))
     return CpuPanels(panels, bias, 2 * len(gate), gate.shape[1], paired=True)
 
 
@@ -115,7 +115,7 @@ def is_packed_for(x: Tensor) -> bool:
     return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.bfloat16)
 
 
-def _kept(*pieces: Tensor) -> torch.dtype:
+def _streamed_dtype(*pieces: Tensor) -> torch.dtype:
     """float32 weights that came from a bfloat16 checkpoint lose nothing in bfloat16, and stream in half the time."""
     for piece in pieces:
         assert piece.dtype in (torch.float32, torch.bfloat16), (

@@ -78,7 +78,7 @@ def _panels(
     for number in range(num_experts):
         mine = matrices[number * each : (number + 1) * each]
         bias = None if biases is None else biases[number]
-        floats = [_kept(piece, placement) for piece in mine if isinstance(piece, Tensor)]
+        floats = [_in_activations_dtype(piece, placement) for piece in mine if isinstance(piece, Tensor)]
         if len(floats) < each:
             experts.append(pack_pieces(list(mine), bias, placement, gated))
         elif gated:
@@ -90,6 +90,6 @@ def _panels(
     return ExpertPanels(tuple(experts), rows // 2 if gated else rows)
 
 
-def _kept(piece: Tensor, placement: Placement) -> Tensor:
+def _in_activations_dtype(piece: Tensor, placement: Placement) -> Tensor:
     """bfloat16 stays; other dtypes become the activations'."""
     return piece if piece.dtype == torch.bfloat16 else piece.to(placement.dtype)

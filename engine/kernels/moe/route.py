@@ -287,7 +287,7 @@ def choose_experts(
     broken = ranks.isnan().any(-1, keepdim=True)
     scores, ranks = scores.masked_fill(broken, float("nan")), ranks.masked_fill(broken, 0.0)
     if routing.kept_groups < routing.num_groups:
-        ranks = ranks.masked_fill(~_of_kept_groups(ranks, routing), float("-inf"))
+        ranks = ranks.masked_fill(~_of_chosen_groups(ranks, routing), float("-inf"))
     chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
     weights = scores.gather(-1, chosen)
     if routing.renormalise:
@@ -315,7 +315,7 @@ def near_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     return torch.cat(numbers, -1).to(torch.int32), torch.cat(weights, -1).masked_fill(broken, float("nan"))
 
 
-def _of_kept_groups(ranks: Tensor, routing: Routing) -> Tensor:
+def _of_chosen_groups(ranks: Tensor, routing: Routing) -> Tensor:
     """[T, E] bool: the experts of each token's best groups."""
     grouped = ranks.unflatten(-1, (routing.num_groups, -1))  # [T, groups, E / groups]
     if routing.group_rank == "maximum":

@@ -28,7 +28,7 @@ def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Ten
         layer, of_tokens = len(running.calls.attention) - 1, chosen.shape[0] == hidden.shape[0] == running.tokens
         running.calls.experts.append(ExpertsCall(layer, Routing(module.num_experts, chosen.shape[1]), of_tokens))
     else:
-        chosen = kept(chosen, weights)
+        chosen = captured(chosen, weights)
     if hidden.is_cuda:
         return experts_on_device(module, hidden, chosen, weights)
     from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm_experts_forward
@@ -38,7 +38,7 @@ def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Ten
     return found
 
 
-def kept(chosen: Tensor, weights: Tensor) -> Tensor:
+def captured(chosen: Tensor, weights: Tensor) -> Tensor:
     """`chosen`, on an accelerator int32. The batch keeps the experts of its tokens, the highest score first."""
     batch, number = running.batch, running.num_expert_calls
     if batch is not None:  # a tower's forward is of no step

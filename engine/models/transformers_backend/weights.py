@@ -109,7 +109,7 @@ def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
     renamings = [each for each in transforms if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    prefix, kept = module.base_model_prefix, _kept(module)
+    prefix, kept = module.base_model_prefix, _in_float32(module)
     parts: dict[str, Parameters] = {}
     for name, value in revert_weight_conversion(module, state).items():
         target, pattern = rename_source_key(name, renamings, converters, prefix, state)
@@ -137,7 +137,7 @@ def _further(module: Any) -> list[str]:
     return [rf"\blayers\.{count + number}\." for number in range(further if isinstance(further, int) else 0)]
 
 
-def _kept(module: Any) -> frozenset[str]:
+def _in_float32(module: Any) -> frozenset[str]:
     """Names of the parameters that transformers computes with in float32 whatever the model's dtype."""
     patterns = {*(module._keep_in_fp32_modules or ()), *(module._keep_in_fp32_modules_strict or ())}
     words = re.compile("|".join(rf"(^|\.){re.escape(word)}($|\.)" for word in patterns) or "(?!)")

@@ -68,7 +68,7 @@ def driver():
     return active
 
 
-def ahead(walk):
+def forward(walk):
     """(threads that were given the device)."""
     bound = []
     compile_ahead(walk, 2, lambda: bound.append(threading.current_thread().name))
@@ -87,7 +87,7 @@ def test_what_a_walk_launches_is_compiled_once_elsewhere_and_does_not_run(made, 
             for rows in (3, 2):
                 launch_point(op, X[:rows])
 
-    ahead(walk)
+    forward(walk)
     assert [name for name, _ in made] == ["point_kernel"] * 2
     assert all(thread.startswith("omniloop-compile") for _, thread in made)
     options = {"GATED": False, "BLOCK": 64, "OVERLAP": False, "num_warps": 4}
@@ -102,7 +102,7 @@ def test_arguments_of_another_kind_compile_another_kernel(made, driver):
         launch_point(GELU_TANH, torch.zeros(3 * 64 + 1, dtype=X.dtype)[1:].view(3, 64))  # begins at 2 bytes
         launch_point(GELU_TANH, X[:, :63].contiguous())  # not a multiple of 16
 
-    ahead(walk)
+    forward(walk)
     assert len(made) == 4
 
 
@@ -110,15 +110,15 @@ def test_a_kernel_that_cannot_be_compiled_says_so_and_launches_go_on_as_before(m
     run = triton.JITFunction.run
     for _ in range(2):
         with pytest.raises(triton.CompilationError, match="only one"):
-            ahead(lambda: broken_kernel[(1,)](X, SIZE=2))
+            forward(lambda: broken_kernel[(1,)](X, SIZE=2))
         assert triton.JITFunction.run is run
-    ahead(lambda: launch_point(GELU_TANH, X))
+    forward(lambda: launch_point(GELU_TANH, X))
     assert len(made) == 1
 
 
 def test_a_walk_that_fails_says_why(made, driver):
     with pytest.raises(ZeroDivisionError):
-        ahead(lambda: print(1 / 0))
+        forward(lambda: print(1 / 0))
 
 
 def test_what_is_compiled_before_launch_is_loaded_there_too_and_launches_find_all_made(made, driver):
@@ -126,7 +126,7 @@ def test_what_is_compiled_before_launch_is_loaded_there_too_and_launches_find_al
         launch_point(GELU_TANH, X)
         launch_point(GELU, X)
 
-    bound = ahead(walk)
+    bound = forward(walk)
     assert [name for name, _ in driver.built] == [name for name, _ in driver.loaded] == ["point_kernel"] * 2
     assert {thread for _, thread in driver.built + driver.loaded} <= set(bound)
     assert not driver.launched
@@ -137,7 +137,7 @@ def test_what_is_compiled_before_launch_is_loaded_there_too_and_launches_find_al
 def test_a_kernel_that_the_card_cannot_hold_says_so(made, driver):
     driver.load_binary = lambda *_args: (1, 1, 0, 0, 32)
     with pytest.raises(triton.runtime.OutOfResources, match="threads"):
-        ahead(lambda: launch_point(GELU_TANH, X))
+        forward(lambda: launch_point(GELU_TANH, X))
 
 
 def test_other_threads_launch_while_one_walks(made, driver):
@@ -147,5 +147,5 @@ def test_other_threads_launch_while_one_walks(made, driver):
         other.join()
         launch_point(GELU, X)
 
-    ahead(walk)
+    forward(walk)
     assert driver.launched == [("point_kernel", "other")]

@@ -1,6 +1,6 @@
 """A family in one file, as a newcomer would write it: Gemma 2's decoder, with silu in the place of its GELU.
 
-It differs from Llama in nearly everything that a family may declare: a norm behind each part too, weights of norms kept
+It differs from Llama in nearly everything that a family may declare: a norm after each part too, norm weights stored
 as weight - 1, scaled embeddings, scores and logits capped, a scale of its own, windows on every other layer.
 """
 

@@ -1,4 +1,4 @@
-"""Answers with tokens that nobody chose, as clients hear them: streamed as whole, in every dialect, counted once."""
+"""Tokens that a grammar forces, in every dialect: streamed and whole answers are equal, each token is counted once."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def runs(monkeypatch):
     """The runs of forced tokens that rows took."""
     found, jump = [], GrammarRow.jump
 
-    def kept(row, most):
+    def remaining(row, most):
         tokens = jump(row, most)
         if tokens:
             found.append(tokens)
         return tokens
 
-    monkeypatch.setattr(GrammarRow, "jump", kept)
+    monkeypatch.setattr(GrammarRow, "jump", remaining)
     return found
 
 
-def heard(path, content):
+def received(path, content):
     """The calls of a streamed answer, and its usage."""
     calls, usage = {}, {}
     if path == "/v1/chat/completions":
@@ -81,7 +81,7 @@ async def test_a_forced_call_is_streamed_as_it_is_whole_and_its_tokens_are_count
         jsonschema.validate(arguments, SCHEMA)
     more = {"stream_options": {"include_usage": True}} if path == "/v1/chat/completions" else {}
     streamed = await client.post(path, body | {"stream": True} | more)
-    told, counted = heard(path, streamed.content)
+    told, counted = received(path, streamed.content)
     assert told == calls
     names = COUNTS[path]
     assert [counted[name] for name in names] == [usage[name] for name in names]

@@ -55,7 +55,7 @@ def test_latency_has_times_for_each_batch_size(tmp_path):
         assert found[f"batch_{size}_tpot_ms_p50"] * 3 < found[f"batch_{size}_ms_p99"]
 
 
-def test_an_engine_that_cannot_start_is_told_in_a_line(capsys):
+def test_an_engine_that_cannot_start_is_reported_in_a_line(capsys):
     assert run("throughput", "--model", "/no/folder") == 1
     assert "/no/folder" in capsys.readouterr().err
 
@@ -70,7 +70,7 @@ def test_startup_reads_phases_from_the_log(monkeypatch):
 
 
 class Starting:
-    """A server's process beside which Ctrl-C is pressed while it starts."""
+    """A server's process; Ctrl-C is pressed while it starts."""
 
     killed = 0
 
@@ -135,7 +135,7 @@ def short(monkeypatch):
     monkeypatch.setattr("server.bench.timing.COPIED", {"cpu": 1 << 20})
 
 
-def test_attention_is_timed_beside_the_machines_rates(tmp_path):
+def test_attention_is_compared_with_the_machines_rates(tmp_path):
     file = tmp_path / "out.json"
     asked = ["--batch", "2x1@64+1x24", "--heads", "4", "--kv-heads", "2", "--head-dim", "32"]
     asked += ["--device", "cpu", "--dtype", "float32"]
@@ -146,7 +146,7 @@ def test_attention_is_timed_beside_the_machines_rates(tmp_path):
     assert found["torch_over_ours"] == pytest.approx(found["torch_us"] / found["us"])
 
 
-def test_sample_has_times_for_each_kind_beside_torchs(tmp_path):
+def test_sample_has_times_of_ours_and_of_torch_for_each_kind(tmp_path):
     file = tmp_path / "out.json"
     assert run("sample", "--rows", "2", "--vocab", "320", "--device", "cpu", "--json", str(file)) == 0
     found = json.loads(file.read_text())
@@ -160,7 +160,7 @@ def test_sample_has_times_for_each_kind_beside_torchs(tmp_path):
     assert (sample.reference(sample.Kind(1.0, top_k=1), logits).flatten() == logits.argmax(dim=-1)).all()
 
 
-def test_linear_times_every_form_beside_the_floats(tmp_path, monkeypatch):
+def test_linear_compares_every_form_with_the_floats(tmp_path, monkeypatch):
     monkeypatch.setattr(linear, "COLD", 1 << 18)
     monkeypatch.setattr(timing, "ENOUGH_S", 0.0)
     file = tmp_path / "out.json"

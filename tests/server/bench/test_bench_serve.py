@@ -87,7 +87,7 @@ async def test_tokens_are_counted_by_the_server_and_warm_ups_left_out():
 
 
 @on_loop
-async def test_failures_are_told_with_their_text_and_the_rest_is_measured():
+async def test_failures_are_reported_with_their_text_and_the_rest_is_measured():
     async with known_server() as known:
         known.fails = {3, 5}
         found, _ = await measure(known.url, goodput={"ttft": 10_000, "e2e": 10_000})
@@ -160,7 +160,7 @@ async def test_ctrl_c_ends_the_load_and_shows_what_there_is(several, tmp_path):
     [({}, "the server asks for a key; give it with --api-key"), ({"api_key": "wrong"}, "takes another --api-key")],
 )
 @on_loop
-async def test_a_server_with_a_key_is_told_from_one_without_models(headers, said):
+async def test_a_missing_or_wrong_key_is_not_reported_as_missing_models(headers, said):
     async with known_server() as known:
         known.key = "right"
         with pytest.raises(ValueError, match=said):

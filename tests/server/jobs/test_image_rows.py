@@ -57,7 +57,7 @@ def part(rows: np.ndarray, grid: np.ndarray | None) -> dict:
 
 async def test_rows_do_what_the_picture_does(rows_client, made):
     rows, grid = await made()
-    for more in ([], [LOOK]):  # beside another picture
+    for more in ([], [LOOK]):  # alone, and with another picture
         wanted = (await asked(rows_client, LOOK, *more, return_token_ids=True)).json()
         reply = await asked(rows_client, part(rows, grid), *more, return_token_ids=True)
         assert reply.status == 200, reply.content

@@ -85,7 +85,7 @@ async def test_a_text_that_is_refused_ends_the_loading():
     assert loader.ended == len(loader.asked) == 1
 
 
-async def test_an_error_of_the_media_is_told_where_they_are_awaited():
+async def test_an_error_of_the_media_is_raised_where_they_are_awaited():
     loader = Loader()
     loader.error = invalid("damaged")
     loader.go.set()
@@ -144,17 +144,17 @@ async def test_a_glance_finds_what_reading_finds_or_nothing(client, messages, co
         assert tuple(found) == prompt.media
 
 
-def shown_to_chat(data):
+def visible_to_chat(data):
     seen = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     return {"messages": [user(TEXT, seen)], "max_tokens": 1}
 
 
-def shown_to_messages(data):
+def visible_to_messages(data):
     source = {"type": "base64", "media_type": "image/png", "data": data}
     return {"model": "omniloop", "messages": [user({"type": "image", "source": source}, TEXT)], "max_tokens": 1}
 
 
-def shown_to_responses(data):
+def visible_to_responses(data):
     seen = {"type": "input_image", "image_url": f"data:image/png;base64,{data}"}
     return {"input": [user(seen, {"type": "input_text", "text": "what is this?"})], "max_output_tokens": 1}
 
@@ -162,9 +162,9 @@ def shown_to_responses(data):
 @pytest.mark.parametrize(
     ("path", "body", "colour"),
     [
-        ("/v1/chat/completions", shown_to_chat, "teal"),
-        ("/v1/messages", shown_to_messages, "navy"),
-        ("/v1/responses", shown_to_responses, "olive"),
+        ("/v1/chat/completions", visible_to_chat, "teal"),
+        ("/v1/messages", visible_to_messages, "navy"),
+        ("/v1/responses", visible_to_responses, "olive"),
     ],
 )
 async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch, path, body, colour):

@@ -1,4 +1,4 @@
-"""Odd files over the wire: an answer or the documented refusal, never a 500; what media took is told and counted."""
+"""Odd files over the wire: an answer or the documented refusal, never a 500; media times are logged and counted."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ async def test_penalties_move_the_answer_away_from_what_was_said(client, ids):
         assert plain_ids.count(pair[0]) + plain_ids.count(pair[1]) == 60
 
 
-async def test_ids_asked_for_are_told_beside_the_likeliest(client, ids, state):
+async def test_requested_ids_are_reported_with_the_likeliest(client, ids, state):
     wanted = [ids(" the")[0], ids("a")[0]]
     chat = (await client.chat(logprobs=True, top_logprobs=1, logprob_token_ids=wanted, temperature=0)).json()
     for entry in chat["choices"][0]["logprobs"]["content"]:
@@ -189,7 +189,7 @@ async def test_ids_asked_for_are_told_beside_the_likeliest(client, ids, state):
         assert {f"token_id:{one}" for one in wanted} <= set(top)
 
 
-async def test_the_whole_vocabulary_is_told_only_where_the_operator_allows_it(client, serve, state):
+async def test_the_whole_vocabulary_is_reported_only_where_the_operator_allows_it(client, serve, state):
     refused = await client.chat(logprobs=True, top_logprobs=-1)
     assert refused.error["param"] == "top_logprobs"
     # The engine's own limit stands behind the edge's: nothing past it reaches the device.
@@ -197,7 +197,7 @@ async def test_the_whole_vocabulary_is_told_only_where_the_operator_allows_it(cl
     assert (await open_edge.chat(logprobs=True, top_logprobs=-1)).status == 400
 
 
-async def test_tokens_are_shown_as_ids_by_field_or_flag(client, serve):
+async def test_tokens_are_written_as_ids_by_field_or_flag(client, serve):
     flagged = serve(chat={"return_tokens_as_token_ids": True})
     for reply in (
         await client.chat(logprobs=True, return_tokens_as_token_ids=True),
@@ -355,7 +355,7 @@ async def test_fields_without_effect_here_are_taken(client):
     assert reply.json()["choices"] == plain
 
 
-async def test_fields_that_vllm_removed_are_told_once(client, caplog):
+async def test_fields_that_vllm_removed_are_logged_once(client, caplog):
     tell_removed.cache_clear()
     plain = (await client.chat(temperature=0)).json()["choices"]
     form = {"guided_json": {"type": "null"}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "x"}
@@ -365,7 +365,7 @@ async def test_fields_that_vllm_removed_are_told_once(client, caplog):
     assert all(name in line for name in form)
 
 
-async def test_a_number_out_of_range_is_told_its_limits_in_plain_digits():
+async def test_the_error_of_a_number_out_of_range_has_its_limits_in_plain_digits():
     with pytest.raises(ApiError) as caught:
         in_range("max_tokens", 0, 1, 2**31 - 1)
     assert str(caught.value) == "max_tokens: got 0; must be 1 to 2147483647"
@@ -385,7 +385,7 @@ async def test_defaults_that_would_refuse_every_request_end_the_start(state, def
     check_defaults(state.defaults, state.config, VOCABULARY)
 
 
-async def test_the_models_sampling_defaults_are_told_at_start(caplog):
+async def test_the_models_sampling_defaults_are_logged_at_start(caplog):
     caplog.set_level(logging.INFO, "omniloop")
     async with ready(config_of(model={"override_generation_config": {"temperature": 0.25}})):
         pass

@@ -81,7 +81,7 @@ async def test_every_selector_finds_a_series(serve, state):
         assert any(labels.items() <= got.items() for got, _ in found.get(name, [])), selector
 
 
-async def test_counts_and_sums_tell_what_happened(serve):
+async def test_counts_and_sums_match_the_requests(serve):
     client = serve()
     await client.chat(max_tokens=5, n=2)
     await client.complete(["a", "b"], max_tokens=3)

@@ -20,7 +20,7 @@ QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]] + 
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_every_metric_of_dashboard_alerts_and_page_is_shown(client):
+async def test_every_metric_of_dashboard_alerts_and_page_is_exported(client):
     await client.chat(max_tokens=3)
     text = (await client.get("/metrics")).content.decode()
     families = list(text_string_to_metric_families(text))

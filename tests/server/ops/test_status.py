@@ -34,7 +34,7 @@ async def test_a_line_is_written_where_there_was_work_and_only_there(client, cap
         await client.chat("one two", **LENGTH)
         status.write()
         status.write()
-    (record,) = (record for record in caplog.records if record.name == "omniloop.status")  # asyncio tells of slow turns
+    (record,) = (record for record in caplog.records if record.name == "omniloop.status")  # asyncio logs slow callbacks
     form = r"running \d+, waiting 0; [\d,]+ tokens/s, prompts [\d,]+ tokens/s; step \d+\.\d ms; KV cache \d+\.\d %"
     assert re.match(form, record.getMessage())
 
@@ -53,7 +53,7 @@ async def test_the_timer_goes_on_until_it_is_stopped(client, monkeypatch):
     assert first.cancelled()
 
 
-def test_the_line_tells_rates_over_the_time_between():
+def test_the_line_has_rates_over_the_time_between():
     stats = SimpleNamespace(running=12, waiting=3, kv_usage=0.31)
     state: Any = SimpleNamespace(engine=SimpleNamespace(stats=stats))
     before = Totals(at=0, steps=0, generated=0, prompts=0, queries=0, hits=0, preemptions=0, step_s=0)
@@ -75,7 +75,7 @@ def summary(monkeypatch: pytest.MonkeyPatch, device: str, computed: torch.dtype,
     return list(start_summary.summary(EngineConfig(model="x", **chosen), model, SIZES, LAYOUT, 1024))
 
 
-def test_the_start_tells_what_was_chosen_by_rule(monkeypatch):
+def test_the_start_logs_what_was_chosen_by_rule(monkeypatch):
     model, steps, cache, graphs = summary(monkeypatch, "cuda:0", torch.bfloat16)
     assert model == "model: LlamaForCausalLM in bfloat16 (as saved) on cuda:0 (sm_90), weights of 16.00 GiB"
     assert steps == "steps: up to 256 rows (the default on accelerators) and 2,048 tokens (the default on accelerators)"
@@ -98,7 +98,7 @@ def test_the_start_names_the_flags_that_chose(monkeypatch):
     assert "--enforce-eager" in graphs
 
 
-def test_the_start_says_in_which_numbers_keys_and_values_are_kept(monkeypatch):
+def test_the_start_logs_the_number_formats_of_keys_and_values(monkeypatch):
     codes = [FullSpec(2, 64, torch.float8_e4m3fn)] * 3 + [FullSpec(2, 64, torch.bfloat16)]
     monkeypatch.setattr(LAYOUT, "specs", codes)
     _, _, cache, _ = summary(monkeypatch, "cuda:0", torch.bfloat16, kv_cache_dtype="fp8")

@@ -133,7 +133,7 @@ async def test_kernels_need_an_accelerator_and_have_a_track_for_each_stream(oper
 
 def test_parts_of_the_device_thread_do_not_overlap_and_a_full_trace_counts_what_it_leaves_out(monkeypatch):
     trace = Trace()
-    for number in range(4):  # told lengths that do not fit between two ends
+    for number in range(4):  # reported durations longer than the time between two ends
         at = trace.begun + 0.01 * (number + 1)
         stats = StepStats(
             step_id=number, num_rows=1, num_tokens=1, schedule_s=0.004, launch_s=0.005, wait_s=0.003, commit_s=0.002,

@@ -92,7 +92,7 @@ def test_the_end_token_counts_and_has_no_text(tokenizer, end):
     assert not any(piece.stop_engine for piece in pieces)
 
 
-def test_a_stop_token_is_named_and_shown_only_on_request(tokenizer):
+def test_a_stop_token_is_named_and_in_the_text_only_on_request(tokenizer):
     ids = tokenizer.encode("one two")
     for include, text in ((False, tokenizer.decode(ids[:-1])), (True, "one two")):
         stream = ChoiceStream(tokenizer, include_stop=include)
@@ -100,12 +100,12 @@ def test_a_stop_token_is_named_and_shown_only_on_request(tokenizer):
         assert (gathered.text, gathered.finish_reason, gathered.stop_reason) == (text, "stop", ids[-1])
 
 
-def test_an_end_token_can_be_shown(tokenizer, end):
+def test_an_end_token_can_be_part_of_the_text(tokenizer, end):
     stream = ChoiceStream(tokenizer, include_stop=True, skip_special_tokens=False)
     assert stream.take(Delta(0, [end], STOP)).text == "<|im_end|>"
 
 
-def test_a_stop_string_ends_the_choice_and_tells_the_engine(tokenizer):
+def test_a_stop_string_ends_the_choice_and_stops_the_engine(tokenizer):
     ids = tokenizer.encode("one two three four")
     stream = ChoiceStream(tokenizer, 3, ["o th", "zzz"])
     entries = [entry(token_id) for token_id in ids]

@@ -209,7 +209,7 @@ def test_reasoning_tokens_are_those_between_the_markers(tokenizer, marked):
     assert parser.reasoning_tokens == 3
 
 
-def test_text_that_nobody_has_to_read_has_no_parser_and_keeps_its_lane(tokenizer):
+def test_text_that_needs_no_parsing_has_no_parser_and_keeps_its_lane(tokenizer):
     parsers = choose_parsers(tokenizer, [], "", tools="hermes", reasoning="qwen3")
     assert Parsing(parsers).parser(prompt("closed")) is None
     assert Parsing(parsers).parser(prompt("may open")) is not None
@@ -235,7 +235,7 @@ def test_a_call_inside_reasoning_is_reasoning_unless_the_format_ends_there(token
 
 @pytest.mark.parametrize("tools", ["hermes", "ernie45", "qwen3_coder", "glm45", "pythonic", "mistral", "minimax_m3"])
 @pytest.mark.parametrize("call", [False, True])
-def test_markers_around_an_answer_are_no_content_beside_tools_either(tokenizer, tools, call):
+def test_markers_around_an_answer_are_no_content_with_tools_either(tokenizer, tools, call):
     """What a template shows may name one family's reasoning and another one's calls."""
     written = CALLS[tools][1] % "f" if call and tools in ("hermes", "qwen3_coder", "glm45") else ""
     text = f"hm\n</think>\n\n<response>\nHi\n</response>\n{written}"
@@ -380,7 +380,7 @@ def test_a_long_hostile_answer_takes_linear_time(tokenizer):
         assert time.process_time() - begun < 1.5 * slowness(3), (tools, piece)
 
 
-def test_types_of_a_parameter_are_found_once_where_alternatives_lead_to_one_place():
+def test_types_of_a_parameter_are_found_once_where_alternatives_share_a_reference():
     """The reader of a call asks for them on the loop, and a client may write 64 alternatives on each level."""
     defs = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 64} for n in range(20)}
     defs |= {"a20": {"type": "null"}, "r": {"anyOf": [{"$ref": "#/$defs/r"}, {"type": "integer"}]}}

@@ -23,7 +23,7 @@ def setting(page: Any, label: str, text: str) -> None:
     page.get_by_label(label).fill(text)
 
 
-def told(page: Any, chunks: list[dict[str, Any]], end: str = "data: [DONE]\n\n") -> list[dict[str, Any]]:
+def collected(page: Any, chunks: list[dict[str, Any]], end: str = "data: [DONE]\n\n") -> list[dict[str, Any]]:
     """Answers the page's requests with these chunks; gives the list of their bodies."""
     bodies: list[dict[str, Any]] = []
     lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
@@ -116,7 +116,7 @@ def test_what_is_removed_comes_back_by_undo_and_does_not_by_an_answer(page):
     assert page.locator("#conversations li").count() == 0
 
 
-def test_a_schema_is_kept_to_and_probabilities_are_told(page):
+def test_an_answer_follows_its_schema_and_has_probabilities(page):
     setting(page, "JSON Schema", json.dumps({"enum": ["left", "right"]}))
     page.get_by_label("Record the tokens' probabilities").check()
     ask(page, "What is 12 + 30?")
@@ -140,7 +140,7 @@ def test_a_setting_that_is_wrong_says_so_and_changes_nothing(page):
 
 def test_what_the_model_writes_is_never_markup(page):
     text = '<img src=x onerror="document.title=1"> [a](javascript:alert(1)) ![b](https://example.org/b.png)\n\n'
-    told(page, [delta(content=text + '```html\n<script>"x"</script>\n```\n| a | b |\n|--|--|\n| **c** | d |\n')])
+    collected(page, [delta(content=text + '```html\n<script>"x"</script>\n```\n| a | b |\n|--|--|\n| **c** | d |\n')])
     ask(page, "Hello")
     found = answer(page)
     assert "<img src=x" in words(found)
@@ -154,7 +154,7 @@ def test_what_the_model_writes_is_never_markup(page):
 
 def test_thinking_is_folded_and_a_call_gets_its_result(page):
     call = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": '{"city": "Porto"}'}}
-    bodies = told(page, [delta(reasoning="I **look**."), delta(content="A moment."), delta(tool_calls=[call])])
+    bodies = collected(page, [delta(reasoning="I **look**."), delta(content="A moment."), delta(tool_calls=[call])])
     ask(page, "How is the weather?")
     found = answer(page)
     found.get_by_text(re.compile("Thought for")).click()
@@ -171,7 +171,7 @@ def test_thinking_is_folded_and_a_call_gets_its_result(page):
 
 @pytest.mark.parametrize("end", ["", "data: {"])
 def test_an_answer_that_breaks_off_says_so_and_keeps_its_words(page, end):
-    told(page, [delta(content="Half an")], end)
+    collected(page, [delta(content="Half an")], end)
     ask(page, "Hello")
     found = answer(page)
     found.get_by_text("The answer broke off").wait_for()
@@ -191,7 +191,7 @@ def test_a_model_without_a_chat_template_continues_texts(page):
     assert words(answer(page))
 
 
-def test_a_model_that_only_hears_gets_the_sound_as_an_upload(page):
+def test_a_transcription_model_gets_the_sound_as_an_upload(page):
     def hearing(route: Any) -> None:
         route.fulfill(
             json={**route.fetch().json(), "task": "transcription", "modalities": ["audio"], "embedded": False}
@@ -231,7 +231,7 @@ def test_axe_finds_nothing_serious(browser, url, scheme):
         found = [Axe().run(page)] if scheme == "light" else []
         text = f"# A \\(x^2\\)\n- b `c`\n{code}\n|a|b|\n|-|-|\n|1|2|\n\n$$\\frac{{1}}{{2}}$$"
         usage = {"choices": [], "usage": {"prompt_tokens": 7000, "completion_tokens": 100}}
-        told(page, [delta(reasoning="So"), delta(content=text), usage])
+        collected(page, [delta(reasoning="So"), delta(content=text), usage])
         ask(page, "Hello")
         answer(page).locator(".katex").nth(1).wait_for()
         page.locator("#show-panel").click()
@@ -287,7 +287,7 @@ def test_the_api_page_asks_for_a_key_where_one_is_needed(browser, url):
 def test_nothing_scrolls_sideways_on_a_telephone(browser, url):
     with opened(browser, url, viewport={"width": 360, "height": 740}, has_touch=True) as page:
         table = f"{'|a' * 40}|\n{'|-' * 40}|\n"
-        told(page, [delta(content=f"`{'long' * 40}` {'word' * 60}\n```\n{'x' * 300}\n```\n{table}")])
+        collected(page, [delta(content=f"`{'long' * 40}` {'word' * 60}\n```\n{'x' * 300}\n```\n{table}")])
         ask(page, f"https://example.org/{'path/' * 40}")
         answer(page)
         for button in (None, "#show-sidebar", "#show-panel"):

@@ -33,7 +33,7 @@ async def test_the_page_has_a_strict_policy_and_is_asked_for_each_time(client):
     assert (again.status, again.content) == (304, b"")
 
 
-async def test_every_file_that_the_page_names_is_served_and_kept_for_a_year(client):
+async def test_every_file_that_the_page_names_is_served_and_cacheable_for_a_year(client):
     html = (await client.get("/")).content.decode()
     named = re.findall(r'(?:src|href)="(playground/[^"]+)"', html)
     assert {name.rpartition(".")[2] for name in named} == {"js", "css", "svg"}
@@ -63,7 +63,7 @@ async def test_s02_page_and_files_need_no_key_and_facts_do(serve):
     assert (await client.call("GET", "/about", headers={"x-api-key": "right"}).finish()).status == 200
 
 
-async def test_about_tells_what_fits_the_model(client, tiny_client):
+async def test_about_describes_the_model(client, tiny_client):
     facts = (await client.get("/about")).json()
     assert set(facts["modalities"]) == {"text", "image", "audio", "video"}
     assert facts["embedded"] is True
@@ -89,7 +89,7 @@ async def test_the_task_is_what_the_model_can_do(client, monkeypatch):
     assert task_of(state) == "pooling"
 
 
-async def test_without_the_page_the_root_tells_name_and_version(serve):
+async def test_without_the_page_the_root_has_name_and_version(serve):
     client = serve(server={"disable_playground": True, "api_key": ("right",)})
     assert (await client.get("/")).status == 401
     key = {"x-api-key": "right"}

@@ -90,7 +90,7 @@ def test_marks_within_marks_are_read_and_marks_without_an_end_are_text(run):
     ]
 
 
-def test_an_answer_that_repeats_itself_is_shown(run):
+def test_an_answer_that_repeats_itself_is_rendered(run):
     """Models that loop write such texts; searching for a mark's end took forever, and depth filled the stack."""
     repeated = [f"{piece * 2000}the end" for piece in ("**a ", "*a_", "__b ", "> ", ">", "- ", "* ", "1. ", "[a](")]
     assert all("the end" in made for made in run(WHOLE, repeated))
@@ -112,7 +112,7 @@ console.log(JSON.stringify(given.map(([settings, about]) => Object.keys(requestO
 
 
 def test_a_question_that_was_edited_shows_its_own_words_again(run):
-    """Its view is kept, for going back to this version."""
+    """Its view stays in the page, for going back to this version."""
     script = """
 globalThis.Event = class {};
 const { MessageView } = await import("./message.js");

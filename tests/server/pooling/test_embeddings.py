@@ -84,7 +84,7 @@ async def test_prompts_may_be_left_out_of_what_is_pooled(pooling, body, kind):
     np.testing.assert_allclose([one["score"] for one in scores], (documents @ asked.T)[:, 0], atol=1e-5)
 
 
-async def test_what_cannot_be_told_from_a_left_out_prompt_is_refused(pooling):
+async def test_requests_that_do_not_fit_a_left_out_prompt_are_refused(pooling):
     client = await pooling(kit.embedder("qwen3", "weightedmean_tokens", prompts=True, include_prompt=False))
     left = {"input": "the cat", "truncate_prompt_tokens": -1, "truncation_side": "left"}
     for body, text in (

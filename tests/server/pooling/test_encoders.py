@@ -153,7 +153,7 @@ async def test_distances_of_deberta_are_those_of_transformers():
 
 
 @pytest.mark.parametrize(("size", "activation"), [(3, "gelu"), (5, "tanh")])
-async def test_a_convolution_beside_the_first_layer_of_deberta(pooling, size, activation):
+async def test_a_convolution_parallel_to_the_first_layer_of_deberta(pooling, size, activation):
     """As the xlarge ones have it: its neighbours are those of the same input, of which some are shorter than it."""
     folder = convolved(size, activation)
     client, hidden = await pooling(folder), kit.body_of(folder)

@@ -157,7 +157,7 @@ def checkpoint(layout: str) -> Path:
         }  # fmt: skip
         made = theirs(tensors)
         for k, task in enumerate(TASKS):
-            beside(folder / task.replace("-", "_").replace(".", "_"), k, halves)
+            write_adapter(folder / task.replace("-", "_").replace(".", "_"), k, halves)
     kit.save_file(
         {name: one.contiguous() for name, one in made.items()}, folder / "model.safetensors", {"format": "pt"}
     )
@@ -165,7 +165,7 @@ def checkpoint(layout: str) -> Path:
     return folder
 
 
-def beside(folder: Path, k: int, halves: Halves) -> None:
+def write_adapter(folder: Path, k: int, halves: Halves) -> None:
     """The adapter of one task as PEFT saves it; queries, keys and values share a first half."""
     found: dict[str, torch.Tensor] = {}
     for module, (a, b) in halves.items():

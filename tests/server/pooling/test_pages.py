@@ -59,7 +59,7 @@ async def scores(client, **body):
 
 
 def maxsim(kind: str, query: np.ndarray, documents: list[np.ndarray]) -> list[float]:
-    """As the processor scores documents, each alone: beside longer ones it would add vectors of zeros."""
+    """The processor's scores, of each document alone: in a batch it pads shorter documents with vectors of zeros."""
     score, queries = tiny_pages.processor(kind).score_retrieval, [torch.tensor(query)]
     return [score(queries, [torch.tensor(one)]).item() for one in documents]
 

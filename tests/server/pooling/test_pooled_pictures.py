@@ -1,4 +1,4 @@
-"""Decoders that see or hear, as embedders: a conversation's vector is that of transformers' last token."""
+"""Decoders that take pictures or audio, as embedders: a conversation's vector is that of transformers' last token."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_scores_of_an_embedder_are_cosines_of_its_vectors(pooling):
     best = sorted(range(5), key=lambda at: -(wanted @ made[2])[at])[:2]
     results = answer.json()["results"]
     assert [one["index"] for one in results] == best
-    assert results[0]["document"] == {"text": WORDS["text"]}  # what it says beside what it shows
+    assert results[0]["document"] == {"text": WORDS["text"]}  # the document's text, without its picture
     assert answer.json()["usage"]["prompt_tokens"] > 40
     for documents, param in (([[PICTURE], [BROKEN]], "documents[1]"), ([PICTURE] * 65, "documents")):
         refused = await client.post("/rerank", {"query": "x", "documents": documents})

@@ -63,7 +63,7 @@ async def test_documents_of_any_length_are_cut_where_that_is_asked_for(pooling, 
 
 
 @pytest.mark.parametrize("kind", ["pair", "two tokens", "chat"])
-async def test_a_query_that_is_never_cut_is_told_so(pooling, kind):
+async def test_the_error_of_a_query_that_is_never_cut_says_so(pooling, kind):
     client = await pooling(rerankers()[kind])
     for query in ("a b c d " * 200, LONG):
         for asked in ({}, {"truncate_prompt_tokens": -1}):

@@ -189,7 +189,7 @@ async def test_a_colbert_of_pylate_that_cannot_be_computed_does_not_start(tmp_pa
         load_model_config(folder)
 
 
-async def test_queries_that_were_filled_up_with_mask_tokens_are_told_in_the_log(tmp_path, caplog):
+async def test_queries_that_were_filled_up_with_mask_tokens_are_named_in_the_log(tmp_path, caplog):
     folder = kit.shutil.copytree(kit.pylate(), tmp_path / "pylate")
     said = kit.read(folder / "config_sentence_transformers.json")
     kit.write(folder / "config_sentence_transformers.json", {**said, "do_query_expansion": True})

@@ -36,7 +36,7 @@ def _letters():
 def write_tekken(folder, version="v13", image=True, audio=False, streaming=None):
     """tekken.json of a version, with the special tokens that it has.
 
-    `streaming`: what `audio` says beside its numbers, of a model that writes while it hears.
+    `streaming`: further fields of `audio`, for a model that transcribes audio while it arrives.
     """
     special = SPECIAL if version == "v15" else SPECIAL[:-2]
     if streaming is not None:

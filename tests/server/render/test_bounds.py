@@ -80,7 +80,7 @@ METHODS_AS_TEXT = [
 
 
 @pytest.mark.parametrize("expression", METHODS_AS_TEXT)
-def test_a_method_is_no_text_which_would_tell_an_address(expression):
+def test_a_method_is_no_text_as_that_would_reveal_an_address(expression):
     refused("{{ " + expression + " }}{% for m in messages %}{% endfor %}", "makes text of a", limits=ROOMY)
 
 

@@ -116,7 +116,7 @@ def answer(name):
     return {"role": "tool", "tool_call_id": name, "content": f"of {name}"}
 
 
-async def test_several_calls_are_told_one_by_one_where_a_template_takes_no_more(client):
+async def test_several_calls_are_rendered_one_by_one_where_a_template_takes_no_more(client):
     hi = {"role": "user", "content": "hi"}
     messages = [hi, called("a", "b", "c"), answer("b"), answer("a"), answer("z"), hi]
     for template in (ONE, ONE.replace("!= 1", "== 0")):  # which refuses several, and which shows the first
@@ -165,8 +165,8 @@ FIRST = r"""
 {%- endfor -%}"""
 
 
-async def test_what_is_said_beside_a_call_is_thought_where_a_template_takes_one_text(client):
-    """And calls of which a template shows the first only are told one by one."""
+async def test_text_next_to_a_call_is_reasoning_where_a_template_takes_one_text(client):
+    """A template that renders the first call only gets the calls one by one."""
     use_template(client, FIRST)
     hi = {"role": "user", "content": "hi"}
     messages = [hi, {**called("a", "b"), "reasoning": "hm"}, answer("a"), answer("b"), hi]

@@ -1,4 +1,4 @@
-"""Leads: what a family writes in front of a loaded item is tokenized with the text before it."""
+"""The text that a family writes in front of a loaded item is tokenized with the text before it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_rows_of_a_client_move_and_are_no_text(tokenizer):
 
 
 def test_tokens_that_are_no_text_stay(tokenizer):
-    """Half a character, as truncation leaves it: the lead comes behind what is there."""
+    """Half a character, as truncation leaves it: its token stays, and the item's text follows."""
     half = tokenizer.encode("é")[:1] if len(tokenizer.encode("é")) > 1 else [tokenizer.id_of("Ã")]
     ids = [*half, *tokenizer.encode(f"\n\n{MARK}")]
     prompt = Prompt(np.array(ids, np.int32), (), (len(ids) - 1,), "é")
@@ -77,7 +77,7 @@ def test_tokens_that_are_no_text_stay(tokenizer):
     assert found.token_ids.tolist() == [*ids[:-1], *tokenizer.encode(f"{LEAD}\n\n"), ids[-1]]
 
 
-def test_in_a_prompt_of_ids_a_lead_stands_in_front_of_the_placeholder(tokenizer):
+def test_in_a_prompt_of_ids_an_items_text_stands_in_front_of_the_placeholder(tokenizer):
     ids = tokenizer.encode(f"What is\n\n{MARK}\n\n")
     at = ids.index(tokenizer.id_of(MARK))
     found = with_leads(Prompt(np.array(ids, np.int32), (), (at,)), [LEAD], tokenizer)

@@ -193,7 +193,7 @@ def np_equal(first, second):
     return first.token_ids.tolist() == second.token_ids.tolist()
 
 
-async def test_text_beside_calls_stays_where_the_version_allows_it(make):
+async def test_text_next_to_calls_stays_where_the_version_allows_it(make):
     messages = called("abcDEF123", tool_call_id="abcDEF123")
     assert "wait[TOOL_CALLS]" in (await make("v7").chat(messages)).text
     assert "wait" not in (await make("v3").chat(messages)).text

@@ -1,4 +1,4 @@
-"""Sentencepiece models without a tokenizer.json beside them: ids and text as the library has them, tokens of files."""
+"""Sentencepiece models without a tokenizer.json: ids and text equal the library's, further tokens come from files."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ async def test_no_template_names_the_flag(pool):
         (("<start_of_turn>", "<end_of_turn>"), "<s><start_of_turn>user\nx<end_of_turn>\n<start_of_turn>model\n"),
     ],
 )
-async def test_without_a_template_the_vocabulary_tells_the_format(special, text, pool, caplog):
+async def test_without_a_template_the_vocabulary_determines_the_format(special, text, pool, caplog):
     renderer = Renderer(without_template(*special), RenderConfig(100), pool)
     assert "no chat template" in caplog.text
     assert (await renderer.chat(user("x"))).text == text
@@ -123,7 +123,7 @@ async def test_without_a_template_paligemma_gets_its_pictures_before_the_text(po
     await refused(renderer.chat([{"role": "system", "content": "a"}]), "one message of the role user", "template_error")
 
 
-async def test_newlines_around_a_picture_of_gemma_are_tokenized_with_the_text_beside_them(pool):
+async def test_newlines_around_a_picture_of_gemma_are_tokenized_with_the_text_next_to_them(pool):
     tokenizer = without_template("<start_of_image>")
     parts = "{% for p in m.content %}{{ p.text or '<start_of_image>' }}{% endfor %}"
     template = "{% for m in messages %}{{ m.role ~ '\\n' }}" + parts + "{% endfor %}"

@@ -128,7 +128,7 @@ SILENT = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True, "stream": True
 
 
 @pytest.mark.parametrize(
-    ("fields", "fewest", "most"),  # events: tokens that the loop hears of together come in one
+    ("fields", "fewest", "most"),  # events: tokens that the loop receives together come in one event
     [
         ({}, 2, 2),  # the first token opens the stream, the last ends it
         ({"logprobs": 0}, 2, 4),

@@ -1,4 +1,4 @@
-"""A film's own sound track is heard by models that have an ear, unless the operator says no."""
+"""A film's sound track is part of the prompt for models that take audio, unless the operator switches it off."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def prompt_tokens(client, url: str) -> int:
     return reply.json()["usage"]["prompt_tokens"]
 
 
-async def test_the_sound_of_a_film_is_heard(client):
+async def test_the_sound_of_a_film_is_part_of_the_prompt(client):
     sound = 2 + 2 * 25  # two seconds, and the tokens around them
     assert await prompt_tokens(client, HEARD) == pytest.approx(await prompt_tokens(client, MUTE) + sound, abs=2)
 

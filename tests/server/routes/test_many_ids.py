@@ -157,7 +157,7 @@ async def test_a_name_that_stands_twice_does_not_pass_the_bound(decoded):
     assert decoded == []
 
 
-async def test_a_number_as_float_beside_many_ids_is_read_without_them(decoded):
+async def test_a_float_in_a_body_of_many_ids_is_read_without_the_ids(decoded):
     ids = list(range(900_000))
     data = msgspec.json.encode({"prompt": ids, "max_tokens": 16.0})
     read = body.decode(data, CompletionBody, LimitsConfig())

@@ -285,7 +285,7 @@ async def test_tools_of_a_model_without_a_known_format_are_refused(serve):
     assert reply.json()["error"]["message"].startswith("tools")
 
 
-async def test_over_long_prompt_is_told_in_the_words_that_clients_match(client):
+async def test_over_long_prompt_is_refused_in_the_words_that_clients_match(client):
     most = client.state.engine.max_model_len
     reply = await ask(client, messages=[{"role": "user", "content": "word " * most}])
     message = reply.json()["error"]["message"]

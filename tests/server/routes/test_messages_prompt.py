@@ -191,7 +191,7 @@ async def test_picture_urls_are_passed_on():
     assert message["content"] == [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
 
 
-async def test_tools_are_shown_when_none_may_be_called(shows):
+async def test_tools_are_in_the_prompt_when_none_may_be_called(shows):
     tool = {"name": "weather", "description": "of a city", "input_schema": {"type": "object", "properties": {}}}
     bare = {"name": "clock", "type": "custom", "cache_control": {"type": "ephemeral"}}
     got = await shows([HI], tools=[tool, bare], tool_choice={"type": "none", "disable_parallel_tool_use": True})

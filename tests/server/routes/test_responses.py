@@ -184,7 +184,7 @@ async def test_sampling_fields_reach_the_engine(client, monkeypatch):
     assert seen[1].cache_salt != seen[0].cache_salt
 
 
-async def test_stop_strings_and_forms_of_chat_are_heard(client):
+async def test_stop_strings_and_fields_of_chat_have_effect(client):
     """Fields that OpenAI's API leaves out and vLLM takes."""
 
     async def said(**fields):

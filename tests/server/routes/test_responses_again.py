@@ -1,4 +1,4 @@
-"""Events of stored and of running responses, told again: the same bytes, from any number on, whoever leaves."""
+"""Replayed events of stored and of running responses: the same bytes, from any number on, whichever client leaves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def again(client, name, query=""):
 
 
 @on_session_loop
-async def test_a_streamed_response_is_told_again_byte_for_byte(endless):
+async def test_a_streamed_response_is_replayed_byte_for_byte(endless):
     streamed = await ask(endless, stream=True)
     name = named_events(streamed.content)[0][1]["response"]["id"]
     told = await again(endless, name)
@@ -55,7 +55,7 @@ async def test_a_streamed_response_is_told_again_byte_for_byte(endless):
 
 
 @on_session_loop
-async def test_a_whole_response_is_told_in_one_delta(endless):
+async def test_a_whole_response_is_replayed_in_one_delta(endless):
     body = (await ask(endless)).json()
     events = named_events((await again(endless, body["id"])).content)
     kinds = [kind for kind, _ in events]
@@ -108,7 +108,7 @@ async def test_who_leaves_does_not_end_a_background_response(endless):
 
 
 @on_session_loop
-async def test_a_follower_hears_of_cancellation_and_a_slow_one_gets_all(endless):
+async def test_a_follower_receives_a_cancellation_and_a_slow_follower_all_events(endless):
     slow = endless.call("POST", "/v1/responses", {**LONG, **FOLLOWED})
     slow.reading.clear()
     slow.start()
@@ -190,7 +190,7 @@ async def test_the_openai_client_follows_and_resumes(endless):
         assert text == seen[-1].response.output_text
 
 
-def test_a_record_is_told_from_any_number_on_while_it_grows():
+def test_a_record_is_replayed_from_any_number_on_while_it_grows():
     record = ResponseRecord({"id": "r"}, [])
     assert record.since(0)[1] == 2
     assert record.since(2) == (b"", 2)

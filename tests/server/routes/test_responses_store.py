@@ -65,7 +65,7 @@ async def test_text_and_items_are_the_same(shows):
     assert (await shows([{"type": "message", "role": "user", "content": [part]}]))[0] == expected
 
 
-async def test_instructions_go_first_and_developers_are_heard(shows):
+async def test_instructions_go_first_and_developer_messages_follow(shows):
     items = [{"role": "developer", "content": "rules"}, {"role": "user", "content": "hi"}]
     assert (await shows(items, instructions="be brief"))[0] == (
         "[system]be brief\n[system]rules\n[user]hi\n[assistant]"
@@ -130,7 +130,7 @@ async def test_a_picture_is_seen(client):
     assert reply.error["param"].startswith("input[0].content[0]")
 
 
-async def test_tools_are_shown_when_none_may_be_called(shows, caplog):
+async def test_tools_are_in_the_prompt_when_none_may_be_called(shows, caplog):
     tools = [
         {"type": "function", "name": "a", "description": "d", "parameters": {"type": "object"}, "strict": None},
         {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "b"}]},
@@ -375,17 +375,17 @@ async def test_s07_a_key_that_stores_much_pushes_out_its_own(serve):
         reply = await client.post("/v1/responses", {**HELLO, "max_output_tokens": 1}, headers={"x-api-key": key})
         return reply.json()["id"]
 
-    async def kept(key, names):
+    async def remaining(key, names):
         found = [await client.get(f"/v1/responses/{name}", headers={"x-api-key": key}) for name in names]
         return [reply.status == 200 for reply in found]
 
     few = [await make("two")]
     many = [await make("one") for _ in range(8)]
-    assert await kept("two", few) == [True]
-    assert await kept("one", many) == [False] * 5 + [True] * 3
+    assert await remaining("two", few) == [True]
+    assert await remaining("one", many) == [False] * 5 + [True] * 3
     few.append(await make("two"))
-    assert await kept("two", few) == [True, True]
-    assert await kept("one", many[-3:]) == [False, True, True]
+    assert await remaining("two", few) == [True, True]
+    assert await remaining("one", many[-3:]) == [False, True, True]
 
 
 async def test_s07_bytes_are_counted_by_key():

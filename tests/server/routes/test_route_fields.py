@@ -181,7 +181,7 @@ DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/resp
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-async def test_a_gateways_priority_is_heard_on_every_dialect(serve, client, submitted, path):
+async def test_a_gateways_priority_has_effect_in_every_dialect(serve, client, submitted, path):
     by_priority = serve(scheduler={"scheduling_policy": "priority"})
     for fields, priority in (({}, 6), ({"priority": -2}, -2)):
         reply = await by_priority.post(path, {**SMALLEST[path], **fields}, headers={"X-Vllm-Priority": "6"})
@@ -193,7 +193,7 @@ async def test_a_gateways_priority_is_heard_on_every_dialect(serve, client, subm
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_special_tokens_of_a_response_are_shown_when_asked(client, monkeypatch, background):
+async def test_special_tokens_of_a_response_are_visible_on_request(client, monkeypatch, background):
     seen = []
     real = response_background.Answer
 

@@ -121,12 +121,12 @@ async def test_a_prompt_alone_has_its_experts(sparse):
     compare(PROMPT, [], choice["prompt_routed_experts"], choice["routed_experts"])
 
 
-async def test_nothing_is_told_that_was_not_asked_for(sparse):
+async def test_routed_experts_are_returned_only_on_request(sparse):
     choices = (await posted(sparse, "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})).json()["choices"]
     assert not [name for name in choices[0] if "routed" in name]
 
 
-async def test_tokens_in_may_ask_beside_their_sampling(sparse):
+async def test_generate_takes_the_field_outside_sampling_params(sparse):
     sampling = {"temperature": 0, "max_tokens": 7, "ignore_eos": True}
     inside = {**sampling, "return_routed_experts": True}
     body = {"token_ids": PROMPT, "sampling_params": sampling}
@@ -168,8 +168,8 @@ async def test_beams_have_no_experts(sparse):
     assert "return_routed_experts" in reply.error["message"]
 
 
-async def test_scrapes_and_the_debug_log_tell_how_tokens_spread(sparse, monkeypatch, caplog):
-    """Each ask looks for what the ask before it counted; fewer than EVERY steps apart nobody is asked."""
+async def test_scrapes_and_the_debug_log_report_the_expert_load(sparse, monkeypatch, caplog):
+    """Each look returns the counts that the previous look launched; looks less than EVERY steps apart are skipped."""
     watch, status = sparse.state.experts, StatusLine(sparse.state)
     monkeypatch.setattr(watch, "_looked_at", sparse.state.engine.stats.steps)
     monkeypatch.setattr(watch, "looking", None)

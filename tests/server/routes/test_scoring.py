@@ -39,7 +39,7 @@ def random_prompts(count: int, longest: int) -> list[list[int]]:
     return [[draw.randrange(256) for _ in range(draw.randrange(2, longest))] for _ in range(count)]
 
 
-async def test_greedy_continuations_are_told_from_others(tiny_client):
+async def test_greedy_continuations_are_recognised(tiny_client):
     context = [5, 60, 200, 31]
     said = await greedy(tiny_client, context, 6)
     other = [*said[:3], (said[3] + 1) % 256, *said[4:]]
@@ -76,7 +76,7 @@ async def test_a_batch_of_1024_scores(tiny_client, tiny_state):
 
 
 async def test_generated_and_scored_log_probabilities_are_the_same_numbers(tiny_client):
-    """What was told while a token was drawn is told again when it is scored as a prompt."""
+    """A token has the same log-probability when it is generated and when it is scored in a prompt."""
     ids = [7, 8, 9, 10]
     body = {"prompt": ids, "max_tokens": 6, "temperature": 1, "seed": 3, "logprobs": 2, "return_token_ids": True}
     made = (await tiny_client.post("/v1/completions", {**body, "ignore_eos": True})).json()["choices"][0]

@@ -58,7 +58,7 @@ async def test_pictures_are_seen(name):
         two = await ask(PICTURE, OTHER)
         none, one, both = (answer["usage"]["prompt_tokens"] for answer in (plain, first, two))
         each = one - none
-        if name == "llava_onevision":  # beside another picture it is one tile and a newline, where alone it has three
+        if name == "llava_onevision":  # with another picture it is one tile and a newline, alone it is three tiles
             each, one = each - 27, one - 27
         assert both - one == each >= WIDTHS[name] + 2
         assert (await ask(BROKEN, status=400))["error"]["reason"] == "media_invalid"
@@ -111,7 +111,7 @@ async def test_gemma4_reads_pictures_films_and_sounds_of_one_prompt():
         assert answer["choices"][0]["logprobs"] != whole["choices"][0]["logprobs"]
 
 
-async def test_a_model_that_runs_through_transformers_hears():
+async def test_a_model_that_runs_through_transformers_takes_audio():
     """Its sound changes the answer; a picture is refused."""
     async with ready(
         config_of(model={"model": str(tiny.checkpoint("moss_transcribe_diarize")), "num_threads": 1})

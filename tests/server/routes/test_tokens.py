@@ -167,7 +167,7 @@ async def test_s35_a_uuid_finds_only_the_same_keys_earlier_upload(serve):
             "/v1/chat/completions", body({"image_url": None, "uuid": "u1"}, **more), headers=headers
         )
         assert (reply.status, reply.error["reason"]) == (400, "media_unknown")
-    open_server = serve()  # without keys, only a salt tells callers apart
+    open_server = serve()  # without keys, only a salt separates callers
     for salt, status in ((None, 400), ("mine", 200)):
         more = {"cache_salt": salt} if salt else {}
         await open_server.post("/v1/chat/completions", body({"image_url": url, "uuid": "u2"}, **more))
@@ -175,7 +175,7 @@ async def test_s35_a_uuid_finds_only_the_same_keys_earlier_upload(serve):
         assert reply.status == status
 
 
-async def test_fields_beside_the_sampling_count(client, state):
+async def test_fields_outside_the_sampling_params_have_effect(client, state):
     ids = state.tokenizer.encode("hello there")
     assert (await client.post("/inference/v1/generate", {"token_ids": ids, "model": "none"})).status == 404
     assert (await client.post("/inference/v1/generate", {"token_ids": ids, "priority": 2})).error["param"] == "priority"

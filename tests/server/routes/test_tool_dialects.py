@@ -1,4 +1,4 @@
-"""Reasoning and tool calls as /v1/responses and /v1/messages tell them, and through the official clients."""
+"""Reasoning and tool calls in answers of /v1/responses and /v1/messages, and through the official clients."""
 
 from __future__ import annotations
 
@@ -345,5 +345,5 @@ async def test_an_agent_goes_twenty_turns_by_messages(serve):
         ("[1", {}),
     ],
 )
-async def test_of_cut_arguments_what_makes_sense_is_kept(text, meant):
+async def test_cut_arguments_are_completed_without_their_broken_end(text, meant):
     assert completed(text) == meant

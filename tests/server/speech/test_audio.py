@@ -193,11 +193,11 @@ class Asked:
         engine, renderer = client.state.engine, client.state.renderer
         submit, chat = engine.submit, renderer.chat
 
-        async def heard(messages, **named):
+        async def received(messages, **named):
             self.texts.append(messages[0]["content"][1]["text"])
             return await chat(messages, **named)
 
-        monkeypatch.setattr(renderer, "chat", heard)
+        monkeypatch.setattr(renderer, "chat", received)
         monkeypatch.setattr(engine, "submit", lambda request: self.requests.append(request) or submit(request))
 
 
@@ -235,7 +235,7 @@ async def test_sampling_fields_reach_the_engine(client, monkeypatch, field, valu
     assert getattr(asked.requests[0].sampling, field) == value
 
 
-async def test_fields_beside_the_sampling_count(serve, monkeypatch):
+async def test_fields_other_than_sampling_have_effect(serve, monkeypatch):
     client = serve(scheduler={"scheduling_policy": "priority"})
     asked = Asked(client, monkeypatch)
     assert (await send(client, max_completion_tokens=1)).json()["text"] == "1"
@@ -409,7 +409,7 @@ async def test_a_client_that_leaves_ends_everything(client):
 
 
 async def begun(client: Any, data: bytes, monkeypatch: Any) -> Any:
-    """A call whose recording is being heard, and its exchange."""
+    """A call whose recording is being transcribed, and its exchange."""
     call = client.call("POST", PATH, body=form(data), headers=HEADERS).start()
     submitted, submit = asyncio.Event(), client.state.engine.submit
     with monkeypatch.context() as patch:
@@ -427,7 +427,7 @@ async def test_a_draining_server_ends_a_recording(client, monkeypatch):
     assert (call.status, call.error["reason"]) == (503, "draining")
 
 
-async def test_an_operator_ends_a_recording_with_what_was_heard(client, monkeypatch):
+async def test_an_operator_ends_a_transcription_with_the_text_so_far(client, monkeypatch):
     data, words = long_recording(12)
     call, exchange = await begun(client, data, monkeypatch)
     exchange.answer_open.abort()
@@ -442,6 +442,6 @@ async def test_times_that_are_over_end_a_recording(serve):
     assert (reply.status, reply.error["reason"]) == (504, "deadline")
 
 
-async def test_a_model_that_hears_nothing_says_so(tiny_client):
+async def test_a_model_without_audio_refuses_a_recording(tiny_client):
     reply = await send(tiny_client)
     assert (reply.status, reply.error["reason"]) == (501, "not_implemented")

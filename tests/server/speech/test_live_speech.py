@@ -1,5 +1,5 @@
-"""/v1/realtime with a model that hears a turn while it is spoken: texts come before the turn has ended, and equal those
-of the same sound as a file."""
+"""/v1/realtime with a model that transcribes a turn while it is spoken: texts come before the turn has ended, and equal
+the texts of the same sound as a file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def server():
 
 
 def spoken(*seconds: float, rate: int = 16000) -> np.ndarray:
-    """Quiet and noise by turns."""
+    """Samples of quiet and of noise, interleaved; `seconds` are the lengths of the parts."""
     draw = np.random.default_rng(1)
     parts = [draw.normal(0, 0.1 if at % 2 else 0.0, int(length * rate)) for at, length in enumerate(seconds)]
     return np.concatenate(parts).clip(-1, 1).astype(np.float32)
@@ -93,7 +93,7 @@ async def test_a_turn_is_written_down_while_it_is_spoken(server, monkeypatch, ra
     assert state.body_budget.used == 0
 
 
-async def test_long_speech_is_heard_in_windows_that_end_where_it_is_quiet(server, monkeypatch):
+async def test_long_speech_is_transcribed_in_windows_that_end_where_it_is_quiet(server, monkeypatch):
     state, client = server
     speech = dataclasses.replace(state.config.speech, transcription_window=4.0)
     monkeypatch.setattr(state, "config", dataclasses.replace(state.config, speech=speech))
@@ -135,7 +135,7 @@ async def test_vllms_form_has_texts_before_the_sound_ends(server, monkeypatch):
     await socket.leave()
 
 
-async def test_a_turn_that_is_cleared_is_forgotten_and_the_next_is_heard(server, monkeypatch):
+async def test_a_turn_that_is_cleared_is_forgotten_and_the_next_is_transcribed(server, monkeypatch):
     state, client = server
     asked = watched(state, monkeypatch)
     socket = Socket(client)
@@ -153,7 +153,7 @@ async def test_a_turn_that_is_cleared_is_forgotten_and_the_next_is_heard(server,
     assert state.body_budget.used == 0
 
 
-async def test_what_comes_last_while_the_rest_is_resampled_is_heard(server, monkeypatch):
+async def test_sound_that_comes_last_while_the_rest_is_resampled_is_transcribed(server, monkeypatch):
     _, client = server
     resampled = GrowingSound._resampled
 
@@ -179,8 +179,8 @@ async def test_what_comes_last_while_the_rest_is_resampled_is_heard(server, monk
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-async def test_a_turn_that_is_committed_while_it_is_spoken_is_heard_to_there(server, monkeypatch, by_hand):
-    """By a client that may have taken over meanwhile: then the turn goes on until it says so."""
+async def test_a_turn_that_is_committed_while_it_is_spoken_is_transcribed_to_there(server, monkeypatch, by_hand):
+    """With `by_hand` the client switches turn detection off first: the turn goes on until the client commits it."""
     state, client = server
     asked = watched(state, monkeypatch)
     socket = Socket(client)
@@ -212,7 +212,7 @@ async def test_a_prompt_is_refused_where_it_is_set(server):
     await socket.leave()
 
 
-async def test_a_token_whose_text_comes_with_the_next_question_is_told_with_it():
+async def test_a_token_whose_text_comes_with_the_next_question_is_emitted_with_it():
     texts = iter(["a", "", "é"])  # the third token ends what the second begins
     answers = iter([2, 1])  # tokens of each question
 
@@ -244,7 +244,7 @@ async def test_a_token_whose_text_comes_with_the_next_question_is_told_with_it()
 
 
 @pytest.mark.parametrize("cleared", [True, False])
-async def test_a_turn_whose_sound_stops_coming_fails_and_the_next_is_heard(server, monkeypatch, cleared):
+async def test_a_turn_whose_sound_stops_coming_fails_and_the_next_is_transcribed(server, monkeypatch, cleared):
     state, client = server
     limits = dataclasses.replace(state.config.limits, body_idle_timeout=0.3)
     monkeypatch.setattr(state, "config", dataclasses.replace(state.config, limits=limits))

@@ -224,8 +224,8 @@ def opening(host: str) -> bytes:
     return f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
 
 
-async def test_a_client_that_does_not_read_is_not_heard_and_then_cut_off(serve):
-    """What is told to it is bounded, and its session ends."""
+async def test_a_client_that_does_not_read_is_no_longer_read_and_then_cut_off(serve):
+    """The queue of its events is bounded, and its session ends."""
     client = serve(limits={"stream_stall_timeout": 0.5})
     async with listening(client) as url:
         where = urlsplit(url)
@@ -279,7 +279,7 @@ async def test_of_thousands_of_messages_in_one_read_a_few_are_parsed_at_a_time()
 
 
 async def test_a_socket_that_has_closed_by_itself_is_as_one_that_its_client_has_left():
-    """No fault is told of events that come too late (a broken frame behind many, no pong)."""
+    """Events that come too late (a broken frame behind many, no pong) raise the error of a client that has left."""
     closed = Protocol.__new__(Protocol)
     closed.writable, closed.close_sent, closed.initial_response = asyncio.Event(), True, None
     closed.writable.set()
@@ -421,7 +421,7 @@ async def test_speech_that_goes_on_behind_a_commit_is_another_turn(client):
     await socket.leave()
 
 
-async def test_turns_that_wait_are_counted_until_they_are_heard(client, monkeypatch):
+async def test_turns_that_wait_are_counted_until_they_are_transcribed(client, monkeypatch):
     budget, go_on = client.state.body_budget, asyncio.Event()
     heard = Listening.run
 
@@ -474,7 +474,7 @@ async def test_keys_origins_models_and_paths_are_checked_before_the_socket_opens
         (Socket(guarded, "intent=conversation", bearer), 400),
         (Socket(serve(), headers=((b"origin", b"http://elsewhere.example"),)), 403),
         (Socket(serve(phase="draining")), 503),
-        (Socket(tiny_client), 501),  # its model hears nothing
+        (Socket(tiny_client), 501),  # its model takes no audio
     ]
     for socket, status in refused:
         await asyncio.wait_for(socket.task, 60)

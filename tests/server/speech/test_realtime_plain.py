@@ -63,7 +63,7 @@ async def test_a_session_of_vllms_form_begins_before_its_sound(client):
     await socket.leave()
 
 
-async def test_a_turn_that_fails_is_told_and_its_text_goes_on(client, monkeypatch):
+async def test_a_turn_that_fails_is_reported_and_the_text_goes_on(client, monkeypatch):
     socket = Socket(client)
     await socket.next("websocket.accept")
     await socket.next("session.created")
@@ -85,7 +85,7 @@ async def test_a_turn_that_fails_is_told_and_its_text_goes_on(client, monkeypatc
     await socket.leave()
 
 
-async def test_sound_of_a_session_without_detection_is_heard_at_its_end(client):
+async def test_sound_of_a_session_without_detection_is_transcribed_at_its_end(client):
     socket = Socket(client)
     await socket.opened(turn_detection=None)
     socket.say("session.update", model=client.state.names[0])

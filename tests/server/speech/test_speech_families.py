@@ -98,7 +98,7 @@ async def test_voxtral_realtime_writes_a_token_for_each_part_of_the_sound(realti
     assert plain.content.decode().strip() == text
 
 
-async def test_voxtral_realtime_hears_what_a_session_commits(realtime):
+async def test_voxtral_realtime_transcribes_what_a_session_commits(realtime):
     _, client = realtime
     socket = Socket(client)
     await socket.opened(turn_detection=None)
@@ -150,7 +150,7 @@ async def test_models_are_asked_in_the_words_of_their_training(monkeypatch, name
 
 
 @pytest.mark.parametrize(("name", "longest"), [("fun-audio", 5), ("gemma4-audio", 30)])
-async def test_windows_are_no_longer_than_the_model_hears(monkeypatch, name, longest):
+async def test_windows_are_no_longer_than_the_model_takes(monkeypatch, name, longest):
     folder = FAMILY[name].folder
     async with ready(config_of(model={"model": str(folder), "num_threads": 1})) as state:
         client = maker(state)(model={"model": str(folder)}, speech={"transcription_window": 60.0})
@@ -204,7 +204,7 @@ async def test_qwen3_asr_is_asked_for_the_language_first(qwen3_asr):
     assert state.tokenizer.id_of("<asr_text>") in asked[0].sampling.stop_token_ids
 
 
-async def test_qwen3_asr_that_hears_nobody_says_so(qwen3_asr):
+async def test_qwen3_asr_that_detects_no_speech_gives_an_empty_text(qwen3_asr):
     state, client, _ = qwen3_asr
     script = client.state.engine = Script(state.engine, state.tokenizer, ["language None", ""], 4)
     reply = await send(client, recording(), stream=True)

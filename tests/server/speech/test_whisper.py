@@ -143,7 +143,7 @@ async def test_a_windows_text_is_cut_between_times_and_none_of_it_is_lost(tokens
     assert [(pytest.approx(a), pytest.approx(b), ids) for a, b, ids in found] == got
 
 
-async def test_the_language_is_heard_once_where_nobody_names_it(client, asked):
+async def test_the_language_is_detected_once_where_no_request_names_it(client, asked):
     reply = await send(client, recording(5.0), stream=True, max_completion_tokens=4)
     assert reply.status == 200
     line = logprobs([START])[0]
@@ -205,7 +205,7 @@ async def test_prompts_without_sound_are_refused_in_plain_words(client):
     assert "/v1/audio/transcriptions" in reply.error["message"]
 
 
-async def test_log_probabilities_are_told_of_the_tokens_of_the_text(client):
+async def test_log_probabilities_are_returned_for_the_tokens_of_the_text(client):
     reply = await send(client, recording(), language="en", temperature=0.7, seed=3, **{"include[]": "logprobs"})
     told = reply.json()
     assert b"".join(bytes(each["bytes"]) for each in told["logprobs"]).decode(errors="replace").strip() == told["text"]

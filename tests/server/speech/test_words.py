@@ -79,7 +79,7 @@ def known(client: Any, tokens: list[int], language: str, seconds: float) -> list
     return [{"word": word.text, "start": round(word.start, 3), "end": round(word.end, 3)} for word in words]
 
 
-async def test_whisper_tells_the_times_of_words(client):
+async def test_whisper_returns_the_times_of_words(client):
     asked = {"language": "de", "response_format": "verbose_json", "max_completion_tokens": 30}
     reply = await send(client, recording(), timestamp_granularities="word", **asked)
     assert reply.status == 200, reply.content
@@ -122,7 +122,7 @@ async def test_tokens_beyond_the_decoders_context_have_no_times(client):
     assert "".join(word.text for word in words) == client.state.tokenizer.decode(ids[:-1]).replace(" ", "")
 
 
-async def test_a_model_that_tells_no_words_refuses_them(serve):
+async def test_a_model_without_times_of_words_refuses_them(serve):
     reply = await send(serve(), DIGITS, response_format="verbose_json", timestamp_granularities="word")
     assert reply.status == 501
     assert "this model has times of segments only" in reply.error["message"]

@@ -131,7 +131,7 @@ def test_bytes_are_counted(fake, monkeypatch):
     assert seen == sorted(seen)
 
 
-def test_a_download_gives_up_when_it_is_told(fake, tmp_path):
+def test_a_download_gives_up_when_it_is_stopped(fake, tmp_path):
     hub = Hub()
     hub.stopped.set()
     with pytest.raises(hub_module.Stopped):
@@ -190,7 +190,7 @@ def test_without_a_hub_a_complete_copy_is_served(fake, offline, monkeypatch, cap
     assert "the copy on this machine lacks config.json" in refused("org/sharded")
 
 
-def test_a_full_disk_is_told_before_and_during_a_download(fake, monkeypatch):
+def test_a_full_disk_is_reported_before_and_during_a_download(fake, monkeypatch):
     free = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free._replace(free=10_000))
     said = refused("org/single")
@@ -235,7 +235,7 @@ def test_consolidated_weights_are_found(fake, tmp_path):
 
 
 def test_an_adapter_that_the_model_is_made_of_is_fetched(fake, tmp_path):
-    """Others, as fine tuning leaves them beside a model, are not."""
+    """An adapter that fine-tuning left in a model's folder is not fetched."""
     for name, made in (("whole", True), ("tuned", False)):
         shutil.copytree(fake.repositories["org/single"], tmp_path / name)
         config = json.loads((tmp_path / name / "config.json").read_text())

@@ -28,7 +28,7 @@ def test_info_begins_with_versions_and_ends_with_the_model():
     assert "takes text, image, video, audio" in found[-1]
 
 
-def test_flags_are_shown_as_typed_and_secrets_are_not():
+def test_flags_are_printed_as_typed_and_secrets_are_masked():
     typed = [
         "--api-key",
         "secret",
@@ -61,7 +61,7 @@ def test_a_processor_is_read_from_the_kernels_file(text, found):
     assert info.processor(text) == found
 
 
-def test_driver_and_cards_are_told(monkeypatch, tmp_path):
+def test_driver_and_cards_are_reported(monkeypatch, tmp_path):
     (tmp_path / "nvidia").write_text(NVIDIA)
     (tmp_path / "amd").write_text("6.12.12\n")
     monkeypatch.setattr(info, "NVIDIA", tmp_path / "nvidia")

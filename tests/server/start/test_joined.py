@@ -58,7 +58,7 @@ def flags(name: str, tmp_path: Path) -> Config:
 
 
 @pytest.mark.parametrize("tower_apart", [False, True])
-def test_parts_on_the_hub_are_joined_and_hear_like_the_whole(tmp_path, monkeypatch, tower_apart):
+def test_parts_on_the_hub_are_joined_and_encode_audio_like_the_whole(tmp_path, monkeypatch, tower_apart):
     with FakeHub(split(tmp_path, tower_apart)) as hub:
         asked_in_place_of_the_real(hub, monkeypatch, tmp_path / "cache")
         config = flags("org/model", tmp_path)

@@ -279,7 +279,7 @@ def test_s43_drain_finishes_what_runs():
 
 
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
-def test_s43_what_does_not_end_in_time_is_told(how):
+def test_s43_a_stream_that_does_not_end_in_time_gets_an_error(how):
     server = Server("--shutdown-timeout", "0.3" if how == "timeout" else "60")
     try:
         with (
@@ -326,8 +326,8 @@ def test_unix_sockets(tmp_path):
     assert not os.path.exists(path)
 
 
-def test_a_unix_socket_that_somebody_listens_on_is_not_taken_away(tmp_path):
-    """One that a killed server left behind is."""
+def test_a_unix_socket_with_a_listener_is_not_taken_away(tmp_path):
+    """The socket that a killed server left behind is replaced."""
     path = str(tmp_path / "s")
     config = parse(["--uds", path])[1]
     with bind(config), pytest.raises(BindError, match=f"cannot listen on {path}: Address already in use"):

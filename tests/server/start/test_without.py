@@ -75,7 +75,7 @@ async def test_a_model_without_its_towers_takes_text(text_only):
     assert "takes no image input; it takes: text" in refused.json()["error"]["message"]
 
 
-async def test_a_tokenizer_that_knows_more_than_the_model_is_told(caplog):
+async def test_a_tokenizer_that_knows_more_than_the_model_is_logged(caplog):
     tell_vocabularies(320, 320)
     assert not caplog.records
     tell_vocabularies(324, 320)

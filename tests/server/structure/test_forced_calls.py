@@ -365,7 +365,7 @@ async def test_a_named_choice_ends_with_stop_and_others_with_tool_calls(calling)
         assert events[-2]["choices"][0]["finish_reason"] == reason
 
 
-async def test_what_cannot_be_enforced_is_told_or_with_strict_refused(calling):
+async def test_a_keyword_that_cannot_be_enforced_is_reported_or_with_strict_refused(calling):
     loose = {**SCHEMA, "not": {"required": ["unit"]}}
     tool = {"type": "function", "function": {"name": "weather", "parameters": loose}}
     reply = await calling.post(PATHS[0], forced(PATHS[0], "required", [tool]))

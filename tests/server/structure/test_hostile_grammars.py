@@ -1,4 +1,4 @@
-"""Schemas, patterns and grammars that were made to hurt: each is answered in time, and costs nobody else much."""
+"""Hostile schemas, patterns and grammars: each is answered in time, and other requests are hardly delayed."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ async def test_a_hostile_grammar_is_answered_in_time(client, state, name):
     assert (await quiet(state))["matchers"] == 0
 
 
-async def test_others_are_answered_beside_a_compile(client):
+async def test_other_requests_are_answered_during_a_compile(client):
     slow = asyncio.ensure_future(client.chat(structured_outputs=HOSTILE["alternatives"], max_tokens=8))
     begun = time.monotonic()
     assert (await client.chat(max_tokens=4)).status == 200

@@ -16,7 +16,7 @@ LIMITS = LimitsConfig()
 OBJECT = {"type": "object", "additionalProperties": False}
 
 
-def kept(schema):
+def remaining(schema):
     """What is left of a schema, without our options."""
     found = json.loads(schema_text(schema, "s", LIMITS))
     assert found.pop("x-guidance")["whitespace_flexible"] is False
@@ -58,7 +58,7 @@ def kept(schema):
     ],
 )
 def test_what_asks_for_nothing_is_left_out_and_what_can_be_is_rewritten(schema, left):
-    assert kept(schema) == left
+    assert remaining(schema) == left
 
 
 TAG = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f"]}
@@ -115,12 +115,12 @@ def test_what_cannot_be_enforced_is_refused_with_its_path_or_relaxed(schema, pat
     schema_text({key: value for key, value in json.loads(text).items() if key != "x-guidance"}, "s", LIMITS)
 
 
-def test_branches_that_a_property_tells_apart_may_stand_in_one_of():
-    assert kept({"oneOf": TAGGED})["allOf"][0]["anyOf"] == TAGGED
+def test_branches_with_a_discriminating_property_may_stand_in_one_of():
+    assert remaining({"oneOf": TAGGED})["allOf"][0]["anyOf"] == TAGGED
     refs = {"$defs": {"a": TAGGED[0], "b": TAGGED[1]}, "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
-    assert "allOf" in kept(refs)
+    assert "allOf" in remaining(refs)
     with pytest.raises(ApiError):
-        kept({"oneOf": [TAGGED[0], TAGGED[0]]})
+        remaining({"oneOf": [TAGGED[0], TAGGED[0]]})
 
 
 def test_a_chain_of_references_is_followed_once(monkeypatch):
@@ -128,7 +128,7 @@ def test_a_chain_of_references_is_followed_once(monkeypatch):
     target = Cleaner._target
     monkeypatch.setattr(Cleaner, "_target", lambda self, ref: asked.append(ref) or target(self, ref))
     links = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(1000)}
-    kept({"$ref": "#/$defs/a0", "$defs": {**links, "a1000": {"type": "null"}}})
+    remaining({"$ref": "#/$defs/a0", "$defs": {**links, "a1000": {"type": "null"}}})
     assert len(asked) < 5000
 
 
@@ -181,7 +181,7 @@ def test_each_kind_becomes_a_grammar(fields, kind, text):
     assert lark_of(spec).startswith('%llguidance {"no_forcing": true}\n')
 
 
-def test_equal_requests_have_equal_keys_and_spaces_tell_them_apart():
+def test_equal_requests_have_equal_keys_and_other_whitespace_has_other_keys():
     def key(**options):
         return structure_of(SamplingFields(structured_outputs={"json": {"type": "null"}, **options}), LIMITS).key
 
