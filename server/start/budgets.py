@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from mm.limits import MediaLimits
@@ -33,15 +34,27 @@ DEFAULTS = {"media": MediaLimits(), "limits": LimitsConfig()}
 def fitted(config: Config, memory: int) -> Config:
     """The configuration for a process that may have so many bytes."""
     groups: dict[str, Any] = {}
-    cut = []
-    for group, name, unit, share in SHARES:
-        fields, usual = groups.get(group, getattr(config, group)), getattr(DEFAULTS[group], name)
-        most = memory * share / unit
-        if getattr(fields, name) != usual or most >= usual:
-            continue
-        value = type(usual)(most)
-        groups[group] = dataclasses.replace(fields, **{name: value})
-        cut.append(f"--{name.replace('_', '-')} {value:.3g}" if unit > 1 else f"--{name.replace('_', '-')} {value}")
+    for group, name, value in _cuts(memory):
+        fields = groups.get(group, getattr(config, group))
+        if getattr(fields, name) == getattr(DEFAULTS[group], name):
+            groups[group] = dataclasses.replace(fields, **{name: value})
+    return dataclasses.replace(config, **groups)
+
+
+def report(config: Config, memory: int) -> None:
+    """Logs which budgets of a fitted configuration the memory has cut."""
+    cut = [
+        f"--{name.replace('_', '-')} {value:.12g}"
+        for group, name, value in _cuts(memory)
+        if getattr(getattr(config, group), name) == value
+    ]
     if cut:
         log.info("budgets follow the %.1f GiB of memory here: %s", memory / GIB, ", ".join(cut))
-    return dataclasses.replace(config, **groups)
+
+
+def _cuts(memory: int) -> Iterator[tuple[str, str, Any]]:
+    """Group, field and value of each default that is too large for the memory."""
+    for group, name, unit, share in SHARES:
+        usual, most = getattr(DEFAULTS[group], name), memory * share / unit
+        if most < usual:
+            yield group, name, type(usual)(most)

@@ -26,7 +26,7 @@ from server.ops.canary import Canary
 from server.ops.memory_watch import MemoryWatch
 from server.ops.otel import Spans
 from server.ops.status import StatusLine
-from server.start import floors, folders, load
+from server.start import budgets, floors, folders, load
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
@@ -79,6 +79,7 @@ class Lifespan:
             self.preparing = asyncio.ensure_future(self.prepare_recordings(IDLE_S))
         logs.log_startup({**state.startup, **state.engine.startup}, time.perf_counter() - begun)
         self.memory.start()
+        budgets.report(self.state.config, self.memory.limit)
         state.metrics.memory = self.memory.numbers
         state.canary = canary = Canary(engine, config.health.canary_interval)
         canary.start()
