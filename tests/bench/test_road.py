@@ -13,8 +13,8 @@ from tests.bench.road import cython_functions, python_functions
 ROOT = Path(__file__).resolve().parents[2]
 # When they are passed: what only special requests need belongs behind one condition on the plain one's way.
 MOST_FUNCTIONS, MOST_LINES = 425, 3520  # 60 of them bound what a stranger may hold: timers, places, shares, seats
-# Of the engine without _fast. With the 1,443 of _fast (`road.py --cython`, without lane, detok and json_scan, which make
-# texts of tokens) a step has at most 3,000.
+# Of the engine without _fast. With the 1,443 lines of _fast (`road.py --cython`, without lane, detok and json_scan,
+# which make texts of tokens) a step has at most 3,000.
 MOST_STEP_LINES = 1400
 
 
