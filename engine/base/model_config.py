@@ -76,7 +76,7 @@ class Routing:
     num_groups: int = 1  # experts form groups of equal size
     kept_groups: int = 1  # a token chooses among the experts of its best groups
     group_rank: Literal["maximum", "best two"] = "maximum"  # a group's rank: its best score, or the sum of its best two
-    renormalise: bool = False  # the weights of a token are divided by their sum
+    norm_topk_prob: bool = False  # the weights of a token are divided by their sum
     eps: float = 0.0  # added to that sum
     least_sum: float = 0.0  # the divisor is at least this
     scale: float = 1.0  # of the weights

@@ -56,7 +56,7 @@ def slowly(
     allowed = [expert for expert in range(routing.num_experts) if expert // size in kept]
     chosen = sorted(allowed, key=lambda expert: (-ranks[expert], expert))[: routing.top_k]
     weights = [scores[expert] for expert in chosen]
-    if routing.renormalise:
+    if routing.norm_topk_prob:
         total = max(sum(weights) + routing.eps, routing.least_sum)
         weights = [weight / total for weight in weights]
     scales = scales or [1.0] * routing.num_experts

@@ -243,7 +243,7 @@ def launch_route(
         chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, scales, count, mapping, line,
         rows, experts, depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid",
         NEAR=routing.nearness if routing.score == "near" else None, TOP_K=routing.top_k,
-        RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
+        RENORMALISE=routing.norm_topk_prob, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
         SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
         BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_K=BLOCK_K, num_warps=4,
@@ -290,7 +290,7 @@ def choose_experts(
         ranks = ranks.masked_fill(~_of_chosen_groups(ranks, routing), float("-inf"))
     chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
     weights = scores.gather(-1, chosen)
-    if routing.renormalise:
+    if routing.norm_topk_prob:
         total = weights[:, :1]
         for slot in range(1, routing.top_k):  # in slot order, whatever the number of tokens
             total = total + weights[:, slot : slot + 1]

@@ -67,7 +67,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     if not body.boolean("enable_moe_block", False):
         return read
     experts = read_experts(
-        body, chosen="top_k_experts", renormalise=True, expert_scale=True, layout="upright", router_norm=True
+        body, chosen="top_k_experts", norm_topk_prob=True, expert_scale=True, layout="upright", router_norm=True
     )
     return with_experts(read, experts)
 
