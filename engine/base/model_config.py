@@ -73,8 +73,8 @@ class Routing:
     score: Literal["softmax", "sigmoid", "near"] = "softmax"
     nearness: float = 0.0  # of "near": the distance that counts, as a share of the larger of both logits
     correction: bool = False  # a learned number per expert is added to the scores for the choice alone
-    num_groups: int = 1  # experts form groups of equal size
-    kept_groups: int = 1  # a token chooses among the experts of its best groups
+    n_group: int = 1  # experts form so many groups of equal size
+    topk_group: int = 1  # a token chooses among the experts of so many groups, its best
     group_rank: Literal["maximum", "best two"] = "maximum"  # a group's rank: its best score, or the sum of its best two
     norm_topk_prob: bool = False  # the weights of a token are divided by their sum
     eps: float = 0.0  # added to that sum

@@ -12,11 +12,11 @@ ROUTINGS = {
     "softmax, one": Routing(4, 1),
     "softmax, renormalised": Routing(40, 6, norm_topk_prob=True),
     "softmax, corrected, least sum": Routing(7, 3, correction=True, norm_topk_prob=True, least_sum=0.6),
-    "softmax, groups by maximum": Routing(12, 4, num_groups=4, kept_groups=2, scale=1.8),
+    "softmax, groups by maximum": Routing(12, 4, n_group=4, topk_group=2, scale=1.8),
     "sigmoid": Routing(13, 6, score="sigmoid", norm_topk_prob=True, eps=1e-6),
     "sigmoid, corrected": Routing(33, 5, score="sigmoid", correction=True, norm_topk_prob=True, eps=1e-20),
     "sigmoid, groups by two": Routing(
-        24, 5, score="sigmoid", correction=True, num_groups=6, kept_groups=3, group_rank="best two",
+        24, 5, score="sigmoid", correction=True, n_group=6, topk_group=3, group_rank="best two",
         norm_topk_prob=True, eps=1e-20, scale=2.5,
     ),
     "softmax, scaled experts": Routing(11, 4, norm_topk_prob=True, scale=0.7, expert_scale=True),

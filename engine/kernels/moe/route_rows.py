@@ -158,7 +158,7 @@ def route_rows_kernel(
 
 def is_plain(routing: Routing) -> bool:
     """Whether ranks alone say which experts are chosen."""
-    return routing.score != "near" and routing.kept_groups == routing.num_groups
+    return routing.score != "near" and routing.topk_group == routing.n_group
 
 
 def takes(x: Tensor, router: Weight, routing: Routing) -> bool:
