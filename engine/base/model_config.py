@@ -166,7 +166,7 @@ class TextConfig:
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
     beside_width: int = 0  # hidden_size_per_layer_input: width of each token's per-layer inputs; 0: none
     module_routings: tuple[Routing, ...] = ()  # of layers with experts that are modules of transformers
-    num_further: int = 0  # layers that files hold behind the last one; they predict further tokens and are not read
+    num_nextn_predict_layers: int = 0  # behind the last layer in the files: they predict later tokens and are not read
 
     @property
     def causal(self) -> bool:

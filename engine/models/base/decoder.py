@@ -126,7 +126,7 @@ class Decoder(Model):
 
     def weight_table(self) -> Table:
         text, count = self.config.text, len(self.layers)
-        further = tuple(f"layers.{number}.*" for number in range(count, count + text.num_further))
+        further = tuple(f"layers.{number}.*" for number in range(count, count + text.num_nextn_predict_layers))
         table = replace(self.table, ignore=(*self.table.ignore, *further))
         if self.pooler is not None:
             return self.pooler.table(table)

@@ -41,7 +41,7 @@ def text(body: Section, outer: Section, rope: RopeDefaults = ROPE) -> TextConfig
     bias = body.boolean("attention_bias", False)
     read = read_text(body, outer, qkv_bias=bias, rope=rope, eps=1e-5, qk_norm=norms)
     dense = body.integer("first_k_dense_replace", 1)
-    read = replace(read, num_further=max(1, body.integer("num_nextn_predict_layers", 1)))
+    read = replace(read, num_nextn_predict_layers=max(1, body.integer("num_nextn_predict_layers", 1)))
     return with_experts(read, read_noaux_experts(body, "n_shared_experts"), range(dense, len(read.layers)))
 
 
