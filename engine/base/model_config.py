@@ -124,7 +124,7 @@ class LayerConfig:
     head_dim: int = 0  # these three where they are not TextConfig's; 0: they are
     num_kv_heads: int = 0
     intermediate_size: int = 0
-    keys_of: int | None = None  # the layer whose keys and values are read, in the place of keys and values of its own
+    kv_shared_with: int | None = None  # the layer whose keys and values it reads; None: it makes its own
     values_are_keys: bool = False  # the product that makes the keys makes the values too
     chunked: bool = False  # the tokens seen are those of the token's chunk of `window`, up to itself
     unit_norms: bool = False  # queries and keys that were rotated are normalised, without weights

@@ -107,8 +107,9 @@ class Decoder(Model):
             experts.number = number
         self.sparse = sparse
         self.numbers = list(range(len(text.layers)))  # of the layers that forward runs
-        self._keepers = [number for number, layer in enumerate(text.layers) if layer.keys_of is None]
-        kept_by = [number if layer.keys_of is None else layer.keys_of for number, layer in enumerate(text.layers)]
+        shared = [layer.kv_shared_with for layer in text.layers]
+        self._keepers = [number for number, other in enumerate(shared) if other is None]
+        kept_by = [number if other is None else other for number, other in enumerate(shared)]
         self._cache_of = [self._keepers.index(number) for number in kept_by]  # by layer, a place among cache_specs
         self._causal = text.causal
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))

@@ -106,4 +106,4 @@ def _sharing(body: Section, kinds: list[str], number: int) -> dict[str, Any]:
             f"that layers of type {kinds[number]!r} read"
         )
     wide = 2 * body.size("intermediate_size") if body.boolean("use_double_wide_mlp", False) else 0
-    return {"keys_of": before[-1], "intermediate_size": wide}
+    return {"kv_shared_with": before[-1], "intermediate_size": wide}

@@ -111,7 +111,7 @@ class Gemma4(Llama):
             self.beside_norm = RMSNorm(width, text.norm_eps)
             scales = torch.tensor([width**0.5, text.hidden_size**-0.5, 2.0**-0.5])
             self.scales = [float(scales[0].to(dtype)), *scales[1:].tolist()]  # the table's is rounded as trained
-        read_nowhere = (number for number, layer in enumerate(text.layers) if layer.keys_of is not None)
+        read_nowhere = (number for number, layer in enumerate(text.layers) if layer.kv_shared_with is not None)
         ignored = (f"layers.{number}.self_attn.{name}.*" for number in read_nowhere for name in KEPT)
         self.table = replace(self.table, ignore=(*self.table.ignore, *ignored))
 
