@@ -103,7 +103,7 @@ class ExpertsConfig:
 class ConvolutionConfig:
     """A short convolution along the sequence."""
 
-    taps: int  # tokens that it reads, the newest included
+    conv_l_cache: int  # tokens that it reads, the newest included
     bias: bool = False  # of the convolution and of the products before and behind it
 
 
