@@ -164,7 +164,7 @@ class TextConfig:
     residual_scale: float = 1.0  # of what attention and MLP add to the stream
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
-    beside_width: int = 0  # hidden_size_per_layer_input: width of each token's per-layer inputs; 0: none
+    hidden_size_per_layer_input: int = 0  # width of each token's per-layer inputs; 0: none
     module_routings: tuple[Routing, ...] = ()  # of layers with experts that are modules of transformers
     num_nextn_predict_layers: int = 0  # behind the last layer in the files: they predict later tokens and are not read
 

@@ -143,7 +143,9 @@ class Decoder(Model):
         rows = self._embedded(batch)
         if self.chosen is not None:
             self.chosen.begin(batch.adapters)
-        x = Stream(rows, batch.num_tokens, batch.num_sampled, batch.routed, self.beside(batch, rows), self.chosen)
+        x = Stream(
+            rows, batch.num_tokens, batch.num_sampled, batch.routed, self.per_layer_inputs(batch, rows), self.chosen
+        )
         attention = batch.attention
         if not self._causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]
@@ -200,7 +202,7 @@ class Decoder(Model):
         """Rows of media; most families do not scale them."""
         return rows if self._media_scale == 1.0 else rows * self._media_scale
 
-    def beside(self, batch: Batch, rows: Tensor) -> Tensor | None:
+    def per_layer_inputs(self, batch: Batch, rows: Tensor) -> Tensor | None:
         """The per-layer inputs, [T, layers, n], if layers have any; `rows`: the stream before the first layer."""
         return None
 
