@@ -73,10 +73,10 @@ class Routing:
     score: Literal["softmax", "sigmoid", "near"] = "softmax"
     nearness: float = 0.0  # of "near": the distance that counts, as a share of the larger of both logits
     correction: bool = False  # a learned number per expert is added to the scores for the choice alone
-    num_groups: int = 1  # experts form groups of equal size
-    kept_groups: int = 1  # a token chooses among the experts of its best groups
+    n_group: int = 1  # experts form so many groups of equal size
+    topk_group: int = 1  # a token chooses among the experts of so many groups, its best
     group_rank: Literal["maximum", "best two"] = "maximum"  # a group's rank: its best score, or the sum of its best two
-    renormalise: bool = False  # the weights of a token are divided by their sum
+    norm_topk_prob: bool = False  # the weights of a token are divided by their sum
     eps: float = 0.0  # added to that sum
     least_sum: float = 0.0  # the divisor is at least this
     scale: float = 1.0  # of the weights
@@ -103,7 +103,7 @@ class ExpertsConfig:
 class ConvolutionConfig:
     """A short convolution along the sequence."""
 
-    taps: int  # tokens that it reads, the newest included
+    conv_l_cache: int  # tokens that it reads, the newest included
     bias: bool = False  # of the convolution and of the products before and behind it
 
 
@@ -124,7 +124,7 @@ class LayerConfig:
     head_dim: int = 0  # these three where they are not TextConfig's; 0: they are
     num_kv_heads: int = 0
     intermediate_size: int = 0
-    keys_of: int | None = None  # the layer whose keys and values are read, in the place of keys and values of its own
+    kv_shared_with: int | None = None  # the layer whose keys and values it reads; None: it makes its own
     values_are_keys: bool = False  # the product that makes the keys makes the values too
     chunked: bool = False  # the tokens seen are those of the token's chunk of `window`, up to itself
     unit_norms: bool = False  # queries and keys that were rotated are normalised, without weights
@@ -164,9 +164,9 @@ class TextConfig:
     residual_scale: float = 1.0  # of what attention and MLP add to the stream
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
-    beside_width: int = 0  # hidden_size_per_layer_input: width of each token's per-layer inputs; 0: none
+    hidden_size_per_layer_input: int = 0  # width of each token's per-layer inputs; 0: none
     module_routings: tuple[Routing, ...] = ()  # of layers with experts that are modules of transformers
-    num_further: int = 0  # layers that files hold behind the last one; they predict further tokens and are not read
+    num_nextn_predict_layers: int = 0  # behind the last layer in the files: they predict later tokens and are not read
 
     @property
     def causal(self) -> bool:

@@ -34,7 +34,7 @@ def read_experts(
 
 def check_routing(path: str, key: str, chosen: str, routing: Routing) -> None:
     """ConfigError where a token does not find as many experts as it may choose; the keys are those of both counts."""
-    experts, groups, kept = routing.num_experts, routing.num_groups, routing.kept_groups
+    experts, groups, kept = routing.num_experts, routing.n_group, routing.topk_group
     if routing.top_k > experts:
         raise ConfigError(
             f"{path}: {chosen}={routing.top_k}: a token chooses 1 to {experts} of {key}={experts} experts"

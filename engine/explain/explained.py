@@ -145,9 +145,8 @@ class Parts:
         keepers = iter(specs) if len(specs) > 1 else repeat(specs[0])
         facts = {}
         for number, layer in enumerate(layers):
-            kept = (
-                f"reads the cache of layer {layer.keys_of}" if layer.keys_of is not None else captured_of(next(keepers))
-            )
+            other = layer.kv_shared_with
+            kept = captured_of(next(keepers)) if other is None else f"reads the cache of layer {other}"
             facts[f"layers.{number}"] = f"{fields_of(layer)}; {kept}"
         return facts
 

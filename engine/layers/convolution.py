@@ -31,7 +31,7 @@ class Taps:
     bias: Tensor | None  # [width] float32
 
     def __init__(self, width: int, config: ConvolutionConfig) -> None:
-        self.width, self.count, self.has_bias = width, config.taps, config.bias
+        self.width, self.count, self.has_bias = width, config.conv_l_cache, config.bias
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         wanted: dict[str, tuple[Wanted | None, ...]] = {"weight": (Wanted((self.width, 1, self.count)),)}

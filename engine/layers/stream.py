@@ -73,7 +73,7 @@ class Made:
 class Stream:
     """The rows of all tokens of a step or, after `keep`, of the sampled tokens."""
 
-    __slots__ = ("_chosen", "_residual", "_sampled", "_waiting", "beside", "count", "kept")
+    __slots__ = ("_chosen", "_residual", "_sampled", "_waiting", "count", "kept", "per_layer_inputs")
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class Stream:
         count: Tensor | None = None,
         sampled: Tensor | None = None,
         kept: Kept | None = None,
-        beside: Tensor | None = None,
+        per_layer_inputs: Tensor | None = None,
         chosen: Chosen | None = None,
     ) -> None:
         self._residual = residual
         self._chosen = chosen  # the tokens' adapters; None: the model has none
-        self.beside = beside  # [T, layers, n]: per-layer inputs of each token; None: the model has none
+        self.per_layer_inputs = per_layer_inputs  # [T, layers, n], of each token; None: the model has none
         self.count = count  # int32 [1], on the device: rows from here on are padding; None: there is none
         self.kept = kept  # where the experts of the rows are captured; None: nowhere
         self._sampled = sampled  # `count` of the sampled rows, once the stream goes on with these alone
@@ -114,17 +114,17 @@ class Stream:
         waiting, self._waiting = self._waiting, None
         return waiting.add_then(self._residual, norm)
 
-    def keep(self, index: Tensor | None, beside: Tensor) -> Tensor:
-        """Goes on with the tokens of `index`, int64 [S], and returns their rows of `beside` [T, n]; None: all tokens.
+    def keep(self, index: Tensor | None, other: Tensor) -> Tensor:
+        """Goes on with the tokens of `index`, int64 [S], and returns their rows of `other` [T, n]; None: all tokens.
 
         The memory of all tokens' rows is freed, unless other code holds a reference to it.
         """
         if index is None:
-            return beside
+            return other
         self.count = self._sampled
-        if self.beside is not None:
-            self.beside = self.beside.index_select(0, index)
-        beside, self._residual = beside.index_select(0, index), self.rows().index_select(0, index)
+        if self.per_layer_inputs is not None:
+            self.per_layer_inputs = self.per_layer_inputs.index_select(0, index)
+        other, self._residual = other.index_select(0, index), self.rows().index_select(0, index)
         if self._chosen is not None:
             self._chosen.keep(index)
-        return beside
+        return other

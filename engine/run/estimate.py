@@ -139,6 +139,6 @@ def step_bytes(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> int:
     text = config.text
     heads = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
     wide = 3 * max((layer.intermediate_size for layer in text.layers), default=0) or 3 * text.intermediate_size
-    beside = 3 * len(text.layers) * text.beside_width
-    per_token = (4 * text.hidden_size + wide + 2 * heads + beside) * dtype.itemsize
+    per_layer = 3 * len(text.layers) * text.hidden_size_per_layer_input
+    per_token = (4 * text.hidden_size + wide + 2 * heads + per_layer) * dtype.itemsize
     return sizes.max_tokens * per_token + 3 * 4 * sizes.max_rows * text.vocab_size

@@ -52,7 +52,7 @@ def measure(options: MoeOptions, device: str) -> dict[str, float]:
     hidden, width, count = options.hidden, options.width, options.experts
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     copied, multiplied = rates(device, dtype)
-    placement, routing = Placement(dtype, device), Routing(count, options.top_k, renormalise=True)
+    placement, routing = Placement(dtype, device), Routing(count, options.top_k, norm_topk_prob=True)
     gate_up = [matrix(options.form, 2 * width, hidden, device, dtype) for _ in range(count)]
     down = [matrix(options.form, hidden, width, device, dtype) for _ in range(count)]
     router = pack_router(torch.randn(count, hidden, device=device, dtype=dtype) / hidden**0.5, None, placement)

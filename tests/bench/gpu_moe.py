@@ -49,10 +49,10 @@ class Shape:
 
 
 SHAPES = {
-    "Qwen3-30B-A3B": Shape(2048, 768, Routing(128, 8, renormalise=True)),
-    "Qwen3-30B-A3B FP8": Shape(2048, 768, Routing(128, 8, renormalise=True), Kind.E4M3),
-    "gpt-oss-20b": Shape(2880, 2880, Routing(32, 4, renormalise=True), Kind.E2M1),
-    "Mixtral-8x7B": Shape(4096, 14336, Routing(8, 2, renormalise=True)),
+    "Qwen3-30B-A3B": Shape(2048, 768, Routing(128, 8, norm_topk_prob=True)),
+    "Qwen3-30B-A3B FP8": Shape(2048, 768, Routing(128, 8, norm_topk_prob=True), Kind.E4M3),
+    "gpt-oss-20b": Shape(2880, 2880, Routing(32, 4, norm_topk_prob=True), Kind.E2M1),
+    "Mixtral-8x7B": Shape(4096, 14336, Routing(8, 2, norm_topk_prob=True)),
 }
 
 

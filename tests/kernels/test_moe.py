@@ -48,15 +48,15 @@ def slowly(
     else:
         scores = [1 / (1 + math.exp(-value)) for value in logits]
     ranks = [score + more for score, more in zip(scores, correction)]
-    size = routing.num_experts // routing.num_groups
+    size = routing.num_experts // routing.n_group
     groups = [ranks[first : first + size] for first in range(0, routing.num_experts, size)]
     how_many = 1 if routing.group_rank == "maximum" else 2
     of_group = [sum(sorted(group)[-how_many:]) for group in groups]
-    kept = sorted(range(len(groups)), key=lambda group: (-of_group[group], group))[: routing.kept_groups]
+    kept = sorted(range(len(groups)), key=lambda group: (-of_group[group], group))[: routing.topk_group]
     allowed = [expert for expert in range(routing.num_experts) if expert // size in kept]
     chosen = sorted(allowed, key=lambda expert: (-ranks[expert], expert))[: routing.top_k]
     weights = [scores[expert] for expert in chosen]
-    if routing.renormalise:
+    if routing.norm_topk_prob:
         total = max(sum(weights) + routing.eps, routing.least_sum)
         weights = [weight / total for weight in weights]
     scales = scales or [1.0] * routing.num_experts

@@ -49,7 +49,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize("rows", [1, 17, 300, 2100])
 def test_routes(name, rows):
     """Wherever the ranks of experts that are chosen and left out are further apart than what rounding may change."""
-    routing = ROUTINGS.get(name, Routing(128, 8, renormalise=True))
+    routing = ROUTINGS.get(name, Routing(128, 8, norm_topk_prob=True))
     x, router = draw(rows, 2048), draw(routing.num_experts, 2048) / 45
     correction = draw(routing.num_experts, dtype=torch.float32) if routing.correction else None
     bias = draw(routing.num_experts) if routing.top_k % 2 else None
@@ -84,7 +84,7 @@ def test_routes(name, rows):
 @pytest.mark.parametrize("depth", [2880, 5120])
 def test_routes_of_few_rows(name, rows, depth):
     """Norm, experts and weights, as above; a row's are those that it has alone."""
-    routing = ROUTINGS.get(name, Routing(128, 8, renormalise=True))
+    routing = ROUTINGS.get(name, Routing(128, 8, norm_topk_prob=True))
     x, gain, router = draw(rows, depth), draw(depth, dtype=torch.float32), draw(routing.num_experts, depth) / 53
     correction = draw(routing.num_experts, dtype=torch.float32) if routing.correction else None
     bias, scales = draw(routing.num_experts) if routing.top_k % 2 else None, scales_of(routing, "cuda")

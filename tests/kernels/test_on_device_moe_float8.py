@@ -175,7 +175,7 @@ def test_a_layer_has_nearly_the_same_rows_in_any_company(blocked, invariant):
 @pytest.mark.parametrize("inputs", [GROUPS, POWERS, ROWS])
 def test_a_norm_gives_the_codes_of_its_rows(rows, inputs):
     """Of few rows by the program behind those that choose, which choose the same as without it."""
-    routing, x, router = Routing(128, 8, renormalise=True), draw(rows, 2048), draw(128, 2048) / 45
+    routing, x, router = Routing(128, 8, norm_topk_prob=True), draw(rows, 2048), draw(128, 2048) / 45
     gain = torch.rand(2048, device="cuda")
     if rows <= 16:
         rest = (x, gain, 1e-6, router, None, None, routing)

@@ -88,10 +88,10 @@ def test_impossible_routing_is_refused(tmp_path, changes, said):
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
-        ({"num_groups": 5, "kept_groups": 2}, "12 experts in 5 groups of which 2 are kept"),
-        ({"num_groups": 4, "kept_groups": 5}, "12 experts in 4 groups of which 5 are kept"),
-        ({"num_groups": 4, "kept_groups": 1}, "1 of 4 groups hold 3 experts; num_experts_per_tok=4 needs"),
-        ({"num_groups": 12, "kept_groups": 12, "group_rank": "best two"}, "12 experts in 12 groups"),
+        ({"n_group": 5, "topk_group": 2}, "12 experts in 5 groups of which 2 are kept"),
+        ({"n_group": 4, "topk_group": 5}, "12 experts in 4 groups of which 5 are kept"),
+        ({"n_group": 4, "topk_group": 1}, "1 of 4 groups hold 3 experts; num_experts_per_tok=4 needs"),
+        ({"n_group": 12, "topk_group": 12, "group_rank": "best two"}, "12 experts in 12 groups"),
     ],
 )
 def test_impossible_groups_are_refused(groups, said):

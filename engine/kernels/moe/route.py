@@ -243,8 +243,8 @@ def launch_route(
         chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, scales, count, mapping, line,
         rows, experts, depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid",
         NEAR=routing.nearness if routing.score == "near" else None, TOP_K=routing.top_k,
-        RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
-        SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
+        RENORMALISE=routing.norm_topk_prob, GROUPS=routing.n_group, KEPT=routing.topk_group,
+        SIZE=experts // routing.n_group, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
         BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_K=BLOCK_K, num_warps=4,
         num_stages=STAGES if target().loads_past_registers else 3, **launch_options(),
@@ -286,11 +286,11 @@ def choose_experts(
     ranks = scores if correction is None else scores + correction
     broken = ranks.isnan().any(-1, keepdim=True)
     scores, ranks = scores.masked_fill(broken, float("nan")), ranks.masked_fill(broken, 0.0)
-    if routing.kept_groups < routing.num_groups:
+    if routing.topk_group < routing.n_group:
         ranks = ranks.masked_fill(~_of_chosen_groups(ranks, routing), float("-inf"))
     chosen = ranks.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
     weights = scores.gather(-1, chosen)
-    if routing.renormalise:
+    if routing.norm_topk_prob:
         total = weights[:, :1]
         for slot in range(1, routing.top_k):  # in slot order, whatever the number of tokens
             total = total + weights[:, slot : slot + 1]
@@ -317,12 +317,12 @@ def near_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 def _of_chosen_groups(ranks: Tensor, routing: Routing) -> Tensor:
     """[T, E] bool: the experts of each token's best groups."""
-    grouped = ranks.unflatten(-1, (routing.num_groups, -1))  # [T, groups, E / groups]
+    grouped = ranks.unflatten(-1, (routing.n_group, -1))  # [T, groups, E / groups]
     if routing.group_rank == "maximum":
         of_group = grouped.amax(-1)
     else:
         best = grouped.sort(dim=-1, descending=True).values
         of_group = best[..., 0] + best[..., 1]
-    kept = of_group.sort(dim=-1, descending=True, stable=True).indices[:, : routing.kept_groups]
+    kept = of_group.sort(dim=-1, descending=True, stable=True).indices[:, : routing.topk_group]
     mask = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, kept, value=True)
     return mask[..., None].expand_as(grouped).flatten(1)

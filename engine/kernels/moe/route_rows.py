@@ -158,7 +158,7 @@ def route_rows_kernel(
 
 def is_plain(routing: Routing) -> bool:
     """Whether ranks alone say which experts are chosen."""
-    return routing.score != "near" and routing.kept_groups == routing.num_groups
+    return routing.score != "near" and routing.topk_group == routing.n_group
 
 
 def takes(x: Tensor, router: Weight, routing: Routing) -> bool:
@@ -213,7 +213,7 @@ def launch_route_rows(
     route_rows_kernel[(triton.cdiv(experts, block_n) + (inputs is not None), rows)](
         chosen, weights, normed, codes, code_scales, form.scale, ids, logits, arrivals(x.device), x, gain, router,
         bias, correction, scales, count, mapping, line, experts, depth, norm_eps, routing.eps, routing.least_sum,
-        routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=top_k, RENORMALISE=routing.renormalise,
+        routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=top_k, RENORMALISE=routing.norm_topk_prob,
         COLUMNS=triton.next_power_of_2(experts), RIVALS=min(RIVALS, triton.next_power_of_2(experts)), BLOCK_N=block_n,
         BLOCK_K=block_k, STATIC=form.scale is not None, POWERS=form.powers, GROUP=form.group, NATIVE=native,
         num_warps=WARPS, num_stages=1, **launch_options(),

@@ -107,8 +107,9 @@ class Decoder(Model):
             experts.number = number
         self.sparse = sparse
         self.numbers = list(range(len(text.layers)))  # of the layers that forward runs
-        self._keepers = [number for number, layer in enumerate(text.layers) if layer.keys_of is None]
-        kept_by = [number if layer.keys_of is None else layer.keys_of for number, layer in enumerate(text.layers)]
+        shared = [layer.kv_shared_with for layer in text.layers]
+        self._keepers = [number for number, other in enumerate(shared) if other is None]
+        kept_by = [number if other is None else other for number, other in enumerate(shared)]
         self._cache_of = [self._keepers.index(number) for number in kept_by]  # by layer, a place among cache_specs
         self._causal = text.causal
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
@@ -126,7 +127,7 @@ class Decoder(Model):
 
     def weight_table(self) -> Table:
         text, count = self.config.text, len(self.layers)
-        further = tuple(f"layers.{number}.*" for number in range(count, count + text.num_further))
+        further = tuple(f"layers.{number}.*" for number in range(count, count + text.num_nextn_predict_layers))
         table = replace(self.table, ignore=(*self.table.ignore, *further))
         if self.pooler is not None:
             return self.pooler.table(table)
@@ -142,7 +143,9 @@ class Decoder(Model):
         rows = self._embedded(batch)
         if self.chosen is not None:
             self.chosen.begin(batch.adapters)
-        x = Stream(rows, batch.num_tokens, batch.num_sampled, batch.routed, self.beside(batch, rows), self.chosen)
+        x = Stream(
+            rows, batch.num_tokens, batch.num_sampled, batch.routed, self.per_layer_inputs(batch, rows), self.chosen
+        )
         attention = batch.attention
         if not self._causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]
@@ -199,7 +202,7 @@ class Decoder(Model):
         """Rows of media; most families do not scale them."""
         return rows if self._media_scale == 1.0 else rows * self._media_scale
 
-    def beside(self, batch: Batch, rows: Tensor) -> Tensor | None:
+    def per_layer_inputs(self, batch: Batch, rows: Tensor) -> Tensor | None:
         """The per-layer inputs, [T, layers, n], if layers have any; `rows`: the stream before the first layer."""
         return None
 

@@ -37,9 +37,9 @@ class SeeingGemma4(Gemma4):
         self.vision = Gemma4VisionTower(vision, dtype, device) if isinstance(vision, Gemma4VisionConfig) else None
         self.audio = Gemma4AudioTower(audio, dtype, device) if isinstance(audio, Gemma4AudioConfig) else None
         self.towers = by_modality(self.vision, self.audio)
-        if self.beside_embed is not None:
-            self.beside_embed.pad = config.raw["text_config"].get("pad_token_id") or 0
-            self.beside_embed.marks = [config.raw.get(f"{kind}_token_id") or MARKS[kind] for kind in MARKS]
+        if self.per_layer_embed is not None:
+            self.per_layer_embed.pad = config.raw["text_config"].get("pad_token_id") or 0
+            self.per_layer_embed.marks = [config.raw.get(f"{kind}_token_id") or MARKS[kind] for kind in MARKS]
 
 
 def text(body: Section, outer: Section) -> TextConfig:

@@ -57,7 +57,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     """The decoder."""
     rope = RopeDefaults(1_000_000.0, sections=(24, 20, 20), turns=True)
     read = read_text(body, outer, rope=rope, head_dim=128, qk_norm="head")
-    experts = read_experts(body, renormalise=body.boolean("norm_topk_prob", True))
+    experts = read_experts(body, norm_topk_prob=body.boolean("norm_topk_prob", True))
     return with_experts(read, experts, sparse_layers(body, len(read.layers)))
 
 

@@ -33,7 +33,7 @@ class Qwen3VLMoe(qwen3_vl.Qwen3VL):
 def text(body: Section, outer: Section) -> TextConfig:
     """The decoder; the weights of a token's experts add up to one."""
     read = qwen3_vl.text(body, outer)
-    experts = read_experts(body, renormalise=True, layout="turned")
+    experts = read_experts(body, norm_topk_prob=True, layout="turned")
     return with_experts(read, experts, sparse_layers(body, len(read.layers)))
 
 

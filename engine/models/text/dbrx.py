@@ -54,7 +54,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     whole = Section({**words, **body.values, "num_key_value_heads": words["num_key_value_heads"]}, body.path)
     read = read_text(whole, outer, eps=1e-5, qkv_layout="joined", qkv_clip=clip, layer_norm=True)
     experts = read_experts(
-        ffn, width="ffn_hidden_size", chosen="moe_top_k", renormalise=power == 1, layout="one below the other"
+        ffn, width="ffn_hidden_size", chosen="moe_top_k", norm_topk_prob=power == 1, layout="one below the other"
     )
     return with_experts(read, experts)
 

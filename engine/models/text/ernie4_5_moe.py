@@ -35,7 +35,7 @@ def text(body: Section, outer: Section) -> TextConfig:
         chosen="moe_k",
         correction=True,
         correction_line=True,
-        renormalise=True,
+        norm_topk_prob=True,
         least_sum=body.number("moe_norm_min", 1e-12),
         shared_width=body.size("moe_intermediate_size") * body.integer("moe_num_shared_experts", 2),
     )

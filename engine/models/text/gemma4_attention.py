@@ -56,7 +56,7 @@ class Attention(PagedSelfAttention):
 
     def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
         super().__init__(text, layer)
-        self.queries_only = layer.keys_of is not None
+        self.queries_only = layer.kv_shared_with is not None
         kv_size = self.num_kv_heads * self.head_dim
         sizes: tuple[int, ...] = (self.num_heads * self.head_dim, kv_size, kv_size)
         stored: tuple[int, ...] = (0, 1, 2)

@@ -17,7 +17,7 @@ from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
 from engine.models.base.both_ways import AHEAD, attends_ahead
 
-BESIDE = "hidden_size_per_layer_input"
+PER_LAYER = "hidden_size_per_layer_input"
 PERIOD = 6  # where a file has no layer_types: every so many layers one sees all
 ROPES: dict[str, Any] = {  # rope_parameters of a file that has none
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -27,8 +27,8 @@ ROPES: dict[str, Any] = {  # rope_parameters of a file that has none
 
 def text(body: Section, outer: Section) -> TextConfig:
     """The decoder."""
-    beside = 0 if body.values.get(BESIDE, 256) is None else body.integer(BESIDE, 256)
-    if beside:
+    per_layer = 0 if body.values.get(PER_LAYER, 256) is None else body.integer(PER_LAYER, 256)
+    if per_layer:
         refuse(body, vocab_size_per_layer_input=body.size("vocab_size"))
     if attends_ahead(body):
         raise ConfigError(
@@ -61,13 +61,13 @@ def text(body: Section, outer: Section) -> TextConfig:
         layers=layers,
         embedding_scale=read.hidden_size**0.5,
         logit_softcap=body.number("final_logit_softcapping", 0.0),
-        beside_width=beside,
+        hidden_size_per_layer_input=per_layer,
     )
     read = every_layer(read, scale=1.0, post_norms=True)
     if not body.boolean("enable_moe_block", False):
         return read
     experts = read_experts(
-        body, chosen="top_k_experts", renormalise=True, expert_scale=True, layout="upright", router_norm=True
+        body, chosen="top_k_experts", norm_topk_prob=True, expert_scale=True, layout="upright", router_norm=True
     )
     return with_experts(read, experts)
 
@@ -106,4 +106,4 @@ def _sharing(body: Section, kinds: list[str], number: int) -> dict[str, Any]:
             f"that layers of type {kinds[number]!r} read"
         )
     wide = 2 * body.size("intermediate_size") if body.boolean("use_double_wide_mlp", False) else 0
-    return {"keys_of": before[-1], "intermediate_size": wide}
+    return {"kv_shared_with": before[-1], "intermediate_size": wide}

@@ -34,8 +34,8 @@ from engine.models.base.decoder import DecoderLayer
 from engine.models.base.family import Family
 from engine.models.text.gemma import KEYS, SANDWICH_ROWS
 from engine.models.text.gemma4_attention import Attention
-from engine.models.text.gemma4_beside import Beside, BesideTable
 from engine.models.text.gemma4_config import text
+from engine.models.text.gemma4_per_layer import PerLayerInput, PerLayerTable
 from engine.models.text.llama import DECODER_IGNORE, Llama, LlamaLayer
 from engine.models.text.sparse import as_stored
 from engine.weights.table import Row, Table
@@ -50,7 +50,7 @@ class Gemma4Layer(LlamaLayer):
         layer = text.layers[number]
         super().__init__(text, replace(layer, experts=None))
         self.attention = Attention(text.of_layer(layer), layer)
-        self.beside = Beside(text, number) if text.beside_width else None
+        self.per_layer_input = PerLayerInput(text, number) if text.hidden_size_per_layer_input else None
         self.scalar = Bare("layer_scalar", 1)
         self.experts = None if layer.experts is None else SparseMLP(text, layer.experts)
         has = self.experts is not None
@@ -58,8 +58,8 @@ class Gemma4Layer(LlamaLayer):
 
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
         super().__call__(x, rope, meta, cache, index)
-        if self.beside is not None:
-            self.beside.add_to(x)
+        if self.per_layer_input is not None:
+            self.per_layer_input.add_to(x)
         x.rows().mul_(self.scalar.value)
 
     def fed(self, x: Stream, norm: Norm | None) -> Addend:
@@ -81,9 +81,9 @@ class Gemma4(Llama):
         (
             *SANDWICH_ROWS,
             Row(("layers.*",), "layers.*.scalar"),
-            Row(("layers.*.per_layer_input_gate",), "layers.*.beside.gate"),
-            Row(("layers.*.per_layer_projection",), "layers.*.beside.project"),
-            Row(("layers.*.post_per_layer_input_norm",), "layers.*.beside.norm"),
+            Row(("layers.*.per_layer_input_gate",), "layers.*.per_layer_input.gate"),
+            Row(("layers.*.per_layer_projection",), "layers.*.per_layer_input.project"),
+            Row(("layers.*.post_per_layer_input_norm",), "layers.*.per_layer_input.norm"),
             Row(("layers.*.pre_feedforward_layernorm_2",), "layers.*.experts_norm"),
             Row(("layers.*.post_feedforward_layernorm_1",), "layers.*.of_mlp_norm"),
             Row(("layers.*.post_feedforward_layernorm_2",), "layers.*.of_experts_norm"),
@@ -92,9 +92,9 @@ class Gemma4(Llama):
             Row(("layers.*.router",), "layers.*.experts.expert_scale"),
             Row(("layers.*.experts",), "layers.*.experts.gate_up", "rows"),
             Row(("layers.*.experts",), "layers.*.experts.down", "columns"),
-            Row(("embed_tokens_per_layer",), "beside_embed"),
-            Row(("per_layer_model_projection",), "beside_projection"),
-            Row(("per_layer_projection_norm",), "beside_norm"),
+            Row(("embed_tokens_per_layer",), "per_layer_embed"),
+            Row(("per_layer_model_projection",), "per_layer_projection"),
+            Row(("per_layer_projection_norm",), "per_layer_norm"),
         ),
         ignore=DECODER_IGNORE,
         spelled=((".moe.experts.", ".experts."),),
@@ -103,15 +103,15 @@ class Gemma4(Llama):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
         text = config.text
-        self.beside_embed = self.beside_projection = self.beside_norm = None
+        self.per_layer_embed = self.per_layer_projection = self.per_layer_norm = None
         self.scales = [1.0, 1.0, 1.0]
-        if width := text.beside_width:
-            self.beside_embed = BesideTable(text.vocab_size, len(text.layers) * width)
-            self.beside_projection = Linear(text.hidden_size, len(text.layers) * width)
-            self.beside_norm = RMSNorm(width, text.norm_eps)
+        if width := text.hidden_size_per_layer_input:
+            self.per_layer_embed = PerLayerTable(text.vocab_size, len(text.layers) * width)
+            self.per_layer_projection = Linear(text.hidden_size, len(text.layers) * width)
+            self.per_layer_norm = RMSNorm(width, text.norm_eps)
             scales = torch.tensor([width**0.5, text.hidden_size**-0.5, 2.0**-0.5])
             self.scales = [float(scales[0].to(dtype)), *scales[1:].tolist()]  # the table's is rounded as trained
-        read_nowhere = (number for number, layer in enumerate(text.layers) if layer.keys_of is not None)
+        read_nowhere = (number for number, layer in enumerate(text.layers) if layer.kv_shared_with is not None)
         ignored = (f"layers.{number}.self_attn.{name}.*" for number in read_nowhere for name in KEPT)
         self.table = replace(self.table, ignore=(*self.table.ignore, *ignored))
 
@@ -121,13 +121,13 @@ class Gemma4(Llama):
     def layer(self, number: int) -> DecoderLayer:
         return Gemma4Layer(self.config.text, number)
 
-    def beside(self, batch: Batch, rows: Tensor) -> Tensor | None:
-        if self.beside_embed is None or self.beside_projection is None or self.beside_norm is None:
+    def per_layer_inputs(self, batch: Batch, rows: Tensor) -> Tensor | None:
+        if self.per_layer_embed is None or self.per_layer_projection is None or self.per_layer_norm is None:
             return None
         of_token, of_rows, of_both = self.scales
-        shape = len(rows), len(self.layers), self.config.text.beside_width
-        projected = self.beside_norm((self.beside_projection(rows) * of_rows).view(-1, shape[2])).view(shape)
-        return projected.add_(self.beside_embed(batch.token_ids).mul_(of_token).view(shape)).mul_(of_both)
+        shape = len(rows), len(self.layers), self.config.text.hidden_size_per_layer_input
+        projected = self.per_layer_norm((self.per_layer_projection(rows) * of_rows).view(-1, shape[2])).view(shape)
+        return projected.add_(self.per_layer_embed(batch.token_ids).mul_(of_token).view(shape)).mul_(of_both)
 
 
 FAMILY = Family(name="Gemma 4", architectures=("Gemma4ForCausalLM",), inside=True, model=Gemma4, text=text, keys=KEYS)

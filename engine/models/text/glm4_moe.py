@@ -25,10 +25,10 @@ def read_noaux_experts(body: Section, shared: str, scale: float = 1.0) -> Expert
         body,
         score="sigmoid",
         correction=True,
-        num_groups=body.size("n_group", 1),
-        kept_groups=body.size("topk_group", 1),
+        n_group=body.size("n_group", 1),
+        topk_group=body.size("topk_group", 1),
         group_rank="best two",
-        renormalise=body.boolean("norm_topk_prob", True),
+        norm_topk_prob=body.boolean("norm_topk_prob", True),
         eps=1e-20,
         scale=body.number("routed_scaling_factor", scale),
         shared_width=body.size("moe_intermediate_size") * body.integer(shared, 1),
@@ -41,7 +41,7 @@ def text(body: Section, outer: Section, rope: RopeDefaults = ROPE) -> TextConfig
     bias = body.boolean("attention_bias", False)
     read = read_text(body, outer, qkv_bias=bias, rope=rope, eps=1e-5, qk_norm=norms)
     dense = body.integer("first_k_dense_replace", 1)
-    read = replace(read, num_further=max(1, body.integer("num_nextn_predict_layers", 1)))
+    read = replace(read, num_nextn_predict_layers=max(1, body.integer("num_nextn_predict_layers", 1)))
     return with_experts(read, read_noaux_experts(body, "n_shared_experts"), range(dense, len(read.layers)))
 
 

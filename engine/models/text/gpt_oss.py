@@ -51,7 +51,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     read = read_text(body, outer, sliding="layers", pattern=2, head_dim=64, rope=ROPE, eps=1e-5)
     layout = "codes by turns" if holds_experts(outer) else "by turns"
     experts = read_experts(
-        body, width="intermediate_size", renormalise=True, layout=layout, clamped=True, router_bias=True
+        body, width="intermediate_size", norm_topk_prob=True, layout=layout, clamped=True, router_bias=True
     )
     return with_experts(every_layer(read, sinks=True), experts)
 

@@ -32,7 +32,7 @@ class GraniteMoE(Llama):
 
 def text(body: Section, outer: Section) -> TextConfig:
     """Every layer has experts."""
-    experts = read_experts(body, width="intermediate_size", renormalise=True, layout="joined")
+    experts = read_experts(body, width="intermediate_size", norm_topk_prob=True, layout="joined")
     return with_experts(granite.text(body, outer), experts)
 
 

@@ -37,7 +37,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     body = Section(values, body.path)
     read = read_text(body, outer, eps=1e-5, qk_norm="head after rotation")
     shared = read.intermediate_size * body.integer("num_shared_expert", 1)
-    return with_experts(read, read_experts(body, chosen="moe_topk", renormalise=True, shared_width=shared))
+    return with_experts(read, read_experts(body, chosen="moe_topk", norm_topk_prob=True, shared_width=shared))
 
 
 FAMILY = Family(name="HunYuan MoE", architectures=("HunYuanMoEV1ForCausalLM",), model=HunYuanMoE, text=text)

@@ -33,7 +33,7 @@ def text(body: Section, outer: Section) -> TextConfig:
         body,
         score="sigmoid",
         correction=body.boolean("use_expert_bias", True),
-        renormalise=body.boolean("norm_topk_prob", True),
+        norm_topk_prob=body.boolean("norm_topk_prob", True),
         eps=1e-6,
         scale=body.number("routed_scaling_factor", 1.0),
     )

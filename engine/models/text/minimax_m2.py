@@ -32,8 +32,8 @@ def text(body: Section, outer: Section) -> TextConfig:
     partial = body.size("rotary_dim", width) / width
     rope = RopeDefaults(5_000_000.0, partial)
     read = read_text(body, outer, head_dim=128, rope=rope, qk_norm="projection")
-    experts = read_experts(body, width="intermediate_size", score="sigmoid", correction=True, renormalise=True)
-    return with_experts(replace(read, num_further=body.integer("num_mtp_modules", 0)), experts)
+    experts = read_experts(body, width="intermediate_size", score="sigmoid", correction=True, norm_topk_prob=True)
+    return with_experts(replace(read, num_nextn_predict_layers=body.integer("num_mtp_modules", 0)), experts)
 
 
 FAMILY = Family(name="MiniMax-M2", architectures=("MiniMaxM2ForCausalLM",), model=MiniMaxM2, text=text)

@@ -25,7 +25,7 @@ class Mixtral(Llama):
 def text(body: Section, outer: Section) -> TextConfig:
     """Two of eight experts, whose weights sum to one."""
     read = read_text(body, outer, sliding="given", rope=ROPE, eps=1e-5)
-    return with_experts(read, read_experts(body, width="intermediate_size", renormalise=True))
+    return with_experts(read, read_experts(body, width="intermediate_size", norm_topk_prob=True))
 
 
 FAMILY = Family(name="Mixtral", architectures=("MixtralForCausalLM",), model=Mixtral, text=text)

@@ -32,7 +32,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     read = read_text(body, outer, qkv_bias=body.boolean("qkv_bias", True))
     experts = read_experts(
         body,
-        renormalise=body.boolean("norm_topk_prob", False),
+        norm_topk_prob=body.boolean("norm_topk_prob", False),
         shared_width=body.size("shared_expert_intermediate_size"),
         shared_gate=True,
     )

@@ -14,7 +14,7 @@ def text(body: Section, outer: Section) -> TextConfig:
     """A switch gives all layers the window."""
     windowed = body.boolean("use_sliding_window", False)
     read = read_text(body, outer, sliding="given" if windowed else "none", qk_norm="head")
-    experts = read_experts(body, renormalise=body.boolean("norm_topk_prob", False))
+    experts = read_experts(body, norm_topk_prob=body.boolean("norm_topk_prob", False))
     return with_experts(read, experts, sparse_layers(body, len(read.layers)))
 
 

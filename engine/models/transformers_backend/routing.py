@@ -44,4 +44,4 @@ def _given(body: Section, names: tuple[str, ...]) -> str:
 
 
 def _groups(body: Section) -> dict[str, Any]:
-    return {"num_groups": body.size("n_group", 1), "kept_groups": body.size("topk_group", 1)}
+    return {"n_group": body.size("n_group", 1), "topk_group": body.size("topk_group", 1)}

@@ -86,7 +86,7 @@ def test_routes_of_few_rows(name):
 
 def test_programs_of_more_experts_choose_the_same(monkeypatch):
     """As those of many rows. Of few bits: sums of others are not the same in all shapes on every machine."""
-    routing = Routing(70, 3, renormalise=True)
+    routing = Routing(70, 3, norm_topk_prob=True)
     x, router = torch.randint(-16, 17, (19, 140)).half() / 8, torch.randint(-16, 17, (70, 140)).half() / 64
     few = launch_route(x, router, None, None, routing)
     for wide in (32, 64):
@@ -96,7 +96,7 @@ def test_programs_of_more_experts_choose_the_same(monkeypatch):
 
 
 def test_a_router_in_float32_takes_half_precision_rows():
-    routing = Routing(6, 2, renormalise=True)
+    routing = Routing(6, 2, norm_topk_prob=True)
     x, router = torch.randn(3, 140).half(), torch.randn(6, 140) / 8
     got, weights = launch_route(x, router, None, None, routing)
     want, weighed = route_reference(x, router, None, None, routing)
@@ -108,7 +108,7 @@ def test_a_router_in_float32_takes_half_precision_rows():
 @pytest.mark.parametrize("real", [0, 1, 3])
 def test_padding_chooses_no_expert_and_reads_no_weight(tokens, real):
     """Experts' matrices are NaN but for those that real rows chose; so are the rows and the router's of padding."""
-    routing, width, depth = Routing(7, 3, renormalise=True), 24, 40
+    routing, width, depth = Routing(7, 3, norm_topk_prob=True), 24, 40
     count = torch.tensor([real], dtype=torch.int32)
     x, router = torch.randn(tokens, depth), torch.randn(7, depth) / 4
     x[real:] = math.nan

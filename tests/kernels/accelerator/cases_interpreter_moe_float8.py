@@ -120,7 +120,7 @@ def test_a_nan_among_few_rows_stays_one(made):
 @pytest.mark.parametrize("inputs", [GROUPS, POWERS, ROWS, GIVEN])
 def test_routes_of_few_rows_make_codes_too(inputs):
     """By the program behind those that choose."""
-    routing = Routing(6, 2, renormalise=True)
+    routing = Routing(6, 2, norm_topk_prob=True)
     x, gain, router = torch.randn(3, 200), torch.rand(200), torch.randn(6, 200) / 4
     rest = (gain, 1e-5, router, None, None, routing)
     for _ in range(2):

@@ -80,7 +80,7 @@ async def test_which_layers_have_experts_and_what_is_refused():
     found = load_model_config(folder).text
     assert [layer.experts is not None for layer in found.layers] == [False, True, False, True]
     routing = found.layers[1].experts.routing
-    assert (routing.num_experts, routing.top_k, routing.renormalise) == (8, 2, False)
+    assert (routing.num_experts, routing.top_k, routing.norm_topk_prob) == (8, 2, False)
     assert found.layers[0].rope.theta == 10000.0
     for key, value in {
         "expert_choice_router": True, "num_shared_experts": 1, "moe_normalize_expert_weights": True, "moe_top_k": 9,

@@ -1,4 +1,4 @@
-"""Embeddings per layer of Gemma 4: a table of its own for each token, of which every layer reads its part.
+"""Per-layer inputs of Gemma 4: a second table of embeddings, of whose rows every layer reads its part.
 
 Thread: device. In: token ids, and the stream of a layer. Out: rows of the table, and what a layer adds of its part.
 """
@@ -16,7 +16,7 @@ from engine.layers.norm import stream_norm
 from engine.layers.stream import Product, Stream
 
 
-class BesideTable(Embedding):
+class PerLayerTable(Embedding):
     """The embeddings of all layers."""
 
     __slots__ = ("marks", "pad")
@@ -32,17 +32,17 @@ class BesideTable(Embedding):
             self.table[mark : mark + 1] = self.table[self.pad]
 
 
-class Beside:
-    """What a layer adds from its own embedding of each token."""
+class PerLayerInput:
+    """What a layer adds from its input of each token."""
 
     def __init__(self, text: TextConfig, number: int) -> None:
         self.number = number
         self.activation = BY_NAME[text.activation]
-        self.gate = Linear(text.hidden_size, text.beside_width)
-        self.project = Linear(text.beside_width, text.hidden_size)
+        self.gate = Linear(text.hidden_size, text.hidden_size_per_layer_input)
+        self.project = Linear(text.hidden_size_per_layer_input, text.hidden_size)
         self.norm = stream_norm(text)
 
     def add_to(self, x: Stream) -> None:
-        assert x.beside is not None, "the decoder makes it before the first layer"
+        assert x.per_layer_inputs is not None, "the decoder makes it before the first layer"
         gated = pointwise(self.gate(x.rows()), self.activation)
-        x.add(Product(self.project, gated * x.beside[:, self.number]), self.norm)
+        x.add(Product(self.project, gated * x.per_layer_inputs[:, self.number]), self.norm)
