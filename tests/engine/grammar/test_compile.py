@@ -159,6 +159,7 @@ async def test_s30_compiles_that_no_caller_awaits_are_dropped(pool):
     held.go_on.set()
     assert (await wanted).lanes
     assert sorted(held.made[2:]) == ["wanted"], "what had begun was finished, the rest was not begun"
+    await asyncio.gather(*(compiling.task for compiling in kept.running.values()), return_exceptions=True)
     assert not kept.running
     kept.close()
 
