@@ -119,7 +119,7 @@ class Faults:
             for fault in self.armed:
                 if fault.point != point or (kind and fault.kind != kind) or (not kind and fault.kind == "crash"):
                     continue
-                if fault.token >= 0 and (step is None or not fault.slots & set(step.rows.slots.tolist())):
+                if not _meets(fault, step):
                     continue
                 fault.count -= 1
                 self.happened[f"{point} {fault.kind}"] += 1
@@ -127,6 +127,16 @@ class Faults:
                     self.armed = [other for other in self.armed if other is not fault]
                 return fault
         return None
+
+
+def _meets(fault: Fault, step: Any) -> bool:
+    """Whether a step has a row for the fault. Logits to spoil exist only in rows that sample: a chunk may not."""
+    if fault.token < 0 and fault.kind != "nan":
+        return True
+    if step is None:
+        return False
+    slots = set((step.sampled_slots if fault.kind == "nan" else step.rows.slots).tolist())
+    return bool(slots if fault.token < 0 else slots & fault.slots)
 
 
 def _find_rows(fault: Fault, step: Any) -> None:
