@@ -44,7 +44,7 @@ def fitted(config: Config, memory: int) -> Config:
 def report(config: Config, memory: int) -> None:
     """Logs which budgets of a fitted configuration the memory has cut."""
     cut = [
-        f"--{name.replace('_', '-')} {value:.12g}"
+        f"--{name.replace('_', '-')} {value if isinstance(value, int) else round(value, 2)}"
         for group, name, value in _cuts(memory)
         if getattr(getattr(config, group), name) == value
     ]

@@ -43,8 +43,8 @@ def check(floors: dict[str, str] = FLOORS) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Of a release, without its suffix; zeros behind do not count."""
-    found = [int(each) for each in re.match(r"[\d.]*", version)[0].split(".") if each]  # type: ignore[index]
+    """The parts of a version without its suffix and without zeros at the end: "1.2.0rc1" is (1, 2)."""
+    found = [int(each) for each in re.sub(r"[^\d.].*", "", version).split(".") if each]
     while found and not found[-1]:
         found.pop()
     return tuple(found)
