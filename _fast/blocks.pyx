@@ -6,7 +6,11 @@ Idle blocks form one doubly linked list by index, with block 0 as its sentinel:
 
     0 <-> [not named: reused first] <-> [named, least recently used] ... [named, most recently used] <-> 0
 
-Invariant: num_free + num_cached + num_used == total.
+A run is a chain of blocks through `next`, for a state or for a tail (HYBRID.md): its head stands for all of them, has
+references and a name, and an id by which the device knows the run. Idle runs have lists of their own, with sentinels
+behind the last block. Unnamed runs stay whole until a caller breaks them up.
+
+Invariant: num_free + num_cached + num_used == total; each member of a run counts.
 """
 
 from array import array
@@ -16,23 +20,49 @@ cimport cython
 
 @cython.final
 cdef class BlockPool:
-    """Reference counts and the list of idle blocks; one pool serves every cache group."""
+    """Reference counts and the lists of idle blocks; one pool serves every cache group."""
 
-    def __init__(self, int32_t num_blocks):
+    def __init__(self, int32_t num_blocks, int32_t state_blocks=0, int32_t tail_blocks=0, int32_t max_tails=0):
+        """`state_blocks`, `tail_blocks`: of a run; 0: there are no runs. `max_tails`: runs for tails at most."""
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: block 0 is the dummy, so at least 2 are needed")
+        if state_blocks < 0 or (state_blocks > 0) != (tail_blocks > 0) or (state_blocks > 0) != (max_tails > 0):
+            raise ValueError(
+                f"state_blocks={state_blocks}, tail_blocks={tail_blocks}, max_tails={max_tails}: all are 0, or each is "
+                "at least 1"
+            )
         cdef int32_t i
+        cdef int32_t num_ids
         self.total = num_blocks - 1
         self.num_free = self.total
         self.num_cached = 0
         self.num_used = 0
         self.refs = array("i", bytes(4 * num_blocks))
-        self.before = array("i", bytes(4 * num_blocks))
-        self.after = array("i", bytes(4 * num_blocks))
+        self.before = array("i", bytes(4 * (num_blocks + NUM_PLACES - 1)))
+        self.after = array("i", bytes(4 * (num_blocks + NUM_PLACES - 1)))
         self.named = array("B", bytes(num_blocks))
         for i in range(num_blocks):
             self.after[i] = i + 1 if i + 1 < num_blocks else 0
             self.before[i] = i - 1 if i else num_blocks - 1
+        for i in range(num_blocks, num_blocks + NUM_PLACES - 1):
+            self.after[i] = self.before[i] = i
+        self.sizes = [1, state_blocks, tail_blocks]
+        self.idle_blocks = [0, 0, 0, 0, 0]
+        self.free_id = 0
+        num_ids = 0
+        if state_blocks:
+            num_ids = self.total // state_blocks + min(self.total // tail_blocks, max_tails)
+            self.free_id = 1
+        self.next = array("i", bytes(4 * (num_blocks if state_blocks else 1)))
+        self.kinds = array("B", bytes(num_blocks if state_blocks else 1))
+        self.ids = array("i", bytes(4 * (num_blocks if state_blocks else 1)))
+        self.heads = array("i", [-i - 1 if i < num_ids else 0 for i in range(num_ids + 1)])
+        self.heads[0] = 0
+
+    @property
+    def num_ids(self):
+        """Ids of runs, the dummy 0 among them; 0: there are no runs."""
+        return self.heads.shape[0] if self.sizes[STATE_RUN] else 0
 
     cdef int32_t num_idle(self) noexcept nogil:
         """Blocks that can be handed out."""
@@ -46,27 +76,33 @@ cdef class BlockPool:
         return block
 
     cdef void hold(self, block_t block) noexcept nogil:
-        """One more user. An idle block leaves the list."""
+        """One more user. An idle block, or run, leaves its list."""
+        cdef int32_t count = 1
         if self.refs[block] == 0:
+            if self.sizes[STATE_RUN]:
+                count = self.sizes[self.kinds[block]]
             self._unlink(block)
             if self.named[block]:
-                self.num_cached -= 1
+                self.num_cached -= count
             else:
-                self.num_free -= 1
-            self.num_used += 1
+                self.num_free -= count
+            self.num_used += count
         self.refs[block] += 1
 
     cdef void release(self, block_t block) noexcept nogil:
         """One user less. The last one puts it where its name says: named blocks at the end, others in front."""
+        cdef int32_t count = 1
         self.refs[block] -= 1
         if self.refs[block] == 0:
-            self.num_used -= 1
+            if self.sizes[STATE_RUN]:
+                count = self.sizes[self.kinds[block]]
+            self.num_used -= count
             if self.named[block]:
-                self.num_cached += 1
-                self._link(block, False)
+                self.num_cached += count
+                self._link(block, self._place(block), False)
             else:
-                self.num_free += 1
-                self._link(block, True)
+                self.num_free += count
+                self._link(block, self._place(block), True)
 
     cdef void name(self, block_t block) noexcept nogil:
         """The prefix index now names this block; it must be in use."""
@@ -74,33 +110,174 @@ cdef class BlockPool:
 
     cdef void unname(self, block_t block) noexcept nogil:
         """The prefix index dropped it. An idle block moves to the front: nothing is lost by reusing it first."""
+        cdef int32_t count = 1
+        if self.refs[block]:
+            self.named[block] = 0
+            return
+        if self.sizes[STATE_RUN]:
+            count = self.sizes[self.kinds[block]]
+        self.num_cached -= count
+        self.num_free += count
+        self._unlink(block)
         self.named[block] = 0
-        if self.refs[block] == 0:
-            self.num_cached -= 1
-            self.num_free += 1
-            self._unlink(block)
-            self._link(block, True)
+        self._link(block, self._place(block), True)
 
-    cdef void _link(self, block_t block, bint first) noexcept nogil:
-        cdef block_t left = 0 if first else self.before[0]
+    cdef int32_t _place(self, block_t block) noexcept nogil:
+        """The list where an idle block, or run, belongs."""
+        if not self.sizes[STATE_RUN] or self.kinds[block] == PLAIN:
+            return IDLE_BLOCKS
+        return SPARE_STATES - 1 + self.named[block] if self.named[block] else self.kinds[block]
+
+    cdef void _link(self, block_t block, int32_t place, bint first) noexcept nogil:
+        cdef block_t end = self.total + place if place else 0
+        cdef block_t left = end if first else self.before[end]
         cdef block_t right = self.after[left]
         self.before[block] = left
         self.after[block] = right
         self.after[left] = block
         self.before[right] = block
+        if place:
+            self.idle_blocks[place] += self.sizes[self.kinds[block]]
 
     cdef void _unlink(self, block_t block) noexcept nogil:
+        """Out of its list; its name and kind are still those with which it went there."""
+        cdef int32_t place = self._place(block)
         self.after[self.before[block]] = self.after[block]
         self.before[self.after[block]] = self.before[block]
+        if place:
+            self.idle_blocks[place] -= self.sizes[self.kinds[block]]
+
+    # Runs. A block that is to become a member must lie idle, without a name, at the front of the first list.
+
+    cdef bint is_loose(self) noexcept nogil:
+        """Whether take() hands out a block that has no name."""
+        return self.after[0] != 0 and not self.named[self.after[0]]
+
+    cdef bint loosen(self) noexcept nogil:
+        """Break up an idle run without a name, a state's first; False: there is none."""
+        cdef int32_t place
+        cdef block_t head
+        for place in range(IDLE_STATES, IDLE_TAILS + 1):
+            head = self.first_run(place)
+            if head:
+                self.break_up(head)
+                return True
+        return False
+
+    cdef block_t first_run(self, int32_t place) noexcept nogil:
+        """The first run of a list, or 0."""
+        cdef block_t head = self.after[self.total + place]
+        return head if head <= self.total else 0
+
+    cdef block_t form(self, int32_t kind) noexcept nogil:
+        """The head of a new run with one user; each of its members is_loose() or becomes it by loosen(). 0: no blocks.
+
+        The caller has dropped the names of as many idle blocks as are needed.
+        """
+        cdef block_t head = 0
+        cdef block_t last = 0
+        cdef block_t block
+        cdef int32_t _k
+        if not self.free_id:
+            return 0
+        for _k in range(self.sizes[kind]):
+            if not self.is_loose() and not self.loosen():
+                break
+            block = self.take()
+            self.refs[block] = 0
+            if head:
+                self.next[last] = block
+            else:
+                head = block
+            last = block
+        else:
+            self.next[last] = 0
+            self.refs[head] = 1
+            self.kinds[head] = <uint8_t>kind
+            self.ids[head] = self.free_id
+            self.free_id = -self.heads[self.free_id]
+            self.heads[self.ids[head]] = head
+            return head
+        while head:
+            block = self.next[head] if head != last else 0
+            self.refs[head] = 1
+            self.release(head)
+            head = block
+        return 0
+
+    cdef void break_up(self, block_t head) noexcept nogil:
+        """The members of an idle run without a name become idle blocks; its id is free."""
+        cdef block_t block
+        self._unlink(head)
+        self.heads[self.ids[head]] = -self.free_id
+        self.free_id = self.ids[head]
+        self.ids[head] = 0
+        self.kinds[head] = PLAIN
+        while head:
+            block = self.next[head]
+            self.next[head] = 0
+            self._link(head, IDLE_BLOCKS, True)
+            head = block
+
+    cdef void mark(self, block_t head, uint8_t mark) noexcept nogil:
+        """A named state is dropped first (1) or last (2) from now on; it counts as just used."""
+        if self.named[head] == mark:
+            return
+        if self.refs[head] == 0:
+            self._unlink(head)
+            self.named[head] = mark
+            self._link(head, self._place(head), False)
+        else:
+            self.named[head] = mark
 
     # What tests and tools see: the same moves, with their arguments checked.
 
     def acquire(self):
-        """Take a block: its number, or 0 when none is idle. It loses its name, if it had one."""
-        cdef block_t block = self.take()
+        """Take a block: its number, or 0 when none is idle. Idle runs are broken up first; it loses its name."""
+        cdef block_t block
+        if not self.is_loose():
+            self.loosen()
+        block = self.take()
         if block and self.named[block]:
             self.unname(block)
         return block
+
+    def acquire_run(self, int32_t kind):
+        """The head of a run of that kind, an idle one or a new one; 0 when too few blocks lie idle without names."""
+        if kind not in (STATE_RUN, TAIL_RUN) or not self.sizes[STATE_RUN]:
+            raise ValueError(f"kind {kind}: 1 is a state, 2 is a tail, and the pool has runs of both or of none")
+        cdef block_t head = self.first_run(kind)
+        if head:
+            self.hold(head)
+            return head
+        return self.form(kind)
+
+    def run(self, int32_t run_id):
+        """The blocks of a run, the head first; empty: no run has this id."""
+        if not 0 <= run_id < self.heads.shape[0]:
+            raise ValueError(f"run {run_id}: this pool has ids up to {self.heads.shape[0] - 1}")
+        cdef list found = []
+        cdef block_t block = max(self.heads[run_id], 0)
+        while block:
+            found.append(block)
+            block = self.next[block]
+        return found
+
+    def run_id(self, int32_t head):
+        """The id of the run whose first block this is; 0: it is no head."""
+        self._check(head)
+        return self.ids[head] if self.sizes[STATE_RUN] else 0
+
+    def idle_runs(self, int32_t place):
+        """Heads of idle runs in the order of their list: 1 states, 2 tails, 3 and 4 named states (for tests)."""
+        if not IDLE_STATES <= place < NUM_PLACES:
+            raise ValueError(f"place {place}: lists of runs are 1 to {NUM_PLACES - 1}")
+        cdef list found = []
+        cdef block_t head = self.after[self.total + place]
+        while head <= self.total:
+            found.append(head)
+            head = self.after[head]
+        return found
 
     def share(self, int32_t block):
         """One more reference to a block that is used or cached."""

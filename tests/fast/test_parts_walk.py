@@ -12,17 +12,37 @@ from tests.fast.oracles import blocks, prefix, queue
 KEY = bytes(range(16))
 
 
-@pytest.mark.parametrize("seed", range(250))  # 100,000 moves
-def test_the_pool_makes_the_same_moves_as_its_oracle(seed):
+@pytest.mark.parametrize("runs", [None, (1, 1), (3, 2), (66, 5)], ids=["blocks", "1", "3", "66"])
+@pytest.mark.parametrize("seed", range(100))  # 160,000 moves
+def test_the_pool_makes_the_same_moves_as_its_oracle(seed, runs):
+    walk_the_pool(seed, 400, runs)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("runs", [(1, 1), (3, 2), (66, 5)], ids=["1", "3", "66"])
+@pytest.mark.parametrize("seed", range(1000, 1100))  # 300,000 moves each
+def test_the_long_form_of_the_pools_walk(seed, runs):
+    walk_the_pool(seed, 10_000, runs)
+
+
+def walk_the_pool(seed, moves, runs):
+    """Random moves; the pool's blocks, runs, lists and counts are the oracle's after each of them."""
     rng = random.Random(seed)
-    size = rng.randint(2, 65)
-    pool, oracle = BlockPool(size), blocks.Pool(size)
-    for _ in range(400):
+    size = rng.randint(2, 65) + (8 * runs[0] if runs else 0)
+    pool = BlockPool(size, *runs, size) if runs else BlockPool(size)
+    oracle = blocks.Pool(size, *runs or ())
+    for _ in range(moves):
         used = [block for block, refs in oracle.refs.items() if refs]
-        idle_named = [block for block, named in oracle.idle if named]
-        move = rng.choice(["acquire", "acquire", "free", "free", "share", "name", "unname"])
+        idle_named = [block for block, named in oracle.idle if named] + oracle.idle_heads(3, 4)
+        move = rng.choice(["acquire", "acquire", "run", "free", "free", "share", "name", "unname"])
         if move == "acquire":
             assert pool.acquire() == oracle.acquire(), f"seed {seed}"
+        elif move == "run" and runs:
+            kind = rng.choice([1, 1, 2])
+            head = pool.acquire_run(kind)
+            assert head == oracle.acquire_run(kind), f"seed {seed}"
+            assert not head or pool.run(pool.run_id(head)) == oracle.runs[head][1]
         elif move == "free" and used:
             block = rng.choice(used)
             pool.free(block)
@@ -32,9 +52,10 @@ def test_the_pool_makes_the_same_moves_as_its_oracle(seed):
             pool.share(block)
             oracle.share(block)
         elif move == "name" and used:
-            block = rng.choice(used)
-            pool.set_named(block, True)
-            oracle.set_named(block, True)
+            block = rng.choice([block for block in used if oracle.runs.get(block, (1,))[0] == 1] or [0])
+            if block:
+                pool.set_named(block, True)
+                oracle.set_named(block, True)
         elif move == "unname" and oracle.named:
             block = rng.choice(sorted(oracle.named))
             pool.set_named(block, False)
@@ -43,6 +64,28 @@ def test_the_pool_makes_the_same_moves_as_its_oracle(seed):
         assert (pool.num_free, pool.num_cached, pool.num_used) == oracle.counts, f"seed {seed}"
         assert pool.num_free + pool.num_cached + pool.num_used == pool.total
         assert pool.sum_refs() == sum(oracle.refs.values())
+        for place in (1, 2, 3, 4) if runs else ():
+            assert pool.idle_runs(place) == oracle.idle_runs[place], f"seed {seed}"
+
+
+def test_idle_runs_stay_whole_until_others_need_their_blocks():
+    pool = BlockPool(10, 3, 2, 4)
+    first, tail = pool.acquire_run(1), pool.acquire_run(2)
+    run_id = pool.run_id(first)
+    members = pool.run(run_id)
+    pool.free(first)
+    pool.free(tail)
+    assert pool.num_free == 9
+    assert [pool.acquire() for _ in range(4)] == [6, 7, 8, 9]  # no member of an idle run
+    assert pool.acquire_run(1) == first
+    assert pool.run(run_id) == members
+    pool.free(first)
+    assert pool.acquire() in members  # broken up
+    assert pool.run(run_id) == []
+    with pytest.raises(ValueError, match="1 is a state, 2 is a tail"):
+        pool.acquire_run(3)
+    with pytest.raises(ValueError, match="all are 0, or each is"):
+        BlockPool(10, 3)
 
 
 def test_a_block_freed_once_too_often_is_refused_in_words():
