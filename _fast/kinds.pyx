@@ -10,24 +10,40 @@ entries a token still reads:
     full      [b b b b b b]          sliding  [0 0 0 b b b]   (the window reaches back two blocks)
 
 Another kind is a member of GroupKind, its branches below, and a file in engine/cache that declares it; `window` is the
-one number that it brings, whatever it counts. A latent for each token has the answers of full. A state, which each
-token reads and replaces, has one block for a row and one more for each step in flight: `takes` gives one to the entries
-where a step may end, `needed_from` is the entry of the token before, `chunk_end` is a multiple of `window`, and
-`is_named` is true of an entry whose end is what is committed: there alone a block holds the state after its last token.
+one number that it brings, whatever it counts. A latent for each token has the answers of full. A state belongs to no
+token: groups of states take no entry of a block table, stand behind the groups that do, and share runs (states.pyx).
 """
 
 FULL = GROUP_FULL  # every earlier token is read
 SLIDING = GROUP_SLIDING  # the last `window` tokens are read, the newest included
+STATE = GROUP_STATE  # a state for each row, behind a multiple of `window` tokens, and the inputs of later tokens
 
 
 cdef int fill_group(Group* group, int32_t kind, int32_t window, int32_t block_size, int32_t max_chunk) except -1:
     """ValueError unless there is such a kind, and its window is right."""
-    if kind not in (GROUP_FULL, GROUP_SLIDING):
-        raise ValueError(f"a group has kind {kind}: 0 is full, 1 is sliding")
+    if kind not in (GROUP_FULL, GROUP_SLIDING, GROUP_STATE):
+        raise ValueError(f"a group has kind {kind}: 0 is full, 1 is sliding, 2 is a state")
+    if kind == GROUP_STATE and window < 1:
+        raise ValueError(f"a group of states folds {window} tokens at once: at least 1")
     if kind == GROUP_SLIDING and window < 1:
         raise ValueError(f"a group slides with window {window}: at least 1 token")
     group.kind, group.window, group.block_size, group.max_chunk = kind, window, block_size, max_chunk
     return 0
+
+
+cdef int32_t take_states(list groups) except -1:
+    """Drop the groups of states, which stand behind the others; how many tokens their layers fold at once, or 0."""
+    cdef int32_t chunk = 0
+    cdef Group group
+    while groups and groups[len(groups) - 1][0] == GROUP_STATE:
+        fill_group(&group, GROUP_STATE, groups.pop()[1], 1, 1)
+        chunk = max(chunk, group.window)
+    if not groups and not chunk:
+        raise ValueError("groups is empty: name at least one (kind, window)")
+    for i, (kind, _) in enumerate(groups):
+        if kind == GROUP_STATE:
+            raise ValueError(f"group {i} has states: groups of states stand behind all others")
+    return chunk
 
 
 cdef int32_t needed_from(const Group* group, int32_t position) noexcept nogil:
@@ -40,6 +56,8 @@ cdef int32_t needed_from(const Group* group, int32_t position) noexcept nogil:
 cdef int32_t demand(const Group* group, int32_t hit, int32_t entries) noexcept nogil:
     """New blocks that a row holds at once, at most, on its way from `hit` entries, which it found, to `entries`."""
     cdef int32_t most = entries - hit
+    if group.kind == GROUP_STATE:
+        return 0
     if group.kind == GROUP_SLIDING:
         # The window, a chunk in flight and the next one that is planned meanwhile, and ragged ends.
         most = min(most, (group.window + 2 * group.max_chunk) // group.block_size + 3

@@ -9,6 +9,10 @@ What the device needs of a step is one int32 record:
 
     header | slot | start | len | computed | flags | token ids | (to a multiple of ALIGNED) tail
     tail:   updates [num_updates][UPDATE_WORDS] | params [num_params][SLOT_WORDS] | positions [1 to AXES][num_tokens]
+
+Of a model with states the record goes on, behind the room of the longest tail:
+
+    states [STATE_COLUMNS][max_rows] | (to a multiple of ALIGNED) new runs [num_runs][1 + blocks of a run]
 """
 
 from enum import IntEnum, IntFlag
@@ -31,6 +35,7 @@ class Header(IntEnum):
     POSITIONS_AT = 8  # where positions begin (M-RoPE's, or the last keys that tokens see); 0: there are none
     USED_LEN = 9  # only so many values of the record count
     HOME = 10  # the plan's number: which buffer on the host the step's tokens go to
+    NUM_RUNS = 11  # runs of states and tails whose blocks the device does not know yet
 
 
 class RowColumn(IntEnum):
@@ -41,6 +46,23 @@ class RowColumn(IntEnum):
     LEN = 2
     COMPUTED = 3  # tokens of the row that earlier steps compute
     FLAGS = 4
+
+
+class StateColumn(IntEnum):
+    """Columns of max_rows values each, of models with states; runs by id, 0 is none.
+
+    A row's state is that of BASE_RUN behind BASE tokens, and the inputs of later tokens in TAIL_RUN, by position. The
+    step writes the state behind NEW_BASE tokens to WRITE_RUN (0: it writes none), and states behind CHECKPOINT_AT
+    tokens, BASE < CHECKPOINT_AT < NEW_BASE, to CHECKPOINT_RUN: CHECKPOINTS columns of each.
+    """
+
+    BASE_RUN = 0
+    WRITE_RUN = 1
+    TAIL_RUN = 2
+    BASE = 3
+    NEW_BASE = 4
+    CHECKPOINT_RUN = 5
+    CHECKPOINT_AT = 9
 
 
 class RowFlag(IntFlag):
@@ -110,6 +132,8 @@ def padded(count: int) -> int:
     return -(-count // ALIGNED) * ALIGNED
 
 
+CHECKPOINTS = 4  # states that a row's step writes in passing, at most
+STATE_COLUMNS = StateColumn.CHECKPOINT_AT + CHECKPOINTS
 HEADER_LEN = padded(len(Header))
 UPDATE_WORDS = len(UpdateWord)
 SLOT_WORDS = padded(len(SlotWord))  # int32 values of a slot's row
@@ -130,20 +154,38 @@ def tail_at(max_rows: int, max_tokens: int) -> int:
     return padded(tokens_at(max_rows) + max_tokens)
 
 
-def record_len(max_rows: int, max_tokens: int, max_updates: int) -> int:
-    """How many int32 values the record of a plan of these sizes takes."""
+def record_len(max_rows: int, max_tokens: int, max_updates: int, run_width: int = 0) -> int:
+    """How many int32 values the record of a plan of these sizes takes; `run_width`: blocks of the longest run."""
+    if run_width:
+        return runs_at(max_rows, max_tokens, max_updates) + padded(new_runs(max_rows) * (1 + run_width))
     tail = UPDATE_WORDS * max_updates + SLOT_WORDS * max_rows + AXES * max_tokens
     return tail_at(max_rows, max_tokens) + padded(tail)
+
+
+def states_at(max_rows: int, max_tokens: int, max_updates: int) -> int:
+    """Where the columns of states begin."""
+    return record_len(max_rows, max_tokens, max_updates)
+
+
+def runs_at(max_rows: int, max_tokens: int, max_updates: int) -> int:
+    """Where the new runs begin."""
+    return states_at(max_rows, max_tokens, max_updates) + padded(STATE_COLUMNS * max_rows)
+
+
+def new_runs(max_rows: int) -> int:
+    """New runs that a step takes at most: a state and a tail of each row, and some checkpoints."""
+    return 2 * max_rows + 8
 
 
 def declarations() -> str:
     """The text of layout.pxd."""
     lines = ["# Written by setup.py from layout.py, which says what these are.", ""]
-    for kind in (Header, RowColumn, RowFlag, TokenCode, UpdateWord, SlotWord, GraphKind):
+    for kind in (Header, RowColumn, StateColumn, RowFlag, TokenCode, UpdateWord, SlotWord, GraphKind):
         first = "".join(letter if letter.islower() or not k else " " for k, letter in enumerate(kind.__name__))
         prefix = first.split()[0].upper()
         lines += [f"cdef enum:  # {kind.__name__}", *(f"    {prefix}_{one.name} = {one.value}" for one in kind), ""]
     lines += ["cdef enum:", f"    ALIGNED = {ALIGNED}", f"    HEADER_LEN = {HEADER_LEN}"]
+    lines += [f"    CHECKPOINTS = {CHECKPOINTS}", f"    STATE_COLUMNS = {STATE_COLUMNS}"]
     lines += [f"    UPDATE_WORDS = {UPDATE_WORDS}", f"    SLOT_WORDS = {SLOT_WORDS}"]
     lines += [f"    NUM_GRAPH_KINDS = {len(GraphKind)}", ""]
     return "\n".join(lines)

@@ -15,6 +15,9 @@ cdef struct Lines:  # where some of the arrays lie: side by side, as the views h
     int64_t* out_request
     uint8_t* epoch
     int32_t* record
+    int32_t* states  # [STATE_COLUMNS, max_rows]; NULL: the model has no states, as for the next
+    int32_t* runs  # [new_runs(max_rows), 1 + run_width]
+    int32_t run_width
 
 
 cdef class StepPlan:

@@ -39,7 +39,20 @@ class StepPlan:
     out_finish: Any
     out_request: Any
     def __init__(
-        self, max_rows: int, max_tokens: int, max_updates: int, buffer: Any = None, number: int = 0, width: int = 1
+        self,
+        max_rows: int,
+        max_tokens: int,
+        max_updates: int,
+        buffer: Any = None,
+        number: int = 0,
+        width: int = 1,
+        run_width: int = 0,
     ) -> None: ...
+    @property
+    def run_width(self) -> int: ...
+    @property
+    def states(self) -> list[list[int]]: ...
+    @property
+    def new_runs(self) -> dict[int, list[int]]: ...
     @property
     def used_len(self) -> int: ...

@@ -4,7 +4,7 @@ Owner: the device thread. In: schedule() fills rows, tokens and block-table chan
 Out: views at full capacity; readers slice them to the counts. What the device needs lies in one int32 record, which
 the engine may place in pinned memory, where the device reads it:
 
-    header | row_slot | row_start | row_len | row_computed | row_flags | token_ids | updates, params, positions
+    header | row_slot | row_start | row_len | row_computed | row_flags | token_ids | updates, params, positions | states
 
 laid out as layout.py says. Only the first used_len values count. Encodes, media runs and results stay on the host, in
 memory of the plan. A plan is rewritten by the next schedule() that is given it; the engine must not do that before the
@@ -17,12 +17,12 @@ from array import array
 cimport cython
 from libc.string cimport memcpy, memset
 
-from _fast.layout import RowColumn, column_at, record_len, tail_at, tokens_at
+from _fast.layout import RowColumn, column_at, record_len, runs_at, states_at, tail_at, tokens_at
 
 from _fast.layout cimport (
-    HEADER_HOME, HEADER_LEN, HEADER_NUM_DECODE_ROWS, HEADER_NUM_ROWS, HEADER_NUM_SAMPLED, HEADER_NUM_TOKENS,
-    HEADER_NUM_UPDATES, HEADER_STEP_HIGH, HEADER_STEP_LOW, HEADER_USED_LEN, ROW_FEED, ROW_SAMPLE, UPDATE_BLOCK,
-    UPDATE_GROUP, UPDATE_INDEX, UPDATE_SLOT, UPDATE_WORDS,
+    HEADER_HOME, HEADER_LEN, HEADER_NUM_DECODE_ROWS, HEADER_NUM_ROWS, HEADER_NUM_RUNS, HEADER_NUM_SAMPLED,
+    HEADER_NUM_TOKENS, HEADER_NUM_UPDATES, HEADER_STEP_HIGH, HEADER_STEP_LOW, HEADER_USED_LEN, ROW_FEED, ROW_SAMPLE,
+    STATE_COLUMNS, UPDATE_BLOCK, UPDATE_GROUP, UPDATE_INDEX, UPDATE_SLOT, UPDATE_WORDS,
 )
 from _fast.seqs cimport Span
 
@@ -35,7 +35,8 @@ cdef class StepPlan:
     """One step in integers. `num_*` properties say how much of each array counts; `number` is its place among plans."""
 
     def __init__(self, int32_t max_rows, int32_t max_tokens, int32_t max_updates, buffer=None, int32_t number=0,
-                 int32_t width=1):
+                 int32_t width=1, int32_t run_width=0):
+        """`run_width`: blocks of the longest run of a model with states."""
         if not 1 <= width <= MAX_WIDTH:
             raise ValueError(f"width={width}: a row brings home at least 1 token, and at most {MAX_WIDTH}")
         if max_rows < 1 or max_tokens < max_rows or max_updates < 1:
@@ -43,7 +44,7 @@ cdef class StepPlan:
                 f"max_rows={max_rows}, max_tokens={max_tokens}, max_updates={max_updates}: a plan needs at least "
                 "one row, a token per row and one update"
             )
-        cdef int32_t size = record_len(max_rows, max_tokens, max_updates)
+        cdef int32_t size = record_len(max_rows, max_tokens, max_updates, run_width)
         cdef int32_t at
         cdef int32_t[::1] record = array("i", bytes(4 * size)) if buffer is None else buffer
         if record.shape[0] < size:
@@ -85,8 +86,13 @@ cdef class StepPlan:
         self.lines = Lines(
             &self.row_slot[0], &self.row_start[0], &self.row_len[0], &self.row_computed[0], &self.row_flags[0],
             &self.token_ids[0], &self.out_token[0], &self.out_finish[0], &self.out_count[0], &self.out_request[0],
-            &self.row_epoch[0], &self.record[0],
+            &self.row_epoch[0], &self.record[0], NULL, NULL, run_width,
         )
+        if run_width:
+            at = states_at(max_rows, max_tokens, max_updates)
+            self.lines.states = &self.record[at]
+            at = runs_at(max_rows, max_tokens, max_updates)
+            self.lines.runs = &self.record[at]
         self.row_start[0] = 0  # and stays 0
         self.clear()
 
@@ -94,6 +100,39 @@ cdef class StepPlan:
     def used_len(self):
         """How much of the record the device needs; 0: nothing is scheduled."""
         return self.record[HEADER_USED_LEN]
+
+    @property
+    def run_width(self):
+        """Blocks of the longest run; 0: the model has no states."""
+        return self.lines.run_width
+
+    @property
+    def states(self):
+        """[STATE_COLUMNS, max_rows], a copy of the columns of states (layout.StateColumn); empty without states."""
+        cdef int32_t k
+        cdef int32_t row
+        cdef list columns = []
+        cdef list column
+        for k in range(STATE_COLUMNS if self.lines.run_width else 0):
+            column = []
+            for row in range(self.max_rows):
+                column.append(self.lines.states[k * self.max_rows + row])
+            columns.append(column)
+        return columns
+
+    @property
+    def new_runs(self):
+        """{run id: blocks} that the device learns with this step, zeros behind the run's last block."""
+        cdef int32_t width = self.lines.run_width
+        cdef int32_t k
+        cdef int32_t i
+        cdef dict found = {}
+        for k in range(self.record[HEADER_NUM_RUNS] if width else 0):
+            blocks = []
+            for i in range(width):
+                blocks.append(self.lines.runs[k * (width + 1) + 1 + i])
+            found[self.lines.runs[k * (width + 1)]] = blocks
+        return found
 
     cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates):
         """ValueError unless a step of these sizes fits."""

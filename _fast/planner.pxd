@@ -18,6 +18,7 @@ cdef class Planner:
     cdef TokenShares shares
     cdef Settler settler
     cdef int32_t max_rows
+    cdef bint stateful  # the model has states
     cdef bint whole_prompts  # a prompt is computed in one step
     cdef int64_t next_step  # the step_id of the next plan that has rows
     cdef int64_t prefix_queries  # tokens looked up in the prefix index, since start
@@ -34,4 +35,5 @@ cdef class Planner:
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
     cdef void _enter(self, slot_t slot, int32_t hit, int32_t count, StepPlan plan) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil
+    cdef int32_t _idle_after(self) noexcept nogil
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil

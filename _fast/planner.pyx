@@ -32,6 +32,7 @@ cdef class Planner:
         self.settler = settler
         self.max_rows = max_rows
         self.whole_prompts = whole_prompts
+        self.stateful = tables.states.active
         self.next_step = first_step
 
     cdef void plan(self, StepPlan plan) noexcept nogil:
@@ -101,7 +102,9 @@ cdef class Planner:
         cdef int32_t reach = self.seqs.reach(slot, end, width)
         cdef int32_t missing
         cdef slot_t victim
-        if self.tables.covers(slot, reach):
+        if self.stateful:
+            self.tables.states.turn(slot)
+        elif self.tables.covers(slot, reach):
             return True
         missing = self.tables.missing(slot, end, reach)
         while missing > self.tables.pool.num_idle():
@@ -136,6 +139,8 @@ cdef class Planner:
         cdef int32_t idle = self.tables.pool.num_idle() - self.tables.num_revived
         # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
         cdef int32_t reserve = min(self.running.size, self.tables.pool.total >> 4) * self.tables.num_groups
+        if self.stateful:  # a row that folds holds two states for a while
+            reserve += self.running.size * self.tables.pool.sizes[1]
         if self.tables.demand(hit, self.seqs.reach(slot, known, plan.width)) + reserve > idle:
             return False
         if self.seqs.num_spans[slot]:
@@ -144,8 +149,10 @@ cdef class Planner:
         cdef int32_t changed = self.tables.blocks_for(reach) * self.tables.num_groups
         if count <= 0 or changed > self.updates_left or (self.whole_prompts and start + count < known):
             return False
+        self.seqs.computed[slot] = self.seqs.committed[slot] = start
         if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count, reach) < 0:
             self.tables.release(slot)
+            self.seqs.computed[slot] = self.seqs.committed[slot] = 0
             return False
         self.updates_left -= changed
         self._enter(slot, hit, count, plan)
@@ -157,8 +164,6 @@ cdef class Planner:
         cdef int32_t start = hit * self.tables.block_size
         self.queue.serve(slot)
         self.shares.take(count)
-        self.seqs.computed[slot] = start
-        self.seqs.committed[slot] = start
         self.seqs.num_named[slot] = hit
         self.seqs.unnamed[slot] = 0
         self.seqs.restarting[slot] = 0
@@ -171,6 +176,7 @@ cdef class Planner:
             if self.tables.caching and self.seqs.read_cache[slot]:
                 self.prefix_queries += known
                 self.prefix_hits += start
+                self.tables.states.reached += self.tables.states.reach * self.tables.block_size
         self.shares.of[slot] = count
         self.seqs.state[slot] = RUNNING
         self.running.enter(slot)
@@ -188,12 +194,23 @@ cdef class Planner:
             slot = self.running.slots[i]
             if self.shares.of[slot] > 1:
                 self._row(slot, self.shares.of[slot], plan)
+        if self.stateful and plan.num_rows:
+            self.tables.states.cache.send(plan)
 
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
         """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""
+        if self.stateful:
+            self.tables.states.plan_row(slot, plan.num_rows, count, self._idle_after(), plan)
         if plan.row(self.seqs, slot, count) & ROW_SAMPLE:
             self.seqs.promise(slot, plan.width)
         self.seqs.computed[slot] += count
         self.seqs.in_flight[slot] += 1
         if self.tables.dirty[slot] < self.tables.size[slot]:
             self.tables.send(slot, plan)
+
+    cdef int32_t _idle_after(self) noexcept nogil:
+        """Blocks that checkpoints leave idle: for a fold of each running row, and for the next chunk of one of them."""
+        return (
+            self.running.size * self.tables.pool.sizes[1]
+            + (self.tables.blocks_for(self.shares.max_chunk) + 1) * self.tables.num_groups
+        )

@@ -9,6 +9,7 @@ from _fast.queue import WaitQueue
 from _fast.seqs import SeqTable
 from _fast.settle import Settler
 from _fast.shares import TokenShares
+from _fast.states import StateRuns
 from _fast.tables import BlockTables
 
 class Scheduler:
@@ -51,6 +52,11 @@ class Scheduler:
         hash_bits: int = 128,
         first_step: int = 0,
         whole_prompts: bool = False,
+        state_blocks: int = 0,
+        tail_blocks: int = 0,
+        state_mode: int = 1,
+        state_every: int = 1024,
+        state_share: float = 0.25,
     ) -> None: ...
     def add(
         self,
@@ -73,6 +79,7 @@ class Scheduler:
         flow: int = 0,
         weight: int = 1,
         deadline: float = ...,
+        boundaries: Iterable[int] = (),
     ) -> int: ...
     def abort(self, request_id: int, when_computed: bool = False) -> bool: ...
     def add_entry(self, num_rows: int, work: int = 0) -> int: ...
@@ -83,6 +90,12 @@ class Scheduler:
     def fail(self, plan: StepPlan, again: Any = None) -> None: ...
     def reset_prefix_cache(self) -> None: ...
     def cached_tokens(self, slot: int) -> int: ...
+    @property
+    def states(self) -> StateRuns: ...
+    @property
+    def run_width(self) -> int: ...
+    @property
+    def state_counts(self) -> dict[str, int] | None: ...
     @property
     def num_waiting(self) -> int: ...
     @property

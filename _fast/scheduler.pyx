@@ -15,6 +15,9 @@ How a plan comes about is in planner.pyx, what a settled step changes in settle.
 
 cimport cython
 
+from _fast.layout import new_runs
+
+from _fast.states cimport STATES_ALIGN, STATES_NONE
 from _fast.types cimport FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, WAITING, uint8_t
 
 
@@ -25,7 +28,14 @@ cdef class Scheduler:
     def __init__(self, *, int32_t max_slots, int32_t max_rows, int32_t max_tokens, int32_t max_model_len,
                  int32_t num_blocks, int32_t block_size, groups=((0, 0),), bint prefix_caching=True,
                  bytes hash_key=bytes(16), int32_t policy=0, int32_t max_chunk=0, int32_t encoder_budget=0,
-                 int32_t encoder_capacity=0, int hash_bits=128, int64_t first_step=0, bint whole_prompts=False):
+                 int32_t encoder_capacity=0, int hash_bits=128, int64_t first_step=0, bint whole_prompts=False,
+                 int32_t state_blocks=0, int32_t tail_blocks=0, int32_t state_mode=STATES_ALIGN,
+                 int32_t state_every=1024, double state_share=0.25):
+        """`state_blocks`, `tail_blocks`: of the runs of a model that has groups of states, all of which share them.
+
+        `state_mode`: what is named of them (states.NONE, ALIGN, ALL: each `state_every` tokens); `state_share`: part of
+        the blocks that idle states hold at most.
+        """
         if max_rows < 1 or max_slots < max_rows or max_tokens < max_rows:
             raise ValueError(
                 f"max_slots={max_slots}, max_rows={max_rows}, max_tokens={max_tokens}: rows are at least 1, and "
@@ -44,11 +54,15 @@ cdef class Scheduler:
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len
-        self.pool = BlockPool(num_blocks)
+        if not 0.0 <= state_share <= 1.0:
+            raise ValueError(f"state_share={state_share}: a part of the blocks, from 0 to 1")
+        if state_mode == STATES_NONE and state_blocks:  # where no state is found, no prefix is
+            prefix_caching = False
+        self.pool = BlockPool(num_blocks, state_blocks, tail_blocks, max_slots if state_blocks else 0)
         self.index = PrefixIndex(num_blocks if prefix_caching else 2, block_size, hash_key, hash_bits)
         self.seqs = SeqTable(max_slots)
         self.tables = BlockTables(self.pool, self.index, self.seqs, list(groups), block_size, max_model_len,
-                                  max_chunk, prefix_caching)
+                                  max_chunk, prefix_caching, new_runs(max_rows), state_mode, state_every, state_share)
         by_priority = policy == 1
         self.queue = WaitQueue(max_slots, by_priority, whole_prompts)
         self.encoder = EncoderTable(encoder_budget, encoder_capacity)
@@ -64,11 +78,12 @@ cdef class Scheduler:
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
             bytes root=bytes(16), const int64_t[:, ::1] keys=None, const int32_t[:, ::1] media=None,
             const int32_t[:, ::1] joints=None, bint read_cache=True, bint traced=False,
-            int32_t flow=0, int32_t weight=1, double deadline=float("inf")):
+            int32_t flow=0, int32_t weight=1, double deadline=float("inf"), boundaries=()):
         """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
 
         `joints`: [m, 2], start and end of positions for one step. `traced`: `freed_lens` counts tokens, all computed.
         `flow`: of equal numbers is what waits in one line, with a share of `weight`; `deadline`: of the first step.
+        `boundaries`: at most 8 lengths of the prompt after which other requests may go on differently.
         """
         cdef int64_t n = tokens.shape[0]
         cdef int64_t longest = self._longest(n, max_tokens, min_tokens, traced)
@@ -92,6 +107,7 @@ cdef class Scheduler:
             return NO_SLOT
         try:
             self.seqs.fill(slot, tokens, keys, () if ignore_eos else eos_ids, stop_ids, media, joints)
+            self.tables.states.enter(slot, boundaries)
         except BaseException:
             self.seqs.give(slot)
             raise
@@ -164,6 +180,8 @@ cdef class Scheduler:
         if self._in_flight() >= MAX_IN_FLIGHT:
             raise RuntimeError(f"{MAX_IN_FLIGHT} steps are in flight already: commit the older one first")
         plan.check_room(self.max_rows, self.max_tokens, self.tables.num_groups * self.tables.max_blocks)
+        if plan.lines.run_width < self.run_width:
+            raise ValueError(f"the plan has runs of {plan.lines.run_width} blocks: this scheduler has {self.run_width}")
         if self.settler.settled_step < plan.step_id < self.planner.next_step:
             raise ValueError(f"the plan still holds step {plan.step_id}, which is in flight: give another one")
         self.planner.plan(plan)
@@ -244,6 +262,21 @@ cdef class Scheduler:
         return self.planner.prefix_hits
 
     @property
+    def run_width(self):
+        """Blocks of the longest run of a state or tail; 0: the model has no states."""
+        return max(self.pool.sizes[1], self.pool.sizes[2])
+
+    @property
+    def states(self):
+        """Runs and bases of the rows of a model with states."""
+        return self.tables.states
+
+    @property
+    def state_counts(self):
+        """States named, stored, hit and dropped, runs in use, tokens that attention alone would have found; or None."""
+        return self.tables.states.counts if self.tables.states.active else None
+
+    @property
     def num_freed(self):
         """How many of `freed_slots` the last commit, fail or abort gave back."""
         return self.settler.num_freed
@@ -275,7 +308,8 @@ cdef class Scheduler:
 
     def ledger(self):
         """Counts that must be zero, or add up, when no request is open (RELIABILITY.md)."""
-        return {
+        states = {"runs_used": self.state_counts["runs_used"]} if self.tables.states.active else {}
+        return states | {
             "free": self.pool.num_free,
             "cached": self.pool.num_cached,
             "used": self.pool.num_used,

@@ -13,18 +13,21 @@ cdef class Settler:
     cdef RunningRows running
     cdef WaitQueue queue
     cdef EncoderTable encoder
+    cdef bint stateful  # the model has states
     cdef int64_t settled_step  # the newest step that is settled
     cdef int64_t num_preemptions
     cdef int32_t num_freed  # slots in freed_slots
     cdef int32_t[::1] freed_slots
     cdef int32_t[::1] freed_lens  # of each, where it was closing and all of it has been computed, its tokens; else 0
 
+    cdef void _pass_states(self, StepPlan plan) noexcept nogil
     cdef bint _drop_choice(self, slot_t slot) noexcept nogil
     cdef _check_slot(self, int32_t slot)
     cdef void commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
     cdef void _commit_row(self, StepPlan plan, int32_t row, const token_t* run, int32_t forced) noexcept nogil
     cdef int32_t _sample(self, StepPlan plan, int32_t row, const token_t* run, int32_t override) noexcept nogil
     cdef void fail(self, StepPlan plan, const uint8_t* again) noexcept nogil
+    cdef bint _reads(self, slot_t slot, StepPlan plan) noexcept nogil
     cdef void _settle_promise(self, StepPlan plan, int32_t row) noexcept nogil
     cdef void close(self, slot_t slot) noexcept nogil
     cdef void _end_closed(self, slot_t slot) noexcept nogil

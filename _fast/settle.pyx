@@ -23,6 +23,7 @@ cdef class Settler:
                  WaitQueue queue not None, EncoderTable encoder not None, int64_t settled_step):
         self.seqs, self.tables, self.running, self.queue, self.encoder = seqs, tables, running, queue, encoder
         self.settled_step = settled_step
+        self.stateful = tables.states.active
         self.freed_slots = array("i", bytes(4 * seqs.num_slots))
         self.freed_lens = array("i", bytes(4 * seqs.num_slots))
 
@@ -36,7 +37,15 @@ cdef class Settler:
         for row in range(plan.num_rows):
             self._commit_row(plan, row, sampled + row * plan.width, override[row] if override else FINISH_NONE)
             plan.num_odd += (plan.out_count[row] != 1) | (plan.out_finish[row] != FINISH_NONE)
+        if self.stateful:
+            self._pass_states(plan)
         self.settled_step = plan.step_id
+
+    cdef void _pass_states(self, StepPlan plan) noexcept nogil:
+        """States that the step wrote in passing for rows that it does not settle are of no use."""
+        cdef int32_t row
+        for row in range(plan.num_rows):
+            self.tables.states.pass_over(plan, row)
 
     def redo(self, int32_t slot):
         """Drop the sample of the only step in flight, which names the slot: its position is computed again.
@@ -104,6 +113,8 @@ cdef class Settler:
             return
         if self.seqs.redoing[slot]:
             self.seqs.redoing[slot] = 0
+            if self.stateful and plan.row_epoch[row] == self.seqs.epoch[slot]:  # what was folded stays so
+                self.tables.states.settle(slot, plan, row, self.tables.primary_row(slot))
             return
         if self.seqs.fails_at_settle[slot]:
             why = FINISH_ERROR
@@ -118,6 +129,8 @@ cdef class Settler:
             self.seqs.committed[slot] = end
             if self.seqs.committed[slot] >= self.seqs.boundary[slot]:
                 self.tables.settle(slot)
+            if self.stateful:
+                self.tables.states.settle(slot, plan, row, self.tables.primary_row(slot))
             if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
                 self.encoder.passed(self.seqs, slot)
         if why == FINISH_ERROR:  # of what it has computed so far nothing is to be found again
@@ -192,13 +205,22 @@ cdef class Settler:
                 plan.out_finish[row] = FINISH_ERROR
                 self.end(slot)
         for slot in range(self.seqs.num_slots):
-            if self.seqs.in_flight[slot] and self.encoder.tainted(self.seqs, slot, plan.step_id):
+            if self.seqs.in_flight[slot] and self._reads(slot, plan):
                 if again and again[slot]:
                     self._restart(slot)
                 else:
                     self.seqs.fails_at_settle[slot] = 1
         self.encoder.fail(plan.step_id)
+        if self.stateful:
+            self._pass_states(plan)
+            self.tables.states.cache.send_again(plan)
         self.settled_step = plan.step_id
+
+    cdef bint _reads(self, slot_t slot, StepPlan plan) noexcept nogil:
+        """Whether a row in flight reads what the plan's step, which failed, was to write or to send."""
+        if self.stateful and self.tables.states.has_new_runs(slot, plan):
+            return True
+        return self.encoder.tainted(self.seqs, slot, plan.step_id)
 
     cdef void end(self, slot_t slot) noexcept nogil:
         """A request is over: blocks and entries go at once, the slot when no step in flight names it.

@@ -110,7 +110,10 @@ cdef class TokenShares:
 
         To complete a span the chunk may take up to `most` tokens.
         """
-        count = max(self.tables.chunk_end(start - granted, start + count) - start, 0)
+        cdef int32_t end = self.tables.chunk_end(start - granted, start + count)
+        if self.tables.states.active and not self.queue.looks_past:
+            end = self.tables.states.cut(slot, start - granted, end)
+        count = max(end - start, 0)
         if self.seqs.num_joints[slot]:
             return self.seqs.whole(slot, start, count, most)
         return count

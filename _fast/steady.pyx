@@ -123,6 +123,8 @@ cdef class SteadyLoop:
                 raise ValueError(f"plan {i} is too small for the scheduler's {scheduler.max_rows} rows")
             if plan.max_updates < scheduler.tables.num_groups * scheduler.tables.max_blocks:
                 raise ValueError(f"plan {i} has too few updates for {scheduler.tables.max_blocks} blocks per slot")
+            if plan.lines.run_width < scheduler.run_width:
+                raise ValueError(f"plan {i} has runs of {plan.lines.run_width} blocks, not {scheduler.run_width}")
             self.plan_at[i] = <void*>plan
             i += 1
         if min(special.shape[0], watched.shape[0], params.max_slots) < scheduler.max_slots:

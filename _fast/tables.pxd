@@ -2,14 +2,14 @@ from _fast.blocks cimport BlockPool
 from _fast.kinds cimport Group
 from _fast.names cimport BlockNames
 from _fast.plan cimport StepPlan
-from _fast.prefix cimport PrefixIndex
 from _fast.seqs cimport SeqTable
+from _fast.states cimport StateRuns
 from _fast.types cimport block_t, int32_t, slot_t
 
 
 cdef class BlockTables:
     cdef BlockPool pool
-    cdef PrefixIndex index
+    cdef readonly StateRuns states
     cdef SeqTable seqs
     cdef BlockNames names
     cdef bint caching
@@ -43,7 +43,9 @@ cdef class BlockTables:
     cdef void forget_names(self) noexcept nogil
     cdef void disown(self, slot_t slot) noexcept nogil
     cdef void _names(self, slot_t slot, int32_t end) noexcept nogil
+    cdef const int32_t* primary_row(self, slot_t slot) noexcept nogil
     cdef void _trim(self, slot_t slot, int32_t position) noexcept nogil
+    cdef int32_t _common(self, slot_t slot, int32_t count) noexcept nogil
     cdef int32_t _walk(self, slot_t slot, int32_t count) noexcept nogil
     cdef int _reserve(self, slot_t slot, int32_t count) noexcept nogil
     cdef block_t _lookup(self, slot_t slot, int32_t group, int32_t j) noexcept nogil

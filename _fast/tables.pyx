@@ -4,7 +4,7 @@ Owner: the device thread, through Scheduler alone. In: how far a slot's KV will 
 blocks taken from the one pool, prefix hits, names for full committed blocks, changes for the StepPlan.
 Entry j of a slot's table holds positions j * block_size .. (j + 1) * block_size - 1, in every group. What the groups
 differ in is the business of their kinds (kinds.pyx): an entry is 0 where the kind takes no block for it, and where no
-token reads it any more.
+token reads it any more. States have runs of blocks in place of entries (states.pyx).
 
 When a row commits a full block whose equal is named already, the row switches to the named one and frees its own.
 So rows with equal prefixes hold equal blocks, a block's parent is used whenever it is, and the parent is evicted later.
@@ -16,8 +16,9 @@ cimport cython
 from libc.stdlib cimport calloc, free, realloc
 
 from _fast cimport kinds
+from _fast.checkpoints cimport Checkpoints
 from _fast.names cimport name_entry
-from _fast.prefix cimport Name
+from _fast.prefix cimport Name, PrefixIndex
 
 
 @cython.final
@@ -25,16 +26,17 @@ cdef class BlockTables:
     """Rows of block numbers per slot and group; all groups draw from one pool."""
 
     def __cinit__(self, BlockPool pool, PrefixIndex index, SeqTable seqs, list groups, int32_t block_size,
-                  int32_t max_len, int32_t max_chunk, bint caching):
+                  int32_t max_len, int32_t max_chunk, bint caching, int32_t most_new_runs, int32_t state_mode,
+                  int32_t state_every, double state_share):
         cdef int32_t i
+        cdef Checkpoints cache
+        cdef int32_t chunk = kinds.take_states(groups)  # their groups share runs, and have no block tables
         self.num_slots = seqs.num_slots
         self.num_groups = <int32_t>len(groups)
         self.rows = <int32_t**>calloc(<size_t>self.num_slots * max(self.num_groups, 1), sizeof(int32_t*))
         self.groups = <Group*>calloc(max(self.num_groups, 1), sizeof(Group))
         if not self.rows or not self.groups:
             raise MemoryError(f"no memory for the block tables of {self.num_slots} slots")
-        if not groups:
-            raise ValueError("groups is empty: name at least one (kind, window)")
         self.primary = -1
         for i in range(self.num_groups):
             kind, window = groups[i]
@@ -42,17 +44,20 @@ cdef class BlockTables:
             if self.primary < 0 and kinds.vouches(&self.groups[i]):
                 self.primary = i
         self.pool = pool
-        self.index = index
         self.seqs = seqs
         self.names = BlockNames(index, seqs, block_size, self.primary)
+        if (chunk > 0) != (pool.sizes[1] > 0):
+            raise ValueError("groups of states need state_blocks and tail_blocks, and other groups need none")
+        cache = Checkpoints(pool, self.names, self.num_groups, state_share, most_new_runs)
+        self.states = StateRuns(cache, pool, seqs, chunk, state_mode if caching else 0, state_every)
         self.caching = caching
         self.block_size = block_size
         self.max_blocks = (max_len + block_size - 1) // block_size
         self.size = array("i", bytes(4 * self.num_slots))
         self.dirty = array("i", bytes(4 * self.num_slots))
         self.room = array("i", bytes(4 * self.num_slots))
-        self.first = array("i", bytes(4 * self.num_slots * self.num_groups))
-        self.hits = array("i", bytes(4 * self.num_groups * (self.max_blocks + 1)))
+        self.first = array("i", bytes(4 * self.num_slots * max(self.num_groups, 1)))
+        self.hits = array("i", bytes(4 * max(self.num_groups, 1) * (self.max_blocks + 1)))
 
     def __dealloc__(self):
         cdef int32_t i
@@ -68,7 +73,7 @@ cdef class BlockTables:
     cdef int32_t demand(self, int32_t hit, int32_t length) noexcept nogil:
         """New blocks, over all groups, that a row of `length` tokens with `hit` entries found will hold at most."""
         cdef int32_t entries = self.blocks_for(length)
-        cdef int32_t total = 0
+        cdef int32_t total = self.states.demand(hit) if self.states.active else 0
         cdef int32_t g
         for g in range(self.num_groups):
             total += kinds.demand(&self.groups[g], hit, entries)
@@ -82,7 +87,8 @@ cdef class BlockTables:
         """Blocks, over all groups, that a step still needs which ends at `end` at least and at `reach` at most."""
         cdef int32_t least = self.blocks_for(end)
         cdef int32_t target = self.blocks_for(reach)
-        cdef int32_t total = 0
+        cdef int32_t start = self.seqs.computed[slot]
+        cdef int32_t total = self.states.missing(slot, start, end - start) if self.states.active else 0
         cdef int32_t g
         cdef int32_t j
         for j in range(self.size[slot], target):
@@ -101,29 +107,31 @@ cdef class BlockTables:
         return end
 
     cdef int grow(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
-        """Take the missing blocks; the caller has seen that the pool has them. -1: no memory for the row."""
+        """Take the missing blocks; the caller has seen that the pool has them. -1: no memory, or room, for the row."""
         cdef int32_t least = self.blocks_for(end)
         cdef int32_t target = self.blocks_for(reach)
         cdef int32_t j
         cdef int32_t g
+        cdef int32_t start = self.seqs.computed[slot]
         cdef block_t block
-        if self._reserve(slot, target) < 0:
+        if (self.states.active and not self.states.take(slot, start, end - start)) or self._reserve(slot, target) < 0:
             return -1
         for j in range(self.size[slot], target):
             for g in range(self.num_groups):
                 block = 0
                 if kinds.takes(&self.groups[g], j, least, target):
+                    if self.states.active:
+                        self.states.cache.free_block()
                     block = self.pool.take()
                     if self.pool.named[block]:
-                        self.index.remove(block)
-                        self.pool.unname(block)
+                        self.states.cache.forget(block)
                 self.rows[slot * self.num_groups + g][j] = block
         self.size[slot] = max(self.size[slot], target)
         return 0
 
     cdef bint grow_idle(self, slot_t slot, int32_t end, int32_t reach) noexcept nogil:
         """Whether the slot misses no block, or takes what it misses from the blocks that lie idle."""
-        if self.covers(slot, reach):
+        if self.covers(slot, reach) and not self.states.active:
             return True
         if self.missing(slot, end, reach) > self.pool.num_idle():
             return False
@@ -151,18 +159,42 @@ cdef class BlockTables:
         Fills `hits`, and `num_revived` with how many of them are idle now. Takes nothing.
         """
         cdef int32_t count = (self.seqs.num_tokens[slot] - 1) // self.block_size
+        cdef int32_t before
         cdef int32_t g
         cdef int32_t j
-        cdef int32_t low
-        cdef int32_t before
         self.num_revived = 0
+        self.states.reach = self.states.found = 0
         if not self.caching or not self.seqs.read_cache[slot]:
             return 0
         if self.primary < 0 and self.names.hash(slot, count) < 0:
             return 0
         if self.primary >= 0:
             count = self._walk(slot, count)
-        before = -1
+        if self.states.active:
+            before = -1
+            count = self._common(slot, count)
+            self.states.reach = count if self.num_groups else 0
+            while before != count:  # behind a shorter hit other windows lie, and behind a gap there is another state
+                before = count
+                count = self.states.shorten(
+                    slot, count, &self.hits[self.primary * self.max_blocks] if self.primary >= 0 else NULL
+                )
+                count = self._common(slot, count)
+            self.num_revived = self.states.revived()
+        else:
+            count = self._common(slot, count)
+        for g in range(self.num_groups):
+            for j in range(kinds.needed_from(&self.groups[g], count * self.block_size), count):
+                if self.pool.refs[self.hits[g * self.max_blocks + j]] == 0:
+                    self.num_revived += 1
+        return count
+
+    cdef int32_t _common(self, slot_t slot, int32_t count) noexcept nogil:
+        """How many of `count` entries, of which the primary group has each, every group has that a row needs of it."""
+        cdef int32_t before = -1
+        cdef int32_t g
+        cdef int32_t j
+        cdef int32_t low
         while before != count:
             # A gap in one group's window shortens the hit for all groups: repeat until no group shortens it.
             before = count
@@ -175,10 +207,6 @@ cdef class BlockTables:
                     if not self.hits[g * self.max_blocks + j]:
                         count = j
                         break
-        for g in range(self.num_groups):
-            for j in range(kinds.needed_from(&self.groups[g], count * self.block_size), count):
-                if self.pool.refs[self.hits[g * self.max_blocks + j]] == 0:
-                    self.num_revived += 1
         return count
 
     cdef int32_t _walk(self, slot_t slot, int32_t count) noexcept nogil:
@@ -221,6 +249,8 @@ cdef class BlockTables:
                 self.pool.hold(row[j])
         self.size[slot] = count
         self.dirty[slot] = 0
+        if self.states.active:
+            self.states.attach(slot, count, self.primary_row(slot))
         return 0
 
     cdef void settle(self, slot_t slot) noexcept nogil:
@@ -230,6 +260,10 @@ cdef class BlockTables:
             self._names(slot, full)
         self._trim(slot, self.seqs.committed[slot])
         self.seqs.boundary[slot] = (full + 1) * self.block_size
+
+    cdef const int32_t* primary_row(self, slot_t slot) noexcept nogil:
+        """The slot's blocks in the primary group; NULL: there is none."""
+        return self.rows[slot * self.num_groups + self.primary] if self.primary >= 0 else NULL
 
     cdef void _names(self, slot_t slot, int32_t end) noexcept nogil:
         """Name the entries before `end` that have no name yet; where an equal block has it, the slot switches to it."""
@@ -262,9 +296,9 @@ cdef class BlockTables:
                     elif j:
                         above = row[j - 1]
                 name_entry(self.names, slot, g, j, above, &name)
-                other = self.index.find(&name, &self.names.keys[0], num_words)
+                other = self.names.index.find(&name, &self.names.keys[0], num_words)
                 if other == 0:
-                    self.index.insert(own, &name, &self.names.keys[0], num_words)
+                    self.names.index.insert(own, &name, &self.names.keys[0], num_words)
                     self.pool.name(own)
                 elif other != own and self.seqs.traced[slot]:
                     # It is read by the table that the device knows: a change might not get there before its end.
@@ -297,6 +331,8 @@ cdef class BlockTables:
         """Free everything the slot holds, the end first: it is the part that others are least likely to share."""
         cdef int32_t g
         cdef int32_t j
+        if self.states.active:
+            self.states.release(slot, self.primary_row(slot))
         for j in range(self.size[slot] - 1, -1, -1):
             for g in range(self.num_groups):
                 if self.rows[slot * self.num_groups + g][j]:
@@ -325,11 +361,13 @@ cdef class BlockTables:
     cdef void forget_names(self) noexcept nogil:
         """Empty the prefix index. Blocks of live rows lose their names as well, and those rows name no more."""
         cdef int32_t i
+        if self.states.active:
+            self.states.cache.drop_all()
         for i in range(1, self.pool.total + 1):
             if self.pool.named[i]:
                 self.pool.unname(i)
         if self.caching:
-            self.index.clear()
+            self.names.index.clear()
         for i in range(self.num_slots):
             if self.size[i]:
                 self.seqs.unnamed[i] = 1
@@ -343,13 +381,14 @@ cdef class BlockTables:
         cdef int32_t j
         cdef slot_t other
         cdef block_t block
+        if self.states.active:
+            self.states.disown(slot)
         for g in range(self.num_groups):
             for j in range(self.size[slot]):
                 block = self.rows[slot * self.num_groups + g][j]
                 if block == 0 or not self.pool.named[block]:
                     continue
-                self.index.remove(block)
-                self.pool.unname(block)
+                self.states.cache.forget(block)
                 for other in range(self.num_slots):
                     if j < self.size[other] and self.rows[other * self.num_groups + g][j] == block:
                         self.seqs.unnamed[other] = 1

@@ -20,13 +20,14 @@ from _fast.scheduler import Scheduler
 PROMPT = 512
 
 
-def filled(rows, groups=((0, 0),), caching=True):
+def filled(rows, groups=((0, 0),), caching=True, state_blocks=0, tail_blocks=0):
     """A scheduler whose rows have all finished their prompts, and its plans."""
     scheduler = Scheduler(
         max_slots=2 * rows, max_rows=rows, max_tokens=max(2048, rows), max_model_len=8192,
-        num_blocks=rows * 128 * len(groups) + 1, block_size=16, groups=groups, prefix_caching=caching,
+        num_blocks=rows * (128 * len(groups) + 2 * state_blocks + tail_blocks) + 1, block_size=16, groups=groups,
+        prefix_caching=caching, state_blocks=state_blocks, tail_blocks=tail_blocks,
     )  # fmt: skip
-    plans = [StepPlan(rows, scheduler.max_tokens, 8192 * len(groups)) for _ in range(2)]
+    plans = [StepPlan(rows, scheduler.max_tokens, 8192 * len(groups), run_width=scheduler.run_width) for _ in range(2)]
     rng = np.random.default_rng(0)
     for k in range(rows):
         scheduler.add(k, rng.integers(0, 1000, PROMPT + k % 16, dtype=np.int32), max_tokens=1400, eos_ids=[1, 2])
@@ -82,6 +83,9 @@ def run(steps):
     cases = {f"decode, {rows} rows": decode_case(rows, steps) for rows in (1, 32, 256)}
     cases["decode, 256 rows, no prefix cache"] = decode_case(256, steps, caching=False)
     cases["decode, 256 rows, full + sliding group"] = decode_case(256, steps, groups=((0, 0), (1, 256)))
+    cases["decode, 256 rows, full group + states"] = decode_case(
+        256, steps, groups=((0, 0), (2, 16)), state_blocks=198, tail_blocks=24
+    )
     cases["prompt of 8,192 tokens"] = prefix_case(8192)
     return {
         name: {

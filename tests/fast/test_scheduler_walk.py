@@ -123,6 +123,7 @@ class Walk:
             weight=1 + flow,
             media=np.array([m[:4] for m in media], np.int32).reshape(-1, 4) if media else None,
             keys=np.array(keys, np.int64).T.copy() if media else None,
+            **self.hints(length),
         )
         if slot < 0:
             for entry in {m[2] for m in media}:
@@ -138,6 +139,10 @@ class Walk:
         request.rank = (by_priority, self.clock, self.number)
         self.by_slot[slot] = self.live[self.number] = request
         self.number += 1
+
+    def hints(self, length):
+        """Further arguments of a request."""
+        return {}
 
     def media_for(self, prompt):
         """A few items in runs, some of them interleaved; equal contents share an entry. A last one may go on behind
@@ -376,6 +381,10 @@ class Walk:
         for name in ("used", "refs", "table_rows", "slots", "running", "waiting", "encoder_in_use", "in_flight"):
             assert ledger[name] == 0, name
         assert ledger["free"] + ledger["cached"] == ledger["total"]
+        self.check_names(ledger)
+
+    def check_names(self, ledger):
+        """What the prefix index names when no request is open."""
         assert ledger["index_entries"] == ledger["cached"]
 
 

@@ -49,7 +49,8 @@ class Engine:
         defaults = {"max_slots": SLOTS, "max_rows": ROWS, "max_tokens": TOKENS, "max_model_len": 128, "block_size": 4}
         self.scheduler = Scheduler(**{**defaults, "num_blocks": 60, **settings})
         rows = self.scheduler.max_rows
-        self.rig = Rig(rows, self.scheduler.max_tokens, 1 << 12, self.scheduler.max_slots, width=width)
+        sizes = rows, self.scheduler.max_tokens, 1 << 12, self.scheduler.max_slots
+        self.rig = Rig(*sizes, width=width, run_width=self.scheduler.run_width)
         self.width = width
         self.rig.lib.set_vocab(vocab)
         if self.scheduler.max_model_len <= CONTEXT:
@@ -282,7 +283,7 @@ def check_endings(engine, script):
 
 def both(script, faulty=-1, eager=0, **options):
     """The news of a plain engine, the news of a mixed one, and the mixed engine."""
-    names = ("num_blocks", "vocab", "width", "max_tokens", "prefix_caching")
+    names = ("num_blocks", "vocab", "width", "max_tokens", "prefix_caching", "groups", "state_blocks", "tail_blocks")
     settings = {name: options.pop(name) for name in names if name in options}
     plain = Engine(script, **settings)
     plain.rig.lib.set_faulty_step(faulty)
@@ -313,6 +314,22 @@ def test_rows_bring_home_runs_of_tokens(seed, entries):
     expected, told, _ = both(script, width=3, entries=entries, seed=seed)
     assert told == expected
     assert any(len(news[1]) > len(set(news[1])) for news in told), "a row is named once for each of its tokens"
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("num_blocks", [60, 200])
+def test_rows_with_states_need_no_python(seed, width, num_blocks):
+    """Also where states are named, found again and dropped, and where rows start over."""
+    script = script_of(seed, flags=(0,))
+    states = {"groups": ((0, 0), (2, 4)), "state_blocks": 3, "tail_blocks": 2, "num_blocks": num_blocks}
+    expected, told, mixed = both(script, python=0.0, seed=seed, width=width, **states)
+    assert told == expected
+    assert mixed.reasons[REASON_PYTHON] == 0
+    assert mixed.steady.num_steps > 30
+    counts = mixed.scheduler.state_counts
+    assert min(counts["stored"], counts["hit"]) > 10
+    assert mixed.scheduler.ledger()["runs_used"] == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -59,12 +59,14 @@ def seed_words(slot: int, prompt_len: int, seed: int, most: int = 0) -> np.ndarr
 class Rig:
     """Memory, graphs and a launcher for one scheduler's limits."""
 
-    def __init__(self, rows, tokens, updates, max_slots, *, records=3, graphs=True, whole=True, width=1):
+    def __init__(self, rows, tokens, updates, max_slots, *, records=3, graphs=True, whole=True, width=1, run_width=0):
         self.lib = library()
-        size = record_len(rows, tokens, updates)
+        size = record_len(rows, tokens, updates, run_width)
         self.records = [np.full(size, -99, np.int32) for _ in range(records)]
         self.ring = [np.full(rows * width, -77, np.int32) for _ in range(records)]
-        self.plans = [StepPlan(rows, tokens, updates, record, k, width) for k, record in enumerate(self.records)]
+        self.plans = [
+            StepPlan(rows, tokens, updates, record, k, width, run_width) for k, record in enumerate(self.records)
+        ]
         self.params = SlotParams(max_slots)
         self.turn = np.full(1, records - 1, np.int32)  # the device's: whatever its graphs were recorded with
         lines, places = ([array.ctypes.data for array in arrays] for arrays in (self.ring, self.records))

@@ -1,0 +1,37 @@
+from _fast.blocks cimport BlockPool
+from _fast.names cimport BlockNames
+from _fast.plan cimport StepPlan
+from _fast.types cimport block_t, int32_t, int64_t, slot_t, uint8_t
+
+
+cdef class Checkpoints:
+    cdef BlockPool pool
+    cdef BlockNames names
+    cdef int32_t group  # its number in the prefix index
+    cdef int32_t most_idle  # blocks of named states that lie idle at most
+    cdef int32_t most_new  # runs that a plan has room for
+    cdef int32_t num_new
+    cdef int32_t[::1] new  # ids of runs whose blocks the device does not know
+    cdef int32_t[::1] below  # by block of the primary group: the head of the state that hangs there; 0: none
+    cdef int32_t[::1] under  # by head: that block
+    cdef uint8_t[::1] hits  # by head: rows that began there
+    cdef readonly int32_t num_named  # states that are named now
+    cdef readonly int64_t num_stored  # named since start
+    cdef readonly int64_t num_hit  # rows that began at one
+    cdef readonly int64_t num_dropped  # that lost their names, or were not written, for lack of room
+
+    cdef block_t acquire(self, int32_t kind) noexcept nogil
+    cdef bint free_block(self) noexcept nogil
+    cdef void release(self, block_t head) noexcept nogil
+    cdef void forget(self, block_t block) noexcept nogil
+    cdef block_t find(self, slot_t slot, int32_t j, block_t above) noexcept nogil
+    cdef bint name(self, slot_t slot, int32_t j, block_t above, block_t head, uint8_t mark) noexcept nogil
+    cdef void hit(self, block_t head) noexcept nogil
+    cdef void supersede(self, block_t head, block_t above) noexcept nogil
+    cdef void drop(self, block_t head) noexcept nogil
+    cdef void drop_all(self) noexcept nogil
+    cdef void send(self, StepPlan plan) noexcept nogil
+    cdef bint is_new(self, block_t head, StepPlan plan) noexcept nogil
+    cdef void send_again(self, StepPlan plan) noexcept nogil
+    cdef block_t _oldest(self) noexcept nogil
+    cdef bint _evict(self) noexcept nogil

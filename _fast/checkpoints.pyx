@@ -1,0 +1,214 @@
+"""Checkpoints: which runs hold named states, in what order these are dropped, and where new runs come from.
+
+Owner: the device thread, through BlockTables and StateRuns. In: states of which the steps are committed. Out: runs for
+rows, states for rows whose prefix is known, the blocks of new runs for the StepPlan. A state behind j + 1 blocks has
+the place of entry j:
+
+    primary group   root <- block 0 <- block 1 <- block 2      a state hangs on the block with that entry's name: it is
+    states                             state                   found through it, and dropped with the block's name
+    no primary      root <- hash 0  <- hash 1  <- hash 2       a state has a name of its own in the prefix index
+
+So a state is found under the salt, media and adapter of its prefix alone. Idle states hold `most_idle` blocks at most.
+Beyond that, and when no other idle block is left, states go in two lists, in each the longest unused first: at first
+states that no row has begun at, and states whose only such row has named a longer prefix meanwhile.
+"""
+
+from array import array
+
+cimport cython
+
+from _fast.blocks cimport SPARE_STATES, STATE_RUN, WORN_STATES
+from _fast.layout cimport HEADER_NUM_RUNS
+from _fast.names cimport name_entry
+from _fast.prefix cimport Name
+
+
+@cython.final
+cdef class Checkpoints:
+    """Named states of one scheduler; without states there are none, and each method is called for states alone."""
+
+    def __init__(self, BlockPool pool not None, BlockNames names not None, int32_t group, double share,
+                 int32_t most_new):
+        cdef int32_t size = pool.sizes[STATE_RUN]
+        self.pool = pool
+        self.names = names
+        self.group = group
+        # Where the share is less than a state, one is still found again: else states are written for nothing.
+        self.most_idle = max(<int32_t>(share * pool.total), size) if share > 0.0 else 0
+        self.most_new = most_new
+        self.new = array("i", bytes(4 * (2 * most_new + 1)))
+        self.below = array("i", bytes(4 * (pool.total + 1 if size else 1)))
+        self.hits = array("B", bytes(pool.total + 1 if size else 1))
+        self.under = array("i", bytes(4 * (pool.total + 1 if size else 1)))
+
+    cdef block_t acquire(self, int32_t kind) noexcept nogil:
+        """A run with one user: an idle one, or a new one from idle blocks, named ones at last. 0: no room."""
+        cdef block_t head = self.pool.first_run(kind)
+        cdef block_t oldest
+        if head:
+            self.pool.hold(head)
+            return head
+        if self.num_new >= self.most_new or self.pool.num_idle() < self.pool.sizes[kind]:
+            return 0
+        oldest = self._oldest() if self.pool.num_free < self.pool.sizes[kind] else 0
+        while self.pool.num_free < self.pool.sizes[kind]:  # blocks without names count, in whatever list they are
+            if oldest:
+                oldest, head = self.pool.after[oldest], oldest
+                self.forget(head)
+            elif not self._evict():
+                return 0
+            head = self.pool.first_run(kind)
+            if head:  # a state has lost its name
+                self.pool.hold(head)
+                return head
+        head = self.pool.form(kind)
+        if head:
+            self.new[self.num_new] = self.pool.ids[head]
+            self.num_new += 1
+        return head
+
+    cdef bint free_block(self) noexcept nogil:
+        """Make sure that take() has a block of the first list to give. False: none is idle."""
+        if self.pool.is_loose() or self.pool.loosen() or self.pool.after[0]:
+            return True
+        return self._evict() and self.pool.loosen()
+
+    cdef block_t _oldest(self) noexcept nogil:
+        """The longest unused of the idle named blocks, or 0."""
+        cdef block_t block
+        if self.pool.num_cached == self.pool.idle_blocks[SPARE_STATES] + self.pool.idle_blocks[WORN_STATES]:
+            return 0
+        block = self.pool.after[0]
+        while not self.pool.named[block]:
+            block = self.pool.after[block]
+        return block
+
+    cdef bint _evict(self) noexcept nogil:
+        """The idle state that goes next loses its name. False: there is none."""
+        cdef block_t head = self.pool.first_run(SPARE_STATES)
+        if not head:
+            head = self.pool.first_run(WORN_STATES)
+        if not head:
+            return False
+        self.drop(head)
+        return True
+
+    cdef void release(self, block_t head) noexcept nogil:
+        """One user less of a run; idle states that exceed their share go."""
+        self.pool.release(head)
+        if self.pool.named[head]:
+            while self.pool.idle_blocks[SPARE_STATES] + self.pool.idle_blocks[WORN_STATES] > self.most_idle:
+                self._evict()
+
+    cdef void forget(self, block_t block) noexcept nogil:
+        """A block leaves the prefix index, and the state that hangs on it with it."""
+        self.names.index.remove(block)
+        self.pool.unname(block)
+        if self.pool.sizes[STATE_RUN] and self.below[block]:
+            self.drop(self.below[block])
+
+    cdef block_t find(self, slot_t slot, int32_t j, block_t above) noexcept nogil:
+        """The state of entry j, or 0; `above`: the primary's block of that entry."""
+        return self.below[above] if self.names.primary >= 0 else self.names.find(slot, self.group, j, 0)
+
+    cdef bint name(self, slot_t slot, int32_t j, block_t above, block_t head, uint8_t mark) noexcept nogil:
+        """The run now is the state of entry j. False: there is one already, or the primary's block has no name."""
+        cdef Name name
+        cdef int32_t num_words
+        if self.pool.named[head]:
+            return False
+        if self.names.primary >= 0:
+            if not self.pool.named[above] or self.below[above]:
+                return False
+            self.below[above] = head
+            self.under[head] = above
+        else:
+            if self.names.find(slot, self.group, j, 0):
+                return False
+            num_words = self.names.seqs.gather(
+                slot, j * self.names.block_size, self.names.block_size, &self.names.keys[0]
+            )
+            name_entry(self.names, slot, self.group, j, 0, &name)
+            self.names.index.insert(head, &name, &self.names.keys[0], num_words)
+        self.pool.named[head] = mark
+        self.hits[head] = 0
+        self.num_named += 1
+        self.num_stored += 1
+        return True
+
+    cdef void hit(self, block_t head) noexcept nogil:
+        """One more user of a state: a row begins there."""
+        self.pool.hold(head)
+        self.pool.mark(head, 2)
+        self.hits[head] += self.hits[head] < 255
+        self.num_hit += 1
+
+    cdef void supersede(self, block_t head, block_t above) noexcept nogil:
+        """The row that named a state, or began at it, has named a longer prefix; `above`: where the state hung then.
+
+        A state that other rows begin at too stays.
+        """
+        if self.pool.named[head] and self.under[head] == above and self.hits[head] <= 1:
+            self.pool.mark(head, 1)
+
+    cdef void drop(self, block_t head) noexcept nogil:
+        """A state loses its name; a row that holds its run goes on with it."""
+        if self.names.primary >= 0:
+            self.below[self.under[head]] = 0
+            self.under[head] = 0
+        else:
+            self.names.index.remove(head)
+        self.pool.unname(head)
+        self.num_named -= 1
+        self.num_dropped += 1
+
+    cdef void drop_all(self) noexcept nogil:
+        """No state has a name any more."""
+        cdef int32_t i
+        for i in range(1, self.pool.heads.shape[0]):
+            if self.pool.heads[i] > 0 and self.pool.named[self.pool.heads[i]]:
+                self.drop(self.pool.heads[i])
+
+    cdef void send(self, StepPlan plan) noexcept nogil:
+        """Write the blocks of new runs into a plan that has rows: the run's id, then its blocks, then zeros."""
+        cdef int32_t width = plan.lines.run_width
+        cdef int32_t* line = plan.lines.runs
+        cdef int32_t count = 0
+        cdef int32_t k
+        cdef int32_t i
+        cdef block_t block
+        for k in range(min(self.num_new, self.most_new)):
+            block = self.pool.heads[self.new[k]]
+            if block <= 0:  # broken up again
+                continue
+            line[0] = self.new[k]
+            for i in range(1, width + 1):
+                line[i] = block
+                if block:
+                    block = self.pool.next[block]
+            line += width + 1
+            count += 1
+        self.num_new = 0
+        plan.lines.record[HEADER_NUM_RUNS] = count
+
+    cdef void send_again(self, StepPlan plan) noexcept nogil:
+        """The plan's step has failed, and its rows have ended: the device may not know the blocks of its new runs."""
+        cdef int32_t k
+        cdef int32_t run
+        cdef block_t head
+        for k in range(plan.lines.record[HEADER_NUM_RUNS]):
+            run = plan.lines.runs[k * (plan.lines.run_width + 1)]
+            head = self.pool.heads[run]
+            if head > 0 and self.pool.refs[head] == 0 and not self.pool.named[head]:
+                self.pool.break_up(head)
+            elif head > 0 and self.num_new < 2 * self.most_new:  # the step behind has given it to another row
+                self.new[self.num_new] = run
+                self.num_new += 1
+
+    cdef bint is_new(self, block_t head, StepPlan plan) noexcept nogil:
+        """Whether the plan has the run's blocks for the device."""
+        cdef int32_t k
+        for k in range(plan.lines.record[HEADER_NUM_RUNS] if head else 0):
+            if plan.lines.runs[k * (plan.lines.run_width + 1)] == self.pool.ids[head]:
+                return True
+        return False

@@ -1,0 +1,13 @@
+from typing import Any
+
+NONE: int
+ALIGN: int
+ALL: int
+
+class StateRuns:
+    active: bool
+    chunk: int
+    unit: int
+    def row(self, slot: int) -> dict[str, Any]: ...
+    @property
+    def counts(self) -> dict[str, int]: ...

@@ -1,0 +1,117 @@
+"""The device of oracles/device.py with states: it remembers behind whose prefix each run's state is, and whose tail.
+
+A run's blocks are known from the plan that forms it. Each block of a state holds the identity of the prefix, so a run
+that another row, group or run overwrites shows at once; the tail holds an identity for each place of its ring. What a
+step reads is checked before anything of the step is written, and no run is read by one row and written by another.
+"""
+
+from _fast.layout import CHECKPOINTS, StateColumn
+from tests.fast.oracles.device import GARBAGE, Device
+
+FEED = 2
+EMPTY = "zeros"
+
+
+class StateDevice(Device):
+    def __init__(self, rng, groups, block_size, draw, chunk, sizes, width=1):
+        super().__init__(rng, groups, block_size, draw)
+        self.chunk = chunk
+        self.state_blocks, self.tail_blocks = sizes
+        self.ring = chunk - 1 + 3 * width
+        self.runs = {}  # id -> blocks
+        self.blocks = {}  # block -> what a run has in it
+        self.written_in = {}  # id of a state's run -> the step that wrote it
+        self.written_by = {}  # slot -> the run that its newest fold wrote
+        self.settled_step = -1
+        self.started_at = 0  # rows that began at a state, so far
+        self.columns = []
+
+    def run(self, plan, requests, fails):
+        for run_id, blocks in plan.new_runs.items():
+            self.runs[run_id] = [block for block in blocks if block]
+        self.columns = plan.states
+        self.step = plan.step_id
+        rows = range(plan.num_rows)
+        read = {self.at(row, StateColumn.BASE_RUN) for row in rows}
+        written = [run for row in rows for run, _ in self.written(row)]
+        tails = [self.at(row, StateColumn.TAIL_RUN) for row in rows]
+        assert len(set(written)) == len(written)
+        assert len(set(tails)) == len(tails)
+        assert not (read | set(tails)) & set(written)
+        assert not read & set(tails)
+        self.fails = fails
+        return super().run(plan, requests, fails)
+
+    def at(self, row, column):
+        return self.columns[column][row]
+
+    def written(self, row):
+        """(run, position) of each state that the row's step writes."""
+        found = [(self.at(row, StateColumn.WRITE_RUN), self.at(row, StateColumn.NEW_BASE))]
+        for k in range(CHECKPOINTS):
+            found.append((self.at(row, StateColumn.CHECKPOINT_RUN + k), self.at(row, StateColumn.CHECKPOINT_AT + k)))
+        return [(run, position) for run, position in found if run]
+
+    def _row(self, plan, row, request, runs):
+        slot, start, count = plan.row_slot[row], plan.row_computed[row], plan.row_len[row]
+        base, new_base = self.at(row, StateColumn.BASE), self.at(row, StateColumn.NEW_BASE)
+        base_run, tail = self.at(row, StateColumn.BASE_RUN), self.at(row, StateColumn.TAIL_RUN)
+        assert base % self.chunk == 0
+        assert base <= start
+        assert len(self.runs[tail]) == self.tail_blocks
+        if base_run and base_run != self.written_by.get(slot):  # the row begins at a state that is named
+            assert self.written_in[base_run] <= self.settled_step, "a state is found before its step is committed"
+            assert base == start
+            self.started_at += 1
+        if not request.broken:
+            self.check_state(base_run, base, request)
+            for position in range(base, start):
+                held = self.blocks.get(self.runs[tail][0], {})
+                assert held.get(position % self.ring) == self.identity(request, position), f"tail of {position}"
+        for _, position in self.written(row):
+            assert position % self.chunk == 0
+            assert base < position <= max(new_base, base)
+            assert position < start + count
+            if plan.row_flags[row] & FEED:
+                assert position <= self.settled_of(slot), "a token is folded that may be computed again"
+        self.written_by[slot] = self.at(row, StateColumn.WRITE_RUN) or base_run
+        sampled = super()._row(plan, row, request, runs)
+        for run, position in self.written(row):
+            assert len(self.runs[run]) == self.state_blocks
+            self.written_in[run] = plan.step_id
+            for k, block in enumerate(self.runs[run]):
+                self.take_over(block)
+                self.blocks[block] = GARBAGE if request.broken else (k, self.identity(request, position - 1))
+        ring = self.blocks.get(self.runs[tail][0])
+        ring = dict(ring) if isinstance(ring, dict) else {}
+        for position in range(max(start, new_base, start + count - self.ring), start + count):
+            ring[position % self.ring] = GARBAGE if request.broken else self.identity(request, position)
+        for block in self.runs[tail]:
+            self.take_over(block)
+            self.blocks[block] = ring
+        assert start - base < self.ring, "the tail is too short"
+        return sampled
+
+    def settled_of(self, slot):
+        """Positions of the slot that are committed; the walk replaces this."""
+        raise NotImplementedError
+
+    def check_state(self, run, position, request):
+        if not run:
+            assert position == 0
+            return
+        assert position > 0
+        expected = self.identity(request, position - 1)
+        assert [self.blocks.get(block) for block in self.runs[run]] == [
+            (k, expected) for k in range(self.state_blocks)
+        ], f"the state behind {position} tokens"
+
+    def take_over(self, block):
+        """A run writes the block: no key or value is in it any more."""
+        for offset in range(self.block_size):
+            self.kv.pop((block, offset), None)
+
+    def _read_write(self, request, group, slot, start, count):
+        super()._read_write(request, group, slot, start, count)
+        for position in range(start, start + count):
+            self.blocks.pop(self.tables[group][slot, position // self.block_size], None)
