@@ -23,11 +23,11 @@ from torch import Tensor
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.algorithms import ENOUGH, FLOPS, HOST, LEAST_WEIGHT, TORCHS, Algorithms, Run, quickest, seconds
 from engine.kernels.gemm.codes import Kind
-from engine.kernels.gemm.dense import DenseWeight, gated_way
+from engine.kernels.gemm.dense import DenseWeight
 from engine.kernels.gemm.groups import Packed
 from engine.kernels.gemm.tiles import gated_by_tiles, linear_by_tiles
+from engine.kernels.gemm.ways import LINEAR, choose, gated_way
 from engine.kernels.gemm.widen_weight import widen_weight
-from engine.kernels.tune import few_rows
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class LongProducts:
         width, depth = len(weight.codes), weight.depth
         ways: dict[Hashable, int]  # a choice of kernels -> the last number of rows that takes it
         if activation is None:
-            ways = {few_rows(size, width, depth, False): size for size in range(least, most + 1)}
+            ways = {choose(LINEAR, size, width, depth, False): size for size in range(least, most + 1)}
         else:
             ways = {gated_way(size, width // 2, depth): size for size in range(least, most + 1)}
         rows = {size for size in SIZES if least <= size <= most} | {most, *ways.values()}

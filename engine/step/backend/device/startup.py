@@ -18,7 +18,7 @@ from engine.cache.sizing import device_blocks
 from engine.encoders.tower import PausingTower, SharedTower, Tower, each
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.algorithms import Products
-from engine.kernels.gemm.dense import gated_way, is_vendors
+from engine.kernels.gemm.ways import gated_way, is_vendors
 from engine.layers.batch import LayerHook
 from engine.sampling.masks import LineUpload
 from engine.step.backend.device.backend import DeviceBackend, DeviceSteady
