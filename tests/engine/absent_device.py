@@ -111,7 +111,7 @@ def be_a_hopper(patch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as while_asked:
         while_asked.setattr(torch.cuda, "is_available", lambda: True)
         while_asked.setattr(torch.cuda, "get_device_properties", lambda _device: facts)
-        for cached in (target, pdl.overlaps, pdl.launch_options, tune._chosen):
+        for cached in (target, pdl.overlaps, pdl.launch_options, tune.few_rows_cut):
             cached.cache_clear()
         assert target() == HOPPER  # from now on
     is_cuda, data_ptr = Tensor.is_cuda, Tensor.data_ptr

@@ -17,8 +17,8 @@ from engine.kernels.gemm import algorithms, cublaslt
 from engine.kernels.gemm.algorithms import GAIN, TORCHS, Algorithms, Kept, Kind, quickest
 from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES, RefusedError
 from engine.kernels.gemm.dense import DenseWeight
+from engine.kernels.gemm.dispatch import is_vendors
 from engine.kernels.gemm.split_k import Split
-from engine.kernels.gemm.ways import is_vendors
 from engine.kernels.target import products_library
 from engine.step.sizes import long_sizes
 
@@ -273,7 +273,7 @@ def test_products_are_recorded_once_and_by_kind(chosen):
 def test_products_of_ours_are_not_timed(monkeypatch):
     few, gated = WIDE, WIDE._replace(gated=True)
     monkeypatch.setattr(
-        "engine.kernels.gemm.ways.few_rows", lambda rows, *_: Split(16, 32, 2, 2, 4) if rows <= 64 else None
+        "engine.kernels.gemm.dispatch.few_rows", lambda rows, *_: Split(16, 32, 2, 2, 4) if rows <= 64 else None
     )
     assert [is_vendors(few, rows) for rows in (64, 65)] == [False, True]
     assert [is_vendors(gated, rows) for rows in (64, 65)] == [False, True]

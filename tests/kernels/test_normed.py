@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.kernels.activation import Activation
-from engine.kernels.gemm import dense_row, split_k, ways
+from engine.kernels.gemm import dense_row, dispatch, split_k
 from engine.kernels.gemm.dense_row import RowCut, dense_row_reference
 from engine.kernels.gemm.pack import Placement, pack_unchanged
 from engine.kernels.gemm.panels import pack_paired, pack_panels
@@ -25,7 +25,7 @@ EPS = 1e-6
 def asked(monkeypatch) -> list[tuple]:
     """What kernels/tune was asked for; it answers CUT."""
     questions: list[tuple] = []
-    monkeypatch.setattr(ways, "few_rows", lambda *given: questions.append(given) or CUT)
+    monkeypatch.setattr(dispatch, "few_rows", lambda *given: questions.append(given) or CUT)
     return questions
 
 
@@ -37,7 +37,7 @@ def test_a_norm_between_two_products(kind, gated, biased, asked, monkeypatch):
     biases = [torch.randn(len(weight)).bfloat16() if biased else None for weight in (first, second)]
     x, start, gain = torch.randn(5, 60).bfloat16(), torch.randn(5, 40).bfloat16() * 30, torch.randn(40)
     if kind == "vendor":
-        monkeypatch.setattr(ways, "few_rows", lambda *given: None)
+        monkeypatch.setattr(dispatch, "few_rows", lambda *given: None)
     activation = Activation.SILU if gated else None
     if kind != "cpu":
         placement = Placement(torch.bfloat16, "cuda", kind == "invariant")
@@ -75,7 +75,7 @@ def test_a_norm_between_two_products(kind, gated, biased, asked, monkeypatch):
 def test_one_row_needs_no_matrix_units(gated, asked, monkeypatch):
     """Where kernels/tune has a cut for it; rows that do not begin at whole 16 bytes go another way."""
     launched, cuts, activation = [], iter((RowCut(8, 16, 1), RowCut(2, 32, 1))), Activation.SILU if gated else None
-    monkeypatch.setattr(ways, "one_row", lambda *given: asked.append(given) or next(cuts))
+    monkeypatch.setattr(dispatch, "one_row", lambda *given: asked.append(given) or next(cuts))
     monkeypatch.setattr(
         dense_row, "dense_row_reference", lambda *given: launched.append(given[6]) or dense_row_reference(*given)
     )
@@ -117,7 +117,7 @@ def test_rows_of_float16_are_left_to_the_norm(asked):
 
 def test_rows_go_to_a_cut_in_tiles_only_where_each_begins_at_whole_16_bytes(monkeypatch):
     launched, placement = [], Placement(torch.bfloat16, "cuda")
-    monkeypatch.setattr(ways, "few_rows", lambda *_given: CUT._replace(block_m=64))
+    monkeypatch.setattr(dispatch, "few_rows", lambda *_given: CUT._replace(block_m=64))
     monkeypatch.setattr(
         split_k, "split_linear_reference", lambda *given: launched.append(given[6]) or split_linear_reference(*given)
     )

@@ -1,7 +1,7 @@
 """Weights of an accelerator, as they are saved: y = x W^T + bias by the vendor's library, or by kernels of ours.
 
-The matrix stays as it is, in the activations' dtype. The tables of gemm/ways say which kernel of ours multiplies; the
-vendor's library has the rest, by the algorithm that gemm/algorithms found.
+The matrix stays as it is, in the activations' dtype. The tables of gemm/dispatch say which kernel of ours
+multiplies; the vendor's library computes the rest, by the algorithm that gemm/algorithms found.
 Users: every layer with weights, on an accelerator.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.algorithms import Algorithms
+from engine.kernels.gemm.dispatch import GATED, LINEAR, NORMED, Choice, Kernel, Product, choose
 from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled
-from engine.kernels.gemm.ways import GATED, LINEAR, NORMED, Choice, Way, choose
 from engine.kernels.gemm.weight import Weight, rows_of
 from engine.kernels.room import empty_rows
 
@@ -63,8 +63,8 @@ class DenseWeight(Weight):
             y = glu(both, activation)
         else:
             y = rows.new_empty(len(rows), width)
-            way, cut = choice
-            way.launch(rows, self.weight, self.bias, None, y, activation, cut)
+            kernel, cut = choice
+            kernel.launch(rows, self.weight, self.bias, None, y, activation, cut)
         return y.view(*x.shape[:-1], width)
 
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
@@ -72,11 +72,11 @@ class DenseWeight(Weight):
         choice = self._choice(NORMED, x, gated=False)
         if choice is None:
             return Weight.add_then_norm(self, residual, x, gain, eps)
-        way, cut = choice
+        kernel, cut = choice
         after = empty_unscaled(residual, cut.block_n, gain, eps)
         if after is None:
             return Weight.add_then_norm(self, residual, x, gain, eps)
-        way.launch(rows_of(x, self.weight), self.weight, self.bias, residual, residual, None, cut, after=after)
+        kernel.launch(rows_of(x, self.weight), self.weight, self.bias, residual, residual, None, cut, after=after)
         return after
 
     def of_normed(
@@ -90,8 +90,8 @@ class DenseWeight(Weight):
             y = empty_rows(residual, len(self.weight) // 2)
         else:
             y = residual.new_empty(len(residual), len(self.weight))
-        way, cut = choice
-        way.launch(prescaled.rows, self.weight, self.bias, None, y, activation, cut, before=prescaled)
+        kernel, cut = choice
+        kernel.launch(prescaled.rows, self.weight, self.bias, None, y, activation, cut, before=prescaled)
         return y
 
     def _multiply(self, rows: Tensor, added: Tensor | None, y: Tensor, gated: bool) -> None:
@@ -100,8 +100,8 @@ class DenseWeight(Weight):
         self._record(added is not None, gated)
         choice = self._choice(LINEAR, rows, gated=False)
         if choice is not None:
-            way, cut = choice
-            way.launch(rows, weight, bias, added, y, None, cut)
+            kernel, cut = choice
+            kernel.launch(rows, weight, bias, added, y, None, cut)
         elif bias is None and self.algorithms.run_chosen(rows, weight, gated, added, y):
             pass  # launched
         elif added is not None:
@@ -117,6 +117,7 @@ class DenseWeight(Weight):
         if self.bias is None:  # with a bias torch asks the library for a product that adds the bias
             self.algorithms.record(self.weight, added, gated)
 
-    def _choice(self, ways: tuple[Way, ...], rows: Tensor, gated: bool) -> Choice | None:
+    def _choice(self, table: tuple[Kernel, ...], rows: Tensor, gated: bool) -> Choice | None:
+        """The kernel for these rows [M, K], and its cut; None: the vendor's library multiplies."""
         width, depth = self.weight.shape
-        return choose(ways, len(rows), width // (1 + gated), depth, gated, rows, self.weight)
+        return choose(table, Product(len(rows), width // (1 + gated), depth, gated, rows, self.weight))

@@ -4,7 +4,7 @@
 
 The sums are gemm/code_sums'. Columns fall into parts by the weight's shape alone, as in gemm/invariant; with few rows
 each part is a program of its own, and the one that arrives last adds up. Inputs that the checkpoint quantises to int8
-are integers already (gemm/quantise_rows): then sums are int32 and exact. Users: gemm/tiles.
+are integers already (gemm/quantise_rows): then sums are int32 and exact. Users: gemm/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

@@ -23,9 +23,9 @@ from torch import Tensor
 from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.codes import Codes, Inputs, quantised_e4m3
 from engine.kernels.gemm.descriptors import describe, has_descriptors, is_aligned
+from engine.kernels.gemm.float8_library import blocks_of
 from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.quantise_floats import CodedRows, coded, empty_coded, scale_of
-from engine.kernels.gemm.scaled import blocks_of
 from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.moe.grouped import Tile, grouped_reference, pairs_of_tile, tile_of_experts
 from engine.kernels.moe.sort import Pairs

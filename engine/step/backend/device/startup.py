@@ -18,7 +18,7 @@ from engine.cache.sizing import device_blocks
 from engine.encoders.tower import PausingTower, SharedTower, Tower, each
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.algorithms import Products
-from engine.kernels.gemm.ways import gated_way, is_vendors
+from engine.kernels.gemm.dispatch import gated_choice, is_vendors
 from engine.layers.batch import LayerHook
 from engine.sampling.masks import LineUpload
 from engine.step.backend.device.backend import DeviceBackend, DeviceSteady
@@ -134,7 +134,7 @@ class Startup:
         for size in decode:
             self._forward.decode(size)
         mixed = one_size_per_doubling([*mixed_sizes(sizes.most_graphed), sizes.max_tokens])
-        gated = partial(gated_way, width=text.intermediate_size, depth=text.hidden_size)
+        gated = partial(gated_choice, width=text.intermediate_size, depth=text.hidden_size)
         with self._accelerator.algorithms.recording() as recorded:
             others = sizes_for_other_kernels(decode + mixed, sizes.max_tokens, gated) if decode else []
             for size in mixed + others:
