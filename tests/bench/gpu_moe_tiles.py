@@ -32,7 +32,7 @@ from engine.kernels.gemm.code_sums import block_k_of
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.groups import KINDS, Packed, packed
 from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
-from engine.kernels.moe.coded import coded_product
+from engine.kernels.moe.dispatch_codes import Product, coded_product
 from engine.kernels.moe.float8 import LEAST, float8_experts_product, pack_float8_experts
 from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
 from engine.kernels.moe.grouped_persistent import persistent_product
@@ -158,7 +158,7 @@ def float8_product(weight: Packed, shape: Shape, pairs: Pairs, x: CodedRows, til
 def product(weight: Tensor | Packed, shape: Shape, pairs: Pairs, x: Tensor, tile: Tile) -> Tensor:
     activation = Activation.SILU if shape.gated else None
     if isinstance(weight, Packed):
-        return coded_product(x, weight, shape.experts, None, pairs, activation, tile)
+        return coded_product(Product(x, weight, shape.experts, None, pairs, activation, tile=tile))
     multiply = persistent_product if tile.persistent else launch_grouped
     return multiply(x, weight, None, pairs, activation, tile)
 

@@ -7,33 +7,22 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.explain.pretence import Pretence, PretendedTensor
-from engine.kernels import pdl, target, tune
+from engine.kernels import tune
 from engine.kernels.activation import Activation
 from engine.kernels.gemm import dispatch, dispatch_codes, dispatch_float8
 from engine.kernels.gemm.codes import Inputs, Kind
 from engine.kernels.gemm.groups import Packed
+from tests.kernels.cards import AMD, NVIDIA, on_card, tensor
 
-NVIDIA, AMD = ("sm_80", "sm_90", "sm_100"), ("gfx942", "gfx950", "gfx1100")
 BF16, HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
 ROWS = (1, 2, 32, 64, 65, 95, 96, 128, 129, 512, 768)
 
 
 @pytest.fixture(params=[*NVIDIA, *AMD])
-def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def card(request: pytest.FixtureRequest) -> Iterator[str]:
     """The card that kernels are chosen for."""
-    cached = (target.target, tune.one_row, tune.few_rows_cut, pdl.overlaps, pdl.launch_options)
-    monkeypatch.setattr(target, "pretended", [target.CARDS[request.param]])
-    for function in cached:
-        function.cache_clear()
-    yield request.param
-    monkeypatch.undo()
-    for function in cached:
-        function.cache_clear()
-
-
-def tensor(*shape: int, dtype: torch.dtype = BF16) -> PretendedTensor:
-    return Pretence("cuda:0", lambda _: None).tensor(shape, dtype)
+    with on_card(request.param) as name:
+        yield name
 
 
 def floats(table: str, rows: int, width: int, depth: int, dtype: torch.dtype = BF16, aligned: bool = True) -> str:

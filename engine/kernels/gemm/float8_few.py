@@ -6,7 +6,7 @@ Up to 64 rows time is the reading of the weight. Whole blocks come by descriptor
 without masks or addresses. The units add 128 columns before float32 does, as in gemm/float8, and columns fall into
 parts by the weight's shape alone; the program that arrives last adds up. On an H100 a layer of Qwen3-8B of 16, 32 and
 64 rows took 89, 95 and 104 us with the same loads and one product a turn, where gemm/float8 takes 111, 118 and 126.
-Users: gemm/float8_weight, gemm/scaled.
+Users: gemm/dispatch_float8.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

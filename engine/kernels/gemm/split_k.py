@@ -9,7 +9,7 @@ Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wa
 keep the matrix units busy too: then rows are cut into tiles as well, and blocks come through descriptors, of operands
 whose storage ends with a full tile where there is room (kernels/room: 4 us of a layer's 32 at 72 rows).
 The norm after or before such a product is in gemm/epilogue.
-Users: gemm/dense on accelerators, for the shapes that kernels/tune.py names.
+Users: gemm/dispatch on accelerators, for the shapes that kernels/tune.py names.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

@@ -10,7 +10,7 @@ magnitudes below 2^67, is multiplied by 2^60 once, and the result again: a code 
 of a turn lies within 128 columns, so scales multiply sums, one for each thread and weight row. As in moe/pairs, codes
 of the next weight rows are on their way meanwhile, and the second product's first ones are asked for before it waits.
 Where inputs are FP8 too, codes meet codes as they lie (moe/pairs_codes), and scales of x multiply with the others.
-Users: moe/coded, moe/float8_weight.
+Users: moe/dispatch_codes, moe/dispatch_float8.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
