@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from server.errors import shown
+from server.errors import quoted
 from server.output.source import fits_tool
 from server.output.tools import json_calls, python_calls, tag_calls
 from server.output.tools.base import ToolFormat
@@ -79,13 +79,13 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
 def _nameable(form: ToolFormat, tools: Sequence[Tool]) -> list[Tool]:
     """The tools whose names the form's parser reads again; others are refused where they are strict."""
     can_name: Callable[[str], bool] = python_calls.can_name if form.machine is python_calls.code else fits_tool
-    kept = [tool for tool in tools if form.machine is json_calls.calls or can_name(tool.name)]
+    named = [tool for tool in tools if form.machine is json_calls.calls or can_name(tool.name)]
     for tool in tools:
-        if tool not in kept:
+        if tool not in named:
             tool.leave("name", tool.path)
-    if not kept:
-        raise wrong(tools[0].path, f"a call of {shown(tools[0].name)} cannot be written in this model's form of calls")
-    return kept
+    if not named:
+        raise wrong(tools[0].path, f"a call of {quoted(tools[0].name)} cannot be written in this model's form of calls")
+    return named
 
 
 def wake_of(form: ToolFormat, ids: Mapping[str, int]) -> int | None:

@@ -143,7 +143,7 @@ async def asking(
 
     async def watch() -> None:
         await gate.wait()
-        await asyncio.sleep(processes.LEAD_S + warm_s)
+        await asyncio.sleep(processes.START_DELAY_S + warm_s)
         most[0] = sum(counts[:num_own]) + answers if answers else 0
         if warm is not None:
             await asyncio.to_thread(warm)

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import Activation, activate_reference
-from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.code_sums import block_k_of
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.groups import KINDS, Packed, packed
@@ -38,6 +37,7 @@ from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
 from engine.kernels.moe.grouped_persistent import persistent_product
 from engine.kernels.moe.sort import Pairs, sort_pairs
 from engine.kernels.moe.tiles import CLASSES, LINES, Shape
+from engine.kernels.precompile import precompile
 from engine.kernels.target import Target, target
 from server.bench.timing import rates, recorded_calls
 
@@ -294,13 +294,13 @@ def main() -> None:
     with torch.inference_mode():
         if asked.rows:
             sizes = [int(size) for size in asked.rows.split(",")]
-            compile_ahead(partial(walk_rows, sizes, target()), 8, on_card)
+            precompile(partial(walk_rows, sizes, target()), 8, on_card)
             rate = rates(DEVICE, torch.bfloat16)[1]
             print(f"a product of 8,192 rows and columns: {rate / 1e12:.0f} TFLOP/s", flush=True)
             compare(sizes, target(), microseconds, rate)
             return
         forms = asked.only.split(";")
-        compile_ahead(partial(walk, forms, target()), 8, on_card)
+        precompile(partial(walk, forms, target()), 8, on_card)
         show(forms, target(), microseconds)
 
 

@@ -134,7 +134,7 @@ def stages(device: Target) -> int:
     return 3 if device.loads_past_registers else 2
 
 
-def coded_tile(each: float, kind: Kind, group: int, size: int, ahead: int) -> Tile:
+def coded_tile(each: float, kind: Kind, group: int, size: int, num_stages: int) -> Tile:
     """The tile for so many pairs of an expert, of `size` bytes per value."""
     block_m = 16 if each <= 16 else 32 if each <= 32 or size > 2 else 64
-    return Tile(block_m, 64, block_k_of(KINDS[kind], group, size), ahead, 4)
+    return Tile(block_m, 64, block_k_of(KINDS[kind], group, size), num_stages, 4)
