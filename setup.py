@@ -7,14 +7,23 @@ annotate report (build/_fast/*.html). Performance hints of Cython are printed, a
 import os
 import re
 import runpy
+import shlex
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import Cython
+import setuptools
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.sdist import sdist
 
+if int(setuptools.__version__.partition(".")[0]) < 77:
+    sys.exit(
+        f"setuptools {setuptools.__version__} cannot read the licence in pyproject.toml; "
+        "run pip install --upgrade pip 'setuptools>=77'"
+    )
 VERSION = Cython.__version__
 if VERSION.startswith("3.3.0") or tuple(map(int, re.findall(r"\d+", VERSION)[:2])) < (3, 1):
     sys.exit(
@@ -78,10 +87,28 @@ class SourceArchive(sdist):
         super().make_distribution()
 
 
+def check_compiler() -> None:
+    """Ends the build with a sentence where pip would print a page of the compiler's output."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    words = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(words[0]) is None:
+        sys.exit(
+            f"{words[0]}: there is no such C compiler; run apt install gcc libc6-dev, or dnf install gcc, "
+            "or set CC to another compiler"
+        )
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").is_file():
+        sys.exit(
+            f"{headers}/Python.h: there is no such file, and the compiler needs the headers of Python {version}; "
+            f"run apt install python{version}-dev, or dnf install python3-devel"
+        )
+
+
 def modules() -> list[Extension]:
     """What is to be compiled; for a source archive nothing is."""
     if "sdist" in sys.argv:
         return []
+    check_compiler()
     jobs = int(os.environ.get("OMNILOOP_BUILD_JOBS", "0"))
     return cythonize(extensions(), build_dir="build", compiler_directives=DIRECTIVES, annotate=ANNOTATE, nthreads=jobs)
 
