@@ -341,6 +341,13 @@ def test_the_socket_is_bound_before_torch_is_imported():
     assert bare.returncode == 0, f"a probe would wait for torch: {bare.stderr}"
 
 
+def test_libraries_that_few_requests_need_are_not_imported_by_a_start():
+    code = "import sys, server.app, server.start.lifespan, engine.engine\n"
+    code += "sys.exit(','.join({'transformers', 'greenlet', 'librosa'} & set(sys.modules)) or 0)"
+    bare = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert bare.returncode == 0, bare.stderr
+
+
 @pytest.mark.parametrize("words", ["--help", "info"])
 def test_a_reader_that_leaves_early_is_no_error(words):
     shell = f"set -o pipefail; {sys.executable} -m server {words} | head -n 0"
