@@ -75,8 +75,9 @@ def library() -> ModuleType:
             raise
         from numba import config
 
-        config.CACHE_DIR = tempfile.mkdtemp(prefix="omniloop-numba-")
-        atexit.register(shutil.rmtree, config.CACHE_DIR, True)
+        folder = tempfile.mkdtemp(prefix="omniloop-numba-")
+        atexit.register(shutil.rmtree, folder, True)
+        config.CACHE_DIR = folder  # type: ignore[attr-defined]
         _ = librosa.effects.split, librosa.feature.rms
     return librosa
 
