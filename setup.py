@@ -1,7 +1,8 @@
 """Builds the Cython extensions of `_fast`: one per .pyx, found by glob, with one directive table for all.
 
 Generated C goes to build/. OMNILOOP_DEBUG=1 turns every Cython check on; OMNILOOP_ANNOTATE=1 also writes the
-annotate report (build/_fast/*.html). Performance hints of Cython are printed, and a test fails on them.
+annotate report (build/_fast/*.html); OMNILOOP_BUILD_JOBS is how many files are built at a time. Performance hints of
+Cython are printed, and a test fails on them.
 """
 
 import os
@@ -17,6 +18,7 @@ import Cython
 import setuptools
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 
 if int(setuptools.__version__.partition(".")[0]) < 77:
@@ -50,6 +52,10 @@ CFLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-unused-
 LDFLAGS = [] if sys.platform == "darwin" else ["-pthread"]
 
 
+# Files that are translated and compiled at a time; pip names no number.
+JOBS = int(os.environ.get("OMNILOOP_BUILD_JOBS") or min(8, os.cpu_count() or 1))
+
+
 def write_layout() -> None:
     """`_fast/layout.pxd` from `_fast/layout.py`; left alone where it is right, for its age decides what is built."""
     path = Path("_fast/layout.pxd")
@@ -74,6 +80,14 @@ def extensions() -> list[Extension]:
             )
         )
     return found
+
+
+class Extensions(build_ext):
+    """Compiles as many files at a time as are translated at a time."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or JOBS or None
 
 
 class SourceArchive(sdist):
@@ -109,9 +123,9 @@ def modules() -> list[Extension]:
     if "sdist" in sys.argv:
         return []
     check_compiler()
-    jobs = int(os.environ.get("OMNILOOP_BUILD_JOBS", "0"))
-    return cythonize(extensions(), build_dir="build", compiler_directives=DIRECTIVES, annotate=ANNOTATE, nthreads=jobs)
+    return cythonize(extensions(), build_dir="build", compiler_directives=DIRECTIVES, annotate=ANNOTATE, nthreads=JOBS)
 
 
-write_layout()
-setup(cmdclass={"sdist": SourceArchive}, ext_modules=modules())
+if __name__ == "__main__":  # the processes that translate import this file, where the interpreter does not fork
+    write_layout()
+    setup(cmdclass={"build_ext": Extensions, "sdist": SourceArchive}, ext_modules=modules())

@@ -56,7 +56,7 @@ def test_setup_refuses_a_cython_that_miscounts_memory_views(sources, version, re
 
 OLD = "import runpy, setuptools, sys; setuptools.__version__ = '65.5.0'; sys.argv = ['setup.py', 'build_ext']; "
 HEADERLESS = "import runpy, sys, sysconfig; sysconfig.get_path = lambda name: '/none'; sys.argv = ['setup.py']; "
-BUILD = "runpy.run_path('setup.py')"
+BUILD = "runpy.run_path('setup.py', run_name='__main__')"
 
 
 @pytest.mark.parametrize(
