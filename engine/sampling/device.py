@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceSampler", "Pending", "prompt_logprobs"]
 
+SPECIAL = np.uint8(1)  # each step of the slot waits for the one before it
+MOVES = np.uint8(2)  # the host writes the slot's line for each step
+APART = np.uint8(4)  # launches of its own choose for the slot's steps
+
 
 class DeviceSampler:
     """Per-slot rules, workspaces on the device, and the choice of a step's tokens."""
@@ -64,7 +68,7 @@ class DeviceSampler:
         self.lines = RuleLines(max_rows, vocab, self._device)
         self.told = told
         self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + how many of the most likely are reported; 0: none
-        self._special = np.zeros(max_slots, np.bool_)
+        self._how = np.zeros(max_slots, np.uint8)  # by slot: bits of what its choice takes
         self._rules: dict[int, RowRules] = {}
         self._words: dict[int, np.ndarray] = {}  # of slots with rules
         self._unlined: set[int] = set()  # slots with rules and without a line
@@ -90,27 +94,28 @@ class DeviceSampler:
         reals[SlotWord.TEMPERATURE], reals[SlotWord.TOP_P] = params.temperature, params.top_p
         reals[SlotWord.MIN_P], reals[SlotWord.REPETITION] = params.min_p, params.repetition_penalty
         reals[SlotWord.PRESENCE], reals[SlotWord.FREQUENCY] = params.presence_penalty, params.frequency_penalty
-        moves = False
+        how = APART * (params.timestamps is not None)
         if has_grammar or needs_rules(params):
             rules = self._rules[slot] = RowRules(params, prompt, self._vocab, has_grammar)
             words[SlotWord.RULE_KINDS], words[SlotWord.NUM_EDITS] = rules.kinds, len(rules.edits)
             self._words[slot] = words
             self._unlined.add(slot)
-            moves = rules.moves or has_grammar
+            how |= SPECIAL * (rules.moves or has_grammar) | MOVES * (rules.moves and not has_grammar)
         if params.logprobs is not None:
             assert params.logprobs <= self._max_logprobs, "more are refused at the edge"
             if self._raw and 0 <= params.logprobs <= min(MOST, self._vocab - 1) and not params.logprob_token_ids:
                 words[SlotWord.TOP_LOGPROBS] = self.asked[slot] = 1 + params.logprobs
             else:
                 self._logprobs[slot] = params
-        self._special[slot] = moves or slot in self._logprobs
+                how |= SPECIAL | APART
+        self._how[slot] = how
 
     def reset(self, slot: int, poison: bool = False) -> None:
         """Forgets a freed slot; with `poison` what its line counted becomes numbers that would show at once.
 
         Its words on the device are written anew with the first step that has the slot's next request.
         """
-        self._special[slot] = False
+        self._how[slot] = 0
         self.asked[slot] = 0
         self._rules.pop(slot, None)
         self._words.pop(slot, None)
@@ -120,7 +125,7 @@ class DeviceSampler:
 
     def is_plain(self, slot_ids: np.ndarray) -> bool:
         """True when no row of these slots needs `launch_special`."""
-        return not self._special[slot_ids].any()
+        return not (self._how[slot_ids] & SPECIAL).any()
 
     def takes_part(self, slot: int) -> bool:
         """The slot has rules, or log-probabilities, that take work of the host by step."""
@@ -155,7 +160,8 @@ class DeviceSampler:
 
     def set_asleep(self, slot: int, asleep: bool) -> None:
         """Says whether a slot's grammar sleeps; steps of a slot that may sleep are plain then."""
-        self._special[slot] = not (asleep and self.may_sleep(slot))
+        waits = not (asleep and self.may_sleep(slot))
+        self._how[slot] = self._how[slot] & ~SPECIAL | SPECIAL * waits
 
     def line(self, slot: int) -> int:
         """A slot's line of the table; it has one from the launch of its step on."""
@@ -210,22 +216,18 @@ class DeviceSampler:
 
     def record(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Committed tokens of a step's sampled rows (-1: none), before the next launch_special."""
-        for row in np.flatnonzero(self._special[slots]).tolist():
+        for row in np.flatnonzero(self._how[slots] & SPECIAL).tolist():
             rules = self._rules.get(int(slots[row]))
             if rules is not None and tokens[row] >= 0:
                 rules.record(int(tokens[row]))
 
     def is_by_lines(self, slots: np.ndarray) -> bool:
         """Whether `launch_plain` chooses for all of these slots once their lines lie in the table."""
-        return all(
-            slot not in self._logprobs and not (slot in self._rules and self._rules[slot].times)
-            for slot in slots[self._special[slots]].tolist()
-        )
+        return not (self._how[slots] & APART).any()
 
     def send_moved(self, slots: np.ndarray) -> None:
         """Writes the lines of the slots whose bits move with their answers, and are not a grammar's, into the table."""
-        ruled = [(slot, self._rules[slot]) for slot in slots[self._special[slots]].tolist() if slot in self._rules]
-        moving = [(self.lines[slot], rules) for slot, rules in ruled if rules.moves and not rules.has_grammar]
+        moving = [(self.lines[slot], self._rules[slot]) for slot in slots[(self._how[slots] & MOVES) > 0].tolist()]
         self.lines.set_bits(self.lines.tables.allowed, allowed_bits(moving))
 
     def launch_special(
@@ -236,7 +238,7 @@ class DeviceSampler:
         Committed tokens of these slots must have been recorded. Returns log-probabilities by sampled row, if a special
         row wants them. Not for capture.
         """
-        special = np.flatnonzero(self._special[slots]).tolist()
+        special = np.flatnonzero(self._how[slots] & SPECIAL).tolist()
         self.send_moved(slots)
         asked = [row for row in special if int(slots[row]) in self._logprobs]
         drawn = self._weighed(logits, slots, special)

@@ -28,6 +28,7 @@ CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-v
 SCHEMA = {"type": "array", "minItems": 1000, "items": {"type": "string", "maxLength": 40}}
 PICTURES, PICTURE_ROWS = 32, 1024
 WINDOW, REPEATS = 192, 3  # steps of a measurement; measurements of a process
+SWITCH_INTERVAL_S = 0.0005  # as server/start/process has it: the loop gives the device thread the GIL soon
 VOCAB_WORDS = 2000  # tokens of one to three letters: a grammar's vocabulary for random weights
 
 
@@ -54,14 +55,18 @@ async def steps_of(engine: Any, requests: list[Any]) -> tuple[float, float]:
 
 def grammar_of(vocab: int) -> Any:
     """A schema over a vocabulary of single bytes and short words."""
-    from engine.grammar.compile import GrammarSpec, compile_now  # in an older checkout, too
+    from engine.grammar.compile import GrammarSpec, compile_now, fill_threads  # in an older checkout, too
     from engine.grammar.vocabulary import GrammarVocabulary
 
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = (letters[n // 676 % 26] + letters[n // 26 % 26] + letters[n % 26] for n in range(vocab))
     tokens = [*(bytes([value]) for value in range(256)), *(word.encode() for word in words)][:vocab]
     vocabulary = GrammarVocabulary(tokens.__getitem__, set[int]().__contains__, vocab)
-    return compile_now(GrammarSpec("schema", json.dumps(SCHEMA)), vocabulary)
+    spec = GrammarSpec("schema", json.dumps(SCHEMA))
+    grammar = compile_now(spec, vocabulary)
+    for _ in range(fill_threads() - 1):  # as a server makes them where many choices follow one grammar
+        grammar.lanes.extend(compile_now(spec, vocabulary).lanes)
+    return grammar
 
 
 async def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
@@ -74,7 +79,8 @@ async def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
             runtime.model.towers["image"].encode(features)
         )
 
-    arrays, count = await engine.on_device(example)
+    on_device = getattr(engine, "on_device" if hasattr(engine, "on_device") else "_on_device")
+    arrays, count = await on_device(example)
     requests = []
     for _ in range(PICTURES):
         pixels = draw.integers(0, 255, arrays["pixels"].shape, dtype=np.uint8)
@@ -151,6 +157,7 @@ def main() -> None:
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         print(json.dumps(asyncio.run(measured(args.inside, args.folder, args.device, args.schema))))
         return
     from tests.bench.shapes import SHAPES, write_folder  # of this checkout; a process inside has another's modules

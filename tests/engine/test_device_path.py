@@ -1,6 +1,7 @@
 """The accelerator's executor on CPU tensors: the same tokens as the CPU's, through records, prep and padded steps."""
 
 import asyncio
+import gc
 from functools import partial
 
 import numpy as np
@@ -65,6 +66,20 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, n
     elif not settings.get("cudagraph_capture_sizes"):
         assert seen["forward"] + seen["step"] == seen["finish"]
         assert seen["step"] > 20
+
+
+async def test_no_garbage_is_collected_while_graphs_are_recorded(on_the_device_path, monkeypatch):
+    recorded, collects = HostAccelerator.capture, []
+
+    def capture(self, body, met=False):
+        collects.append(gc.isenabled())
+        return recorded(self, body, met)
+
+    monkeypatch.setattr(HostAccelerator, "capture", capture)
+    async with running(tiny.checkpoint("llama")):
+        assert gc.isenabled()
+    assert collects
+    assert not any(collects)
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -284,7 +284,7 @@ def test_a_run_is_cut_where_the_grammar_ends_or_begins(starts, run, count, says)
     rows, letters = GrammarRows(1), [TOKENIZER.encode(letter)[0] for letter in run]
     starts = tuple(TOKENIZER.encode(letter)[0] for letter in starts)
     rows.admit(0, grammar('start: "yes" | "no"', starts=starts), SamplingParams(eos_token_ids=(END,)))
-    found = rows.consume(np.zeros(1, np.int64), np.array([[*letters, *[TokenCode.END] * (4 - len(run))]]))
+    found = rows.consume(np.zeros(1, np.int64), np.array([[*letters, *[TokenCode.END] * (4 - len(run))]])).cuts
     if count is None:
         assert found == {}
     else:
@@ -310,7 +310,7 @@ def test_each_bit_says_whether_the_matcher_takes_the_token(number):
             assert flags[: VOCABULARY.end].tolist() == taken
             assert not flags[VOCABULARY.end :].any()
             token = int(rng.choice(np.flatnonzero(flags)))
-            if rows.consume(np.zeros(1, np.int64), np.array([[token]])) or token == END:
+            if rows.consume(np.zeros(1, np.int64), np.array([[token]])).cuts or token == END:
                 break
             own.consume_token(token)
         rows.reset(0)

@@ -8,6 +8,7 @@ Owner: device thread. In: an executor over a DeviceBackend with its buffers. Out
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
@@ -214,7 +215,19 @@ class Startup:
         self._executor.allocate(blocks)
 
     def capture(self) -> None:
-        """Records every graph, or with enforce_eager those of prep only."""
+        """Records every graph, or with enforce_eager those of prep only.
+
+        No garbage is collected meanwhile: the graphs of an engine that has ended spoil a recording if they go then.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._capture()
+        finally:
+            if collects:
+                gc.enable()
+
+    def _capture(self) -> None:
         capture, sizes = self._accelerator.capture, self._sizes
         variants = range(1 << self._claim.variants)
         self._accelerator.keep_pinned(PINNED_BYTES)
