@@ -34,7 +34,7 @@ test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
 	$(PYTEST) -m "not gpu and not full" $(ARGS); tests=$$?; \
 	wait $$! || { cat build/lint.log; echo "make lint failed"; exit 1; }; exit $$tests
 
-test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out; installs librosa, its compiler and LlamaIndex (260 MB)
+test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out; installs the clients of LlamaIndex and OpenAPI, and pip-audit
 	$(PY) .ci/requirements.py full | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
 	$(PYTEST) -m "full and not gpu" $(ARGS); tests=$$?; \
 	$(PY) -m pip_audit --disable-pip --require-hashes -r .ci/locks/server.txt && exit $$tests
