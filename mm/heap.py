@@ -9,7 +9,6 @@ free is found again, and a trim returns all of it in 3 to 5 ms.
 from __future__ import annotations
 
 import ctypes
-import os
 
 M_ARENA_MAX = -8  # of malloc.h
 
@@ -17,9 +16,9 @@ TRIM_AFTER = 256 << 20  # bytes decoded since the last call: below that little c
 
 
 def one_arena() -> None:
-    """All threads that begin from now on allocate in one arena, unless the environment says how many there are."""
+    """All threads that begin from now on allocate in one arena."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+    if mallopt is not None:
         mallopt(M_ARENA_MAX, 1)
 
 

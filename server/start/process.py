@@ -25,7 +25,6 @@ import uvloop
 
 from engine.base.errors import ConfigError
 from engine.device.host_memory import memory_limit
-from mm.heap import one_arena
 from server.app import make_app
 from server.flags.config import Config
 from server.http.listen import BindError, Listener, address, bind, make_listener
@@ -46,7 +45,6 @@ SWITCH_INTERVAL_S = 0.0005
 def serve(config: Config) -> int:
     """Runs until a signal; the process's exit status."""
     begun = time.perf_counter()
-    one_arena()
     logs.configure(config.server)
     try:
         listener = bind(config)
