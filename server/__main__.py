@@ -3,8 +3,7 @@
 import os
 import sys
 
-from mm.heap import one_arena
-from server.start import signals
+from server.start import arena, signals
 
 signals.hold()  # before the imports below, which take a while
 
@@ -15,7 +14,7 @@ def start() -> int:
     # OpenBLAS would spin on the pool's cores. With them a window of speech took more than twice the CPU on two cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "MALLOC_ARENA_MAX" not in os.environ:
-        one_arena()
+        arena.one_arena()
     try:
         from server.cli import main
 
