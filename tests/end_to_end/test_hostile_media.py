@@ -15,7 +15,7 @@ import pytest
 from mm.decode.magic import sniff
 from tests.end_to_end.conftest import MODEL
 from tests.end_to_end.hostile import GAP_S, MIB, Neighbour, ask, peak
-from tests.mm import bombs
+from tests.mm import bombs, picture_bombs, sound_bombs
 
 CHAT = "/v1/chat/completions"
 MIMES = {"mp4": "mp4", "mov": "quicktime", "webm": "webm", "mkv": "x-matroska"}
@@ -36,14 +36,14 @@ FILMS: dict[str, Callable[[], bytes]] = {
 }
 SOUNDS: dict[str, Callable[[], bytes]] = {
     "samples": lambda: bombs.samples_of_a_byte(20_000_000, b"soun", brand=b"M4A "),
-    "pictures of an MP3": lambda: bombs.tagged_mp3(8, 64 * MIB),
-    "pictures of a WAV": lambda: bombs.tagged_wav(8, 64 * MIB),
-    "a name of 2 GiB": lambda: bombs.long_info(0x7F000000),
-    "names": lambda: bombs.tagged_riff(50_000),
+    "pictures of an MP3": lambda: sound_bombs.tagged_mp3(8, 64 * MIB),
+    "pictures of a WAV": lambda: sound_bombs.tagged_wav(8, 64 * MIB),
+    "a name of 2 GiB": lambda: sound_bombs.long_info(0x7F000000),
+    "names": lambda: sound_bombs.tagged_riff(50_000),
     "small samples": lambda: bombs.real_samples_of_a_byte(700_000),
 }
 PICTURES: dict[str, Callable[[], bytes]] = {
-    "texts": lambda: bombs.texts(700),
+    "texts": lambda: picture_bombs.texts(700),
 }
 
 

@@ -21,7 +21,7 @@ from mm.sources import decode_base64, parse_base64, parse_data_url
 from server.errors import ApiError
 from server.flags.limits_flags import LimitsConfig
 from server.structure.patterns import check_pattern, json_pattern, searched
-from tests.mm import bombs, made
+from tests.mm import bombs, made, picture_bombs, sound_bombs
 
 MOST_S = 5.0  # of one input; two loaded cores
 REFUSALS = (MediaError, ApiError)
@@ -93,11 +93,11 @@ def sounds() -> list[bytes]:
         made.sound(tone, 16000, "wav"),
         made.sound(tone, 16000, "mp3", "libmp3lame"),
         made.sound(tone, 16000, "flac", "flac"),
-        bombs.tagged_wav(2, 64),
-        bombs.tagged_riff(4),
-        bombs.commented_opus(3),
-        bombs.commented_flac(3),
-        bombs.ogg_packets(3, 1),
+        sound_bombs.tagged_wav(2, 64),
+        sound_bombs.tagged_riff(4),
+        sound_bombs.commented_opus(3),
+        sound_bombs.commented_flac(3),
+        sound_bombs.ogg_packets(3, 1),
     ]
 
 
@@ -108,7 +108,12 @@ def pictures() -> list[bytes]:
     exif[274] = 6
     held = io.BytesIO()
     Image.fromarray(pixels).save(held, "JPEG", exif=exif)
-    return [*(made.picture(pixels, kind) for kind in kinds), held.getvalue(), bombs.texts(3, 64), bombs.gif_frames(3)]
+    return [
+        *(made.picture(pixels, kind) for kind in kinds),
+        held.getvalue(),
+        picture_bombs.texts(3, 64),
+        picture_bombs.gif_frames(3),
+    ]
 
 
 def urls() -> list[bytes]:
