@@ -43,7 +43,7 @@ AT_A_TIME = 24
 QUIET_S = 10.0
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 # Caches that are full before the first tenth is over: what grows behind it is no cache. An item of the encoder cache
-# keeps its pixels or mel frames beside its rows, and only rows are counted.
+# keeps its pixels or mel frames next to its rows, and only rows are counted.
 FLAGS = (
     *SMALL, "--enable-dev-endpoints", "--mm-processor-cache-gb", "0.02", "--grammar-cache-bytes", "33554432",
     "--encoder-cache-tokens", "2048",
