@@ -4,7 +4,7 @@ Owner: none, pure functions; called in the pool. In: a format, the ids of its ma
 and the schema of its arguments as the grammar's `%json` takes it. Out: Lark. Markers that are tokens stand as ids, so
 that no other spelling of them is a call; white space between calls may be left out.
 
-    start: LEAD? before call (between call)* after          a call must come
+    start: PREFIX? before call (between call)* after          a call must come
     start: (TEXT section)* TEXT                             calls may come, in free text, behind a marker's token
     start: (open section)* REST                             the same where the marker is text, which `open` ends with
     start: FIRST (section TEXT)* | NL bare                  calls may come at once, without a marker: other text does

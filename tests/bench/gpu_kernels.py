@@ -224,7 +224,7 @@ def every_group() -> dict[str, list[Callable[[], list[dict]]]]:
     }  # fmt: skip
 
 
-def told(case: dict, copy: float, product: float) -> None:
+def complete(case: dict, copy: float, product: float) -> None:
     """Fills the fractions of a case and prints its line."""
     median, low, high = case["times"]
     case["of_copy"] = case["bytes"] / median / copy
@@ -258,7 +258,7 @@ def main() -> int:
             traceback.print_exc()
             continue
         for case in found:
-            told(case, copy, product)
+            complete(case, copy, product)
         report["cases"] += found
         (args.out / "gpu_kernels.json").write_text(json.dumps(report, indent=2) + "\n")
     return failed
