@@ -274,7 +274,7 @@ cdef class StateRuns:
             row.newest, row.newest_above = head, above
 
     cdef void release(self, slot_t slot, const int32_t* blocks) noexcept nogil:
-        """The row gives its runs back. Its own state may be found again: by itself, or by the next turn of a talk."""
+        """The row gives its runs back. Its own state may be found again: by itself, or by the next turn."""
         cdef RowState* row = &self.rows[slot]
         if self.mode == STATES_ALIGN:
             if row.base_run and row.base <= row.sure and row.base % self.unit == 0:

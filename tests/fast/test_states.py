@@ -223,18 +223,18 @@ def test_states_never_hit_go_first_then_the_longest_unused():
     assert scheduler.ledger()["index_entries"] == blocks, "its blocks of attention are found all the while"
 
 
-def test_a_talk_drops_its_shorter_prefixes_first():
+def test_a_conversation_drops_its_shorter_prefixes_first():
     """A state that only one row has begun at is of little use once that row has named a longer prefix."""
     scheduler = make(state_share=0.0101)  # four states
-    talk = text(9)
+    turns = text(9)
     for turn in range(6):
-        found = serve(scheduler, talk)
+        found = serve(scheduler, turns)
         assert found == (8 * turn if turn else 0)
-        talk = joined(talk, text(8, 50 + turn))
+        turns = joined(turns, text(8, 50 + turn))
     other = text(9, 99)
     serve(scheduler, other)
     assert serve(scheduler, other) == 8
-    assert serve(scheduler, joined(talk, text(3))) == 48
+    assert serve(scheduler, joined(turns, text(3))) == 48
 
 
 def test_a_state_goes_with_the_block_on_which_it_hangs():
