@@ -137,7 +137,8 @@ class GrammarCompiler:
                 compiling.task.cancel()
 
     async def _awaited(self, compiling: Compiling) -> Grammar:
-        """The wait for a turn and the compile have --grammar-timeout each; only the second is the grammar's fault."""
+        """Waits for a turn, then for the compile, each up to --grammar-timeout: first the server is busy, then the
+        grammar is at fault."""
         first: set[asyncio.Future[Any]] = {compiling.task, compiling.begun}
         await asyncio.wait(first, timeout=self._timeout, return_when="FIRST_COMPLETED")
         if not compiling.begun.done() and not compiling.task.done():
