@@ -64,12 +64,12 @@ def lane_bytes(grammar: Grammar) -> int:
 
 
 def held_bytes(grammar: Grammar) -> int:
-    """What the grammar is taken to hold."""
+    """The estimated memory of the grammar."""
     return lane_bytes(grammar) * len(grammar.lanes)
 
 
 def is_crowded(grammar: Grammar) -> bool:
-    """Whether another lane is worth a compile."""
+    """Whether the lanes have so many rows that another lane is worth its compile."""
     if len(grammar.lanes) >= min(MOST_LANES, fill_threads()) or grammar.lane().rows < CROWDED:
         return False
     return (len(grammar.lanes) + 1) * (lane_bytes(grammar) + LANE_BYTES) <= grammar.vocabulary.memory_bytes
