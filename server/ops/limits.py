@@ -60,7 +60,7 @@ class ApiKeys:
         return self._weights.get(name, 1)
 
     def match(self, presented: bytes) -> str | None:
-        """The name of the key, or None. Compares with all stored keys, so that its time does not depend on the match."""
+        """The name of the key, or None. Compares with all stored keys, so its time does not depend on the match."""
         digest = hashlib.sha256(presented).digest()
         found: str | None = None
         for name, stored in self._digests:

@@ -121,7 +121,7 @@ class PromptLogprobs(StepPart):
         return {self.name: len(self._rows)}
 
     def _to_send(self, step: Step) -> list[tuple[int, int]]:
-        """(plan row, slot) of rows that sample with their list not sent yet."""
+        """(plan row, slot) of rows that sample, and whose list of log-probabilities was not sent yet."""
         slots = step.rows.slots[step.rows.sampled].tolist()
         rows = zip(step.rows.sampled.tolist(), slots)
         return [(row, slot) for row, slot in rows if slot in self._rows and slot not in self._sent]
