@@ -19,7 +19,7 @@ MAKEFLAGS += -j2
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: serve test test-full test-ray lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
-.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel wheel-check soak lock
+.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel wheel-check soak fuzz lock
 
 serve: .stamp-build  ## the server at 127.0.0.1:8000 with the model in the package (HOST=, PORT=, ARGS="--model ...")
 	$(PY) -m server --host $(HOST) --port $(PORT) $(ARGS)
@@ -68,6 +68,10 @@ lock:  ## .ci/locks/server.txt, the images' packages with hashes (ARGS=--upgrade
 # 20,000 requests take about ten minutes on two cores; ARGS=2000 is a short run, ARGS="--seconds 3600" an hour.
 soak: .stamp-build .stamp-dev  ## mixed requests for a long time: wrong answers, what is held when idle, growth of memory
 	OMP_NUM_THREADS=1 $(PY) -m tests.bench.soak $(ARGS)
+
+FUZZ_SECONDS ?= 3600
+fuzz: .stamp-build .stamp-dev  ## damaged inputs for an hour; ARGS=schemas names what is damaged (tests/fuzz/targets.py)
+	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz $(FUZZ_SECONDS) $(ARGS)
 
 # One step after the other, whatever becomes of those before; a table of all that was measured comes last.
 GPU_STEPS ?= test kernels offline serve
