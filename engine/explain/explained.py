@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
-from itertools import repeat
 from typing import TypeVar
 
 import torch
@@ -141,12 +140,12 @@ class Parts:
 
     def _of_layers(self, specs: Sequence[CacheSpec]) -> dict[str, str]:
         """By the path of each layer its configuration, and what it keeps of a token."""
-        layers = self._model.config.text.layers
-        keepers = iter(specs) if len(specs) > 1 else repeat(specs[0])
         facts = {}
-        for number, layer in enumerate(layers):
-            other = layer.kv_shared_with
-            kept = captured_of(next(keepers)) if other is None else f"reads the cache of layer {other}"
+        for number, layer in enumerate(self._model.config.text.layers):
+            other, places = layer.kv_shared_with, self._model.caches_of(number)
+            kept = "; ".join(captured_of(specs[place]) for place in places) or "no cache"
+            if other is not None:
+                kept = f"reads the cache of layer {other}"
             facts[f"layers.{number}"] = f"{fields_of(layer)}; {kept}"
         return facts
 
