@@ -18,6 +18,7 @@ from engine.base.config import EngineConfig
 from engine.base.model_config import ModelConfig
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import CacheSpec, KeyValueSpec
+from engine.cache.state import StateSpec
 from engine.checkpoint.config import resolve_dtype
 from engine.encoders.tower import Tower, each
 from engine.explain.launches import Launches
@@ -159,7 +160,10 @@ def _without(root: str, steps: Steps) -> Steps:
 
 
 def captured_of(spec: CacheSpec) -> str:
-    """What a layer caches for each token, in words."""
+    """What a layer caches, in words."""
+    if isinstance(spec, StateSpec):
+        each = spec.tail_bytes // spec.ring
+        return f"caches a state of {spec.state_bytes:,} bytes, and of the last {spec.ring} tokens {each:,} bytes each"
     size = spec.block_bytes(BLOCK) // BLOCK
     window = f" of the last {spec.kind.window:,} tokens" if spec.kind.window else ""
     if isinstance(spec, KeyValueSpec):
