@@ -171,6 +171,15 @@ class CacheLayout:
         tokens = sum(kind.row_blocks(num_tokens, self.block_size, max_chunk) for kind in kinds)
         return tokens + (0 if self.runs is None else self.runs.row_blocks)
 
+    @property
+    def checkpoint_blocks(self) -> int:
+        """Blocks of a state that is found again; 0: a prefix has no blocks but those of its tokens."""
+        return 0 if self.runs is None else self.runs.state_blocks
+
+    def rows_in(self, num_blocks: int, num_tokens: int, max_chunk: int) -> int:
+        """Rows of so many tokens that so many blocks hold, the dummy one not counted."""
+        return num_blocks // self.blocks_for(num_tokens, max_chunk)
+
     def allocate(self, num_blocks: int, poison: bool, device: torch.device | str = "cpu") -> list[LayerCache]:
         """Each layer's cache, not written yet; with `poison` what was not written is not a number."""
         buffers = [torch.empty((num_blocks, size), dtype=torch.uint8, device=device) for size in self.page_bytes]

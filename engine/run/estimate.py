@@ -16,6 +16,7 @@ import torch
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
+from engine.cache.layout import CacheLayout
 from engine.cache.sizing import check_weights, device_blocks, fit_context, host_blocks
 from engine.checkpoint.config import resolve_dtype
 from engine.device.host import choose_device
@@ -32,6 +33,19 @@ from engine.step.sizes import Sizes
 from engine.weights.files import Shard, TensorInfo
 from engine.weights.load import match, weight_bytes
 from engine.weights.table import expand
+
+SHORT_ROW = 1024  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What rows hold whatever their tokens."""
+
+    state_bytes: int  # of a state in its blocks; a row that computes has two, and one is found again with a prefix
+    tail_bytes: int  # of the inputs of a row's newest tokens, in their blocks
+    padding: float  # the share of a row's blocks that holds no number
+    row_tokens: int  # of a short row
+    rows: int  # such rows that fit at one time
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,7 @@ class Estimate:
     num_blocks: int  # of the KV cache
     contexts: float  # that fit at one time
     memory: DeviceMemory | None  # of an accelerator, before anything is loaded
+    states: States | None = None  # of models whose rows have states
     refusal: ConfigError | None = None  # the device's memory does not do: there is no context
 
 
@@ -100,7 +115,8 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         num_tensors=len(names),
         weight_bytes=weights,
         numbers=numbers_line(layout.specs, dtype),
-        kv_bytes=len(layout.groups) * layout.block_bytes * 1000 // sizes.block_size,
+        kv_bytes=layout.token_groups * layout.block_bytes * 1000 // sizes.block_size,
+        states=states_of(layout, blocks - 1, min(SHORT_ROW, sizes.max_model_len), sizes.max_chunk),
         context=context,
         context_bytes=each * layout.block_bytes,
         num_blocks=blocks - 1,
@@ -108,6 +124,15 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         memory=memory,
         refusal=refusal,
     )
+
+
+def states_of(layout: CacheLayout, num_blocks: int, row_tokens: int, max_chunk: int) -> States | None:
+    """None: the model's rows have tokens alone. `num_blocks`: of the KV cache, without the dummy one."""
+    runs = layout.runs
+    if runs is None:
+        return None
+    state, tail = (count * layout.block_bytes for count in (runs.state_blocks, runs.tail_blocks))
+    return States(state, tail, runs.padding, row_tokens, layout.rows_in(num_blocks, row_tokens, max_chunk))
 
 
 def _host_bytes(shards: list[Shard], names: Mapping[str, str], model: Model) -> int:

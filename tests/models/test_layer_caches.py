@@ -67,7 +67,7 @@ def divided(model):
     """The same weights in layers of these kinds."""
     for layer, kind in zip(model.layers, (Two, One, No), strict=True):
         layer.__class__, layer.all, layer.computed = kind, model.layers, []
-    model._caches_of = model._cache_places()
+    model.place_caches()
     return model
 
 

@@ -113,7 +113,7 @@ class Decoder(Model):
             experts.number = number
         self.sparse = sparse
         self.numbers = list(range(len(text.layers)))  # of the layers that forward runs
-        self._caches_of = self._cache_places()
+        self.place_caches()
         self._causal = text.causal
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
         self.ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
@@ -139,17 +139,16 @@ class Decoder(Model):
         # Some tied checkpoints hold the embedding a second time.
         return replace(table, ignore=(*table.ignore, "lm_head.weight"))
 
-    def _cache_places(self) -> list[tuple[int, ...]]:
-        """By layer: the places of its caches among cache_specs, or of those that another layer writes and it reads."""
-        places: list[tuple[int, ...]] = []
+    def place_caches(self) -> None:
+        """Each layer's caches, or those that another layer writes and it reads, get their places among cache_specs."""
+        self._caches_of: list[tuple[int, ...]] = []
         count = 0
         for layer, config in zip(self.layers, self.config.text.layers):
             if config.kv_shared_with is not None:
-                places.append(places[config.kv_shared_with])
+                self._caches_of.append(self._caches_of[config.kv_shared_with])
                 continue
-            places.append(tuple(range(count, count + len(layer.mixers))))
+            self._caches_of.append(tuple(range(count, count + len(layer.mixers))))
             count += len(layer.mixers)
-        return places
 
     def caches_of(self, number: int) -> Sequence[int]:
         return self._caches_of[number]
