@@ -14,7 +14,7 @@ caches tokens have pages as their states suggest; in others pages are those of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.cache.state import StateSpec
 
@@ -93,6 +93,13 @@ class Runs:
         used = STATES_OF_A_ROW * self.state_bytes + self.tail_bytes
         return 1 - used / (self.row_blocks * self.block_bytes)
 
+    def columns_of(self, num_blocks: int) -> list[int]:
+        """Of a run of so many blocks, which says whether it is a state's or a tail's: each block's column."""
+        states = num_blocks == self.state_blocks
+        assert states or num_blocks == self.tail_blocks, "a run has the blocks of a state, or those of a tail"
+        pages = [(group.first_column, group.state_pages if states else group.tail_pages) for group in self.groups]
+        return [first + page for first, count in pages for page in range(count)]
+
     def __str__(self) -> str:
         """For the log."""
         tail = 1 - self.tail_bytes / (self.tail_blocks * self.block_bytes)
@@ -115,6 +122,9 @@ def runs_over(states: Mapping[StateSpec, Sequence[int]], page_bytes: Sequence[in
             mine = tuple(layers[first : first + per_group])
             groups.append(RunGroup(spec, mine, spec.pages(least), spec.tail_pages(least), column))
             column += groups[-1].columns
+    differ = [group.state_pages - group.tail_pages for group in groups]
+    if any(differ) and not sum(differ):  # a run's number of blocks says of which kind it is
+        groups[-1] = replace(groups[-1], tail_pages=groups[-1].tail_pages + 1)
     return Runs(tuple(groups), least, sum(page_bytes))
 
 
