@@ -18,7 +18,7 @@ MAX_CHECKPOINTS = 4  # of a row in a step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateWork:
-    """The chunks of rows that are scanned; made on the device by engine/kernels/state/chunks, read by every layer."""
+    """The chunks of rows that are scanned; made on the device by a kernel, read by every layer."""
 
     chunks: Tensor  # [capacity, 4] int32: row, first token, tokens, 0; in no order
     count: Tensor  # [1] int32

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
+from dataclasses import dataclass
 
 import torch
 
@@ -24,6 +25,18 @@ log = logging.getLogger("omniloop.engine")
 
 MOST_BLOCKS = 1 << 20  # beyond what rows can hold: a tiny model does not need a hundred million blocks
 LEAST_TOKENS = 256  # a shorter context is of no use
+SHORT_ROW = 1024  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What rows hold whatever their tokens."""
+
+    state_bytes: int  # of a state in its blocks; a row that computes has two, and one is found again with a prefix
+    tail_bytes: int  # of the inputs of a row's newest tokens, in their blocks
+    padding: float  # the share of a row's blocks that holds no number
+    row_tokens: int  # of a short row
+    rows: int  # such rows that fit at one time
 
 
 def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: int, promised: int = 0) -> int:
@@ -162,6 +175,15 @@ def _check_states(config: EngineConfig, layout: CacheLayout, tokens: int, max_ch
     asked = config.kv_cache_memory_bytes
     said = f"--kv-cache-memory-bytes {asked}: " if asked else ""
     raise ConfigError(f"{said}{room}; --kv-cache-memory-bytes {size} fits")
+
+
+def states_of(layout: CacheLayout, num_blocks: int, row_tokens: int, max_chunk: int) -> States | None:
+    """None: the model's rows have tokens alone. `num_blocks`: of the KV cache, without the dummy one."""
+    runs = layout.runs
+    if runs is None:
+        return None
+    state, tail = (count * layout.block_bytes for count in (runs.state_blocks, runs.tail_blocks))
+    return States(state, tail, runs.padding, row_tokens, layout.rows_in(num_blocks, row_tokens, max_chunk))
 
 
 def _refuse_if_beyond(config: EngineConfig, wished: int, size: int, left: int) -> None:

@@ -16,8 +16,7 @@ import torch
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
-from engine.cache.layout import CacheLayout
-from engine.cache.sizing import check_weights, device_blocks, fit_context, host_blocks
+from engine.cache.sizing import SHORT_ROW, States, check_weights, device_blocks, fit_context, host_blocks, states_of
 from engine.checkpoint.config import resolve_dtype
 from engine.device.host import choose_device
 from engine.device.memory import DeviceMemory, device_memory
@@ -33,19 +32,6 @@ from engine.step.sizes import Sizes
 from engine.weights.files import Shard, TensorInfo
 from engine.weights.load import match, weight_bytes
 from engine.weights.table import expand
-
-SHORT_ROW = 1024  # tokens
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """What rows hold whatever their tokens."""
-
-    state_bytes: int  # of a state in its blocks; a row that computes has two, and one is found again with a prefix
-    tail_bytes: int  # of the inputs of a row's newest tokens, in their blocks
-    padding: float  # the share of a row's blocks that holds no number
-    row_tokens: int  # of a short row
-    rows: int  # such rows that fit at one time
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +110,6 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         memory=memory,
         refusal=refusal,
     )
-
-
-def states_of(layout: CacheLayout, num_blocks: int, row_tokens: int, max_chunk: int) -> States | None:
-    """None: the model's rows have tokens alone. `num_blocks`: of the KV cache, without the dummy one."""
-    runs = layout.runs
-    if runs is None:
-        return None
-    state, tail = (count * layout.block_bytes for count in (runs.state_blocks, runs.tail_blocks))
-    return States(state, tail, runs.padding, row_tokens, layout.rows_in(num_blocks, row_tokens, max_chunk))
 
 
 def _host_bytes(shards: list[Shard], names: Mapping[str, str], model: Model) -> int:

@@ -141,17 +141,18 @@ class Decoder(Model):
 
     def place_caches(self) -> None:
         """Each layer's caches, or those that another layer writes and it reads, get their places among cache_specs."""
-        self._caches_of: list[tuple[int, ...]] = []
+        self._caches_of: list[slice] = []
         count = 0
         for layer, config in zip(self.layers, self.config.text.layers):
             if config.kv_shared_with is not None:
                 self._caches_of.append(self._caches_of[config.kv_shared_with])
                 continue
-            self._caches_of.append(tuple(range(count, count + len(layer.mixers))))
+            self._caches_of.append(slice(count, count + len(layer.mixers)))
             count += len(layer.mixers)
 
     def caches_of(self, number: int) -> Sequence[int]:
-        return self._caches_of[number]
+        places = self._caches_of[number]
+        return range(places.start, places.stop)
 
     def cache_specs(self) -> list[CacheSpec]:
         keepers = (layer for layer, text in zip(self.layers, self.config.text.layers) if text.kv_shared_with is None)
@@ -168,16 +169,15 @@ class Decoder(Model):
         if not self._causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]
         ropes = [rope(batch.positions) for rope in self.ropes]
-        last = next(number for number in reversed(self.numbers) if self._caches_of[number])
+        metas = [attention[group] for group in batch.group_of]  # by cache
+        last = next(number for number in reversed(self.numbers) if self.caches_of(number))
         for number in self.numbers:
             layer, rope, places = self.layers[number], ropes[self._rope_of[number]], self._caches_of[number]
-            caches = [batch.caches[place] for place in places]
-            metas = [attention[batch.group_of[place]] for place in places]
             index = batch.sample_index if number == last and not batch.whole else None
             if index is not None and not len(index):  # middle chunks of prompts need only the caches
-                layer.store(x, rope, metas, caches)
+                layer.store(x, rope, metas[places], batch.caches[places])
                 return x.rows()[:0]
-            layer(x, rope, metas, caches, index)
+            layer(x, rope, metas[places], batch.caches[places], index)
             self.after_layer(number, x, batch)
             for hook in batch.hooks:
                 hook.after_layer(number, x)
