@@ -19,7 +19,7 @@ MAKEFLAGS += -j2
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: serve test test-full test-ray lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
-.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel wheel-check soak lock
+.PHONY: gpu-products gpu-grammar gpu-pooling gpu-wheels clean wheel wheel-check soak fuzz lock
 
 serve: .stamp-build  ## the server at 127.0.0.1:8000 with the model in the package (HOST=, PORT=, ARGS="--model ...")
 	$(PY) -m server --host $(HOST) --port $(PORT) $(ARGS)
@@ -34,7 +34,7 @@ test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
 	$(PYTEST) -m "not gpu and not full" $(ARGS); tests=$$?; \
 	wait $$! || { cat build/lint.log; echo "make lint failed"; exit 1; }; exit $$tests
 
-test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out; installs librosa, its compiler and LlamaIndex (260 MB)
+test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out; installs the clients of LlamaIndex and OpenAPI, and pip-audit
 	$(PY) .ci/requirements.py full | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
 	$(PYTEST) -m "full and not gpu" $(ARGS); tests=$$?; \
 	$(PY) -m pip_audit --disable-pip --require-hashes -r .ci/locks/server.txt && exit $$tests
@@ -68,6 +68,10 @@ lock:  ## .ci/locks/server.txt, the images' packages with hashes (ARGS=--upgrade
 # 20,000 requests take about ten minutes on two cores; ARGS=2000 is a short run, ARGS="--seconds 3600" an hour.
 soak: .stamp-build .stamp-dev  ## mixed requests for a long time: wrong answers, what is held when idle, growth of memory
 	OMP_NUM_THREADS=1 $(PY) -m tests.bench.soak $(ARGS)
+
+FUZZ_SECONDS ?= 3600
+fuzz: .stamp-build .stamp-dev  ## damaged inputs for an hour; ARGS=schemas names what is damaged (tests/fuzz/targets.py)
+	OMP_NUM_THREADS=1 $(PY) -m tests.fuzz $(FUZZ_SECONDS) $(ARGS)
 
 # One step after the other, whatever becomes of those before; a table of all that was measured comes last.
 GPU_STEPS ?= test kernels offline serve
@@ -143,20 +147,28 @@ clean:
 	rm -rf build dist .stamp-* *.egg-info
 	find _fast -name '*.so' -delete
 
+# An environment that a failed `venv` left behind has no pip, and is made again.
+PIP := $(PY) -m pip install -q --disable-pip-version-check
+NOT_INSTALLED := { echo "make: pip could not install these packages (see above). It needs a package index: without a network, \
+    PIP_INDEX_URL= or PIP_FIND_LINKS= names a copy, and TORCH= leaves an installed torch as it is." >&2; exit 1; }
 .stamp-venv: pyproject.toml
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --disable-pip-version-check $(TORCH)
-	$(PY) -m pip install -q --disable-pip-version-check 'setuptools>=77' 'cython>=3.1,!=3.3.0'
-	$(PY) .ci/requirements.py | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
-	touch $@
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+	    sys.exit(v < (3, 11) and f"make: $(PYTHON) is Python {v[0]}.{v[1]}; set PYTHON= to Python 3.11 or newer")'
+	@$(PY) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "make: pip installs $(TORCH:%=% and )the packages of pyproject.toml into $(VENV); this takes some minutes"
+	@$(if $(TORCH),$(PIP) $(TORCH) || $(NOT_INSTALLED),:)
+	@$(PIP) 'setuptools>=77' 'cython>=3.1,!=3.3.0' || $(NOT_INSTALLED)
+	@$(PY) .ci/requirements.py | $(PIP) -r /dev/stdin || $(NOT_INSTALLED)
+	@touch $@
 
 .stamp-dev: .stamp-venv
-	$(PY) .ci/requirements.py test lint | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
-	touch $@
+	@$(PY) .ci/requirements.py test lint | $(PIP) -r /dev/stdin || $(NOT_INSTALLED)
+	@touch $@
 
 SOURCES := setup.py _fast/layout.py $(wildcard _fast/*.pyx _fast/*.pxd _fast/c/*/*.c _fast/c/*/*.h)
 .stamp-build: .stamp-venv $(SOURCES)
-	mkdir -p build
-	OMNILOOP_BUILD_JOBS=$$(nproc) $(PY) setup.py -q build_ext --inplace --parallel $$(nproc) > build/build.log 2>&1 \
+	@mkdir -p build
+	@echo "make: setup.py compiles the extensions of _fast; this takes a minute or two"
+	@OMNILOOP_BUILD_JOBS=$$(nproc) $(PY) setup.py -q build_ext --inplace --parallel $$(nproc) > build/build.log 2>&1 \
 	    || { cat build/build.log; exit 1; }
-	touch $@
+	@touch $@

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from server.start import signals
+from server.start import arena, signals
 
 signals.hold()  # before the imports below, which take a while
 
@@ -13,6 +13,8 @@ def start() -> int:
     # Before numpy is imported. Its products are small, and the pool makes several at once: idle threads of
     # OpenBLAS would spin on the pool's cores. With them a window of speech took more than twice the CPU on two cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        arena.one_arena()
     try:
         from server.cli import main
 

@@ -47,8 +47,8 @@ class Group:
 class CacheLayout:
     """Fixed once a model's specs are known."""
 
-    def __init__(self, specs: Sequence[CacheSpec], block_size: int, beside: int = 0) -> None:
-        """beside: bytes for each token of a block that are stored outside the layers' pages."""
+    def __init__(self, specs: Sequence[CacheSpec], block_size: int, extra_per_token: int = 0) -> None:
+        """extra_per_token: bytes for each token of a block that are stored outside the layers' pages."""
         self.block_size = block_size
         self.specs = tuple(specs)
         self._states: dict[StateSpec, list[int]] = {}
@@ -57,7 +57,7 @@ class CacheLayout:
                 self._states.setdefault(spec, []).append(number)
         self._lay_out()
         self._check_padding(self._padding(self.groups))
-        self.block_bytes = sum(self.page_bytes) + beside * block_size
+        self.block_bytes = sum(self.page_bytes) + extra_per_token * block_size
         self.runs = self._runs()  # None: there are no states
         self.token_groups = len(self.groups)  # the first so many groups have block tables
         if self.runs is not None:

@@ -144,10 +144,10 @@ class Parts:
         facts = {}
         for number, layer in enumerate(self._model.config.text.layers):
             other, places = layer.kv_shared_with, self._model.caches_of(number)
-            kept = "; ".join(captured_of(specs[place]) for place in places) or "no cache"
+            cached = "; ".join(captured_of(specs[place]) for place in places) or "no cache"
             if other is not None:
-                kept = f"reads the cache of layer {other}"
-            facts[f"layers.{number}"] = f"{fields_of(layer)}; {kept}"
+                cached = f"reads the cache of layer {other}"
+            facts[f"layers.{number}"] = f"{fields_of(layer)}; {cached}"
         return facts
 
 

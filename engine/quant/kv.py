@@ -77,11 +77,11 @@ def stored_specs(
         return specs
     _check_architecture(model, specs, word)
     layers = _layers_of(model, specs)
-    kept = _skipped(layers, specs, skipped)
+    in_memory = _skipped(layers, specs, skipped)
     found = _scales_of(model, shards) if shards and dtype is torch.float8_e4m3fn and word != PER_TOKEN else {}
     stored: list[CacheSpec] = []
     for number, spec in enumerate(specs):
-        if number in kept or not isinstance(spec, KeyValueSpec):
+        if number in in_memory or not isinstance(spec, KeyValueSpec):
             stored.append(spec)
             continue
         layer = layers[number]
@@ -152,16 +152,16 @@ def _layers_of(model: Caching, specs: Sequence[CacheSpec]) -> dict[int, int]:
 def _skipped(layers: Mapping[int, int], specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:
     """Places among specs of keys and values that have the activations' dtype; `layers`: as by _layers_of."""
     place_of = {layer: place for place, layer in layers.items()}
-    kept: set[int] = set()
+    in_memory: set[int] = set()
     for word in words:
         if word == "sliding_window":
-            kept |= {place for place in layers if specs[place].kind.window}
+            in_memory |= {place for place in layers if specs[place].kind.window}
         elif word.isdecimal() and int(word) in place_of:
-            kept.add(place_of[int(word)])
+            in_memory.add(place_of[int(word)])
         else:
             numbers = f"0 to {max(place_of)}" if len(place_of) > max(place_of) else ", ".join(map(str, place_of))
             raise ConfigError(f"{SKIP} {word}: allowed are sliding_window and numbers of layers, {numbers}")
-    return kept
+    return in_memory
 
 
 def _scales_of(model: Caching, shards: Sequence[Shard]) -> dict[int, dict[str, Found]]:
@@ -215,7 +215,7 @@ def _warn_of_biases(model: Caching, dtype: torch.dtype) -> None:
     """Keys with a few large numbers lose in codes of 8 bits, whatever their scale. In models with an encoder prefix
     (Whisper) keys have no bias, though queries have one."""
     text = model.config.text
-    if dtype in CODES and text.qkv_bias and text.qk_norm == "none" and not model.config.lead:
+    if dtype in CODES and text.qkv_bias and text.qk_norm == "none" and not model.config.encoder_prefix:
         log.warning(
             "KV cache: keys of %s have biases and no norm, so some may be far larger than the others; if answers are "
             "worse with codes of 8 bits, %s keeps layers in the activations' dtype",

@@ -28,7 +28,7 @@ from engine.kernels.sampling.rules import COUNTED, SEEN
 from engine.kernels.sampling.top_logprobs import MOST, top_logprobs
 from engine.sampling.lines import RuleLines, allowed_bits
 from engine.sampling.logprobs import CHUNK, together
-from engine.sampling.pending import Pending, prompt_logprobs, send, tell
+from engine.sampling.pending import Pending, logprob_lines, prompt_logprobs, send
 from engine.sampling.rules import RowRules, needs_rules
 from engine.sampling.timestamps import unpacked, weighed
 
@@ -54,9 +54,9 @@ class DeviceSampler:
         device: torch.device | str,
         logprobs_mode: LogprobsMode,
         max_logprobs: int,
-        told: Tensor,
+        logprob_words: Tensor,
     ) -> None:
-        """told int32 [buffers, max_rows, LINE] in pinned memory: kernels/sampling/top_logprobs writes it."""
+        """logprob_words: int32 [buffers, max_rows, LINE] in pinned memory: kernels/sampling/top_logprobs writes it."""
         self._slots = slots
         self._device = torch.device(device)
         self._vocab = vocab
@@ -66,7 +66,7 @@ class DeviceSampler:
         self._room = choose_room(max_rows, vocab, self._device)
         self._tops = torch.zeros_like(self._room.chosen)
         self.lines = RuleLines(max_rows, vocab, self._device)
-        self.told = told
+        self.logprob_words = logprob_words
         self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + how many of the most likely are reported; 0: none
         self._how = np.zeros(max_slots, np.uint8)  # by slot: bits of what its choice takes
         self._rules: dict[int, RowRules] = {}
@@ -155,8 +155,8 @@ class DeviceSampler:
     def may_sleep(self, slot: int) -> bool:
         """Whether steps of a slot whose grammar sleeps are plain ones, and a token chosen too early leaves no trace."""
         rules = self._rules[slot]
-        told = self.asked[slot] or slot in self._logprobs
-        return not (rules.moves or rules.kinds & (SEEN | COUNTED) or rules.params.min_tokens or told)
+        reports = self.asked[slot] or slot in self._logprobs
+        return not (rules.moves or rules.kinds & (SEEN | COUNTED) or rules.params.min_tokens or reports)
 
     def set_asleep(self, slot: int, asleep: bool) -> None:
         """Says whether a slot's grammar sleeps; steps of a slot that may sleep are plain then."""
@@ -197,7 +197,14 @@ class DeviceSampler:
         )
         if self._raw:
             top_logprobs(
-                self.told, self._tops, logits, self._slots, tokens_out, inputs.home, *rows, as_logits=self._as_logits
+                self.logprob_words,
+                self._tops,
+                logits,
+                self._slots,
+                tokens_out,
+                inputs.home,
+                *rows,
+                as_logits=self._as_logits,
             )
 
     def warm_up(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor) -> None:
@@ -243,7 +250,7 @@ class DeviceSampler:
         asked = [row for row in special if int(slots[row]) in self._logprobs]
         drawn = self._weighed(logits, slots, special)
         self.launch_plain(inputs, logits, tokens_out, bool(asked) and not self._raw, drawn)
-        return self._tell(inputs, logits, tokens_out, asked, slots) if asked else None
+        return self._write_logprob_lines(inputs, logits, tokens_out, asked, slots) if asked else None
 
     def _weighed(self, logits: Tensor, slots: np.ndarray, special: list[int]) -> Tensor | None:
         """The logits that are chosen from where rows write times; None where no row does."""
@@ -261,14 +268,14 @@ class DeviceSampler:
         asked = self.asked[slots]
         found = {}
         for place in np.flatnonzero(asked).tolist():
-            words, k = self.told[buffer, int(rows[place])].numpy(), int(asked[place]) - 1
+            words, k = self.logprob_words[buffer, int(rows[place])].numpy(), int(asked[place]) - 1
             values = words.view(np.float32)
             if words[0] >= 0:
-                ids, told = words[3 : 3 + k].tolist(), values[3 + MOST : 3 + MOST + k].tolist()
-                found[place] = TokenLogprob(int(words[0]), float(values[1]), int(words[2]), ids, told)
+                ids, logprobs = words[3 : 3 + k].tolist(), values[3 + MOST : 3 + MOST + k].tolist()
+                found[place] = TokenLogprob(int(words[0]), float(values[1]), int(words[2]), ids, logprobs)
         return found
 
-    def _tell(
+    def _write_logprob_lines(
         self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, asked: list[int], slots: np.ndarray
     ) -> Pending:
         """Log-probabilities of the sampled rows `asked`, ascending."""
@@ -285,12 +292,12 @@ class DeviceSampler:
                     words[place, 1 : 1 + len(params[n].logprob_token_ids)] = params[n].logprob_token_ids
                 sent = send(words, self._device)
                 rows = sent[:, 0].contiguous()
-                told = logits.index_select(0, rows).to(torch.float32)  # [n, vocab]
+                given = logits.index_select(0, rows).to(torch.float32)  # [n, vocab]
                 if not self._raw:
-                    told = self._processed(told, rows, inputs.sample_slot.index_select(0, rows).long())
+                    given = self._processed(given, rows, inputs.sample_slot.index_select(0, rows).long())
                 ids = sent[:, 1:].contiguous() if extra else None
                 tokens = tokens_out.index_select(0, inputs.sample_row.index_select(0, rows).long().clamp(min=0))
-                lines = tell(told, tokens.long(), width, self._as_logits, ids)
+                lines = logprob_lines(given, tokens.long(), width, self._as_logits, ids)
                 numbers = [asked[n] for n in part]
                 pending.add(lines, width, numbers, [(counts[n], params[n].logprob_token_ids) for n in part])
         return pending

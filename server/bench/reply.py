@@ -75,10 +75,13 @@ class EventReader:
         except ValueError:
             self.answer.error = f"an event is not JSON: {data[:200]!r}"
             return
-        if "error" in event:
-            self.answer.error = str(event["error"])[:MAX_ERROR]
-        elif "choices" in event:
-            self.choices(event, now)
+        try:
+            if "error" in event:
+                self.answer.error = str(event["error"])[:MAX_ERROR]
+            elif "choices" in event:
+                self.choices(event, now)
+        except (AttributeError, LookupError, TypeError):  # JSON of other types than the API has
+            self.answer.error = f"an event is no part of a completion: {data[:200]!r}"
 
     def choices(self, event: dict[str, Any], now: float) -> None:
         answer = self.answer
@@ -93,7 +96,7 @@ class EventReader:
                 answer.last = now
                 answer.events += 1
                 if self.keeps_text:
-                    self.pieces.append(text)
+                    self.pieces.append(str(text))
             if choice.get("finish_reason"):
                 answer.finish = choice["finish_reason"]
                 answer.last = now  # tokens behind the last words had none of their own

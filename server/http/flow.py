@@ -13,6 +13,8 @@ import asyncio
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from server.http.patience import moment
+
 LEAST_TAKEN = 16384  # bytes per stall timeout, of a client that reads slowly
 
 
@@ -75,8 +77,10 @@ class Reader:
         self._timer = asyncio.get_running_loop().call_later(self._stall, self._check)
 
     def _check(self) -> None:
+        self._timer = moment(self._timer, self._check)
+        if self._timer is not None:
+            return
         if self._left - self._transport.get_write_buffer_size() >= LEAST_TAKEN:
             self._arm()
         else:
-            self._timer = None
             self._transport.abort()

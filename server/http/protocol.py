@@ -34,6 +34,7 @@ from server.http.flow import Flow, Reader
 from server.http.head import Head, HeadLimit
 from server.http.line import line_of
 from server.http.offers import Parser, head_without_offer
+from server.http.patience import MOMENT_S, moment
 from server.http.seats import MOST_REFUSED, Seat, Seats
 from server.http.turnstile import Turnstile
 
@@ -140,8 +141,14 @@ class Connection(HttpToolsProtocol):
             self.header_timer = None
 
     def header_timeout(self) -> None:
-        self.header_timer = None
+        late, self.header_timer = self.header_timer, None
         if self.transport.is_closing():
+            return
+        if self.waits:  # for a turn of the loop: its head may have come in time
+            self.header_timer = self.loop.call_later(MOMENT_S, self.header_timeout)
+            return
+        self.header_timer = moment(late, self.header_timeout)
+        if self.header_timer is not None:
             return
         if self.head.silent:  # a client that has sent nothing expects no answer
             self.shut()
@@ -165,6 +172,9 @@ class Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """Idle for too long."""
+        self.timeout_keep_alive_task = moment(self.timeout_keep_alive_task, self.timeout_keep_alive_handler)
+        if self.timeout_keep_alive_task is not None:
+            return
         super().timeout_keep_alive_handler()
         self.shut()
 

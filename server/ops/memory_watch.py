@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from engine.device.host_memory import memory_limit, resident_memory
 from mm.heap import trim_heap
 from server.ops.metrics import MemoryNumbers
+from server.ops.trimming import Trimming
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -43,6 +44,9 @@ class Watched(Protocol):
     body_budget: BodyBudget
     pool: Pool
 
+    @property
+    def open_exchanges(self) -> Collection[object]: ...
+
 
 class MemoryWatch:
     """From `start` to `close`."""
@@ -64,6 +68,7 @@ class MemoryWatch:
         self._state = state
         self._exhausted = exhausted
         self._read = held or self._resident
+        self._trimming = Trimming(state.pool)
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -103,6 +108,7 @@ class MemoryWatch:
             self._set("soft")
         elif self.held < ENOUGH * self.soft:
             self._set("ok")
+        self._trimming.look(self.held, idle=not self._state.open_exchanges)
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.look)
 
     def _set(self, level: Level) -> None:

@@ -4,7 +4,7 @@ Random weights of real shapes, one engine per process, without HTTP. Checkouts t
 what a card's clocks do meets both. A step's time is the median between the ends of consecutive steps in which all rows
 decode; pictures are timed from the first request to the last first token. Prints both columns and their ratio, and
 writes gpu_step.json into --out.
-Run: python -m tests.bench.gpu_step [--beside CHECKOUT] [--only 0.6b,8b,vl-7b] [--rounds 2] [--out DIR]
+Run: python -m tests.bench.gpu_step [--baseline CHECKOUT] [--only 0.6b,8b,vl-7b] [--rounds 2] [--out DIR]
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def run_in(checkout: Path, shape: str, folder: str, args: argparse.Namespace) ->
 def main() -> None:
     """Both columns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--beside", type=Path, help="another checkout, its extensions built")
+    parser.add_argument("--baseline", type=Path, help="another checkout, its extensions built")
     parser.add_argument("--only", default="0.6b,8b,vl-7b", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", default="auto")
@@ -163,7 +163,7 @@ def main() -> None:
     from tests.bench.shapes import SHAPES, write_folder  # of this checkout; a process inside has another's modules
 
     here = Path(__file__).resolve().parents[2]
-    checkouts = {"this": here} | ({"beside": args.beside.resolve()} if args.beside else {})
+    checkouts = {"this": here} | ({"baseline": args.baseline.resolve()} if args.baseline else {})
     seen: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         for shape in args.only.split(","):
@@ -185,7 +185,7 @@ def line(case: str, found: dict[str, list[float]]) -> str:
     """Medians of the rounds, and this checkout's over the other's."""
     middle = {label: statistics.median(values) for label, values in found.items()}
     text = f"{case}: " + ", ".join(f"{label} {value:.3f} ms" for label, value in middle.items())
-    return text + (f", ratio {middle['this'] / middle['beside']:.4f}" if len(middle) == 2 else "")
+    return text + (f", ratio {middle['this'] / middle['baseline']:.4f}" if len(middle) == 2 else "")
 
 
 if __name__ == "__main__":

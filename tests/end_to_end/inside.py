@@ -18,7 +18,7 @@ import uvloop
 from engine.engine import Engine
 from server.app import make_app
 from server.cli import parse
-from server.http.listen import address, bind, make_listener
+from server.http.listen import Listener, address, bind, make_listener
 from server.start import load
 from server.start.process import SWITCH_INTERVAL_S, freeze_heap
 from server.state import AppState
@@ -40,8 +40,9 @@ class InsideServer:
         self._ready = threading.Event()
         self._failed: BaseException | None = None
         self.thread = threading.Thread(target=self._main, name="inside-server")
-        self._loop: asyncio.AbstractEventLoop
+        self.loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
+        self.listener: Listener
 
     def start(self) -> None:
         self.thread.start()
@@ -50,7 +51,7 @@ class InsideServer:
             raise self._failed
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self.loop.call_soon_threadsafe(self._stop.set)
         self.thread.join(30)
         assert not self.thread.is_alive(), "the server's thread did not end"
         if self._failed is not None:
@@ -62,7 +63,7 @@ class InsideServer:
         async def run() -> T:
             return await work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(60)
 
     def ledger(self) -> dict[str, int]:
         async def read() -> dict[str, int]:
@@ -88,9 +89,9 @@ class InsideServer:
             self._ready.set()
 
     async def _run(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         state = self.state
-        listener = make_listener(self.config, make_app(state))
+        self.listener = listener = make_listener(self.config, make_app(state))
         serving = asyncio.ensure_future(listener.serve([self.socket]))
         state.engine = Engine(self.config.engine())
         await load.load(state)

@@ -14,13 +14,12 @@ import pytest
 
 from mm.decode.magic import sniff
 from tests.end_to_end.conftest import MODEL
-from tests.end_to_end.hostile import MIB, Neighbour, ask, peak
-from tests.mm import bombs
+from tests.end_to_end.hostile import GAP_S, MIB, Neighbour, ask, peak
+from tests.mm import bombs, picture_bombs, sound_bombs
 
 CHAT = "/v1/chat/completions"
 MIMES = {"mp4": "mp4", "mov": "quicktime", "webm": "webm", "mkv": "x-matroska"}
 MOST = 64 * MIB
-GAP_S = 0.5  # the tests share two cores
 
 FILMS: dict[str, Callable[[], bytes]] = {
     "samples": lambda: bombs.samples_of_a_byte(20_000_000),
@@ -37,14 +36,14 @@ FILMS: dict[str, Callable[[], bytes]] = {
 }
 SOUNDS: dict[str, Callable[[], bytes]] = {
     "samples": lambda: bombs.samples_of_a_byte(20_000_000, b"soun", brand=b"M4A "),
-    "pictures of an MP3": lambda: bombs.tagged_mp3(8, 64 * MIB),
-    "pictures of a WAV": lambda: bombs.tagged_wav(8, 64 * MIB),
-    "a name of 2 GiB": lambda: bombs.long_info(0x7F000000),
-    "names": lambda: bombs.tagged_riff(50_000),
+    "pictures of an MP3": lambda: sound_bombs.tagged_mp3(8, 64 * MIB),
+    "pictures of a WAV": lambda: sound_bombs.tagged_wav(8, 64 * MIB),
+    "a name of 2 GiB": lambda: sound_bombs.long_info(0x7F000000),
+    "names": lambda: sound_bombs.tagged_riff(50_000),
     "small samples": lambda: bombs.real_samples_of_a_byte(700_000),
 }
 PICTURES: dict[str, Callable[[], bytes]] = {
-    "texts": lambda: bombs.texts(700),
+    "texts": lambda: picture_bombs.texts(700),
 }
 
 
@@ -69,7 +68,7 @@ def test_s23_a_small_file_takes_little_memory(server_process, kind, name, make):
     data = make()
     assert len(data) < MIB
     sent = message(kind, data)
-    with peak(server_process.pid) as memory, Neighbour(server_process.port) as neighbour:
+    with peak(server_process.pid) as memory, Neighbour(server_process.port, server_process.pid) as neighbour:
         status, content = ask(server_process.port, "POST", CHAT, sent)
     print(f"{kind}: {name}: {len(data)} bytes, {status}, {memory.grown / MIB:.0f} MiB, gap {neighbour.slowest:.3f} s")
     assert status in (200, 400), content

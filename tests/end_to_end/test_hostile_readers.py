@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from tests import tiny
-from tests.end_to_end.hostile import Neighbour, ask
+from tests.end_to_end.hostile import GAP_S, Neighbour, ask
 from tests.end_to_end.process import ROOT, SMALL
 
 COMMAND = [sys.executable, "-m", "server", "--model", str(tiny.checkpoint("omni")), "--port", "0", *SMALL]
@@ -24,11 +24,12 @@ def test_s09_a_log_without_a_reader_stops_nothing():
         found = re.match(r"Listening on \S+:(\d+)", process.stdout.readline())
         assert found
         port = int(found[1])
-        with Neighbour(port) as neighbour:
+        with Neighbour(port, process.pid) as neighbour:
             for _ in range(700):  # 64 KiB of lines are what a pipe takes
                 assert ask(port, "GET", "/version", headers=f"X-Request-Id: {'a' * 120}\r\n")[0] == 200
                 assert ask(port, "GET", "/v1/models")[0] == 200
         assert neighbour.answers > 10
+        assert neighbour.slowest < GAP_S
         assert b"log_lines_dropped_total 0.0" in ask(port, "GET", "/metrics")[1]
         process.terminate()
         assert process.wait(30) == 0, "the exit waits for no reader"

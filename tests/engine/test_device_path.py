@@ -118,7 +118,7 @@ async def test_a_walk_for_kernels_changes_no_answer(wanted, on_the_device_path, 
         walk()
         walked.append(threads)
 
-    monkeypatch.setattr("engine.step.backend.device.startup.compile_ahead", walk_only)
+    monkeypatch.setattr("engine.step.backend.device.startup.precompile", walk_only)
     async with running(tiny.checkpoint(name), encoder_cache_tokens=64) as engine:
         assert await all_at_once(engine) == wanted
     (threads,) = walked

@@ -42,7 +42,7 @@ def main() -> int:
             count += 1
             if len(pool) < 256 and len(data) < 1 << 16:
                 pool.append(data)
-        print(f"{name}: {count} inputs, {refused} refused", flush=True)
+        print(f"{name}: {count} inputs, {refused} refused, {time.process_time():.0f} s of CPU so far", flush=True)
     return 0
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from engine.base.errors import GrammarError
 from mm.bounds.check import bound_media, bound_picture
 from mm.decode.magic import as_audio, sniff
 from mm.decode.whole import check_whole
@@ -20,11 +21,13 @@ from mm.errors import MediaError
 from mm.sources import decode_base64, parse_base64, parse_data_url
 from server.errors import ApiError
 from server.flags.limits_flags import LimitsConfig
+from server.render.errors import RenderError
 from server.structure.patterns import check_pattern, json_pattern, searched
-from tests.mm import bombs, made
+from tests.fuzz import text_targets as texts
+from tests.mm import bombs, made, picture_bombs, sound_bombs
 
 MOST_S = 5.0  # of one input; two loaded cores
-REFUSALS = (MediaError, ApiError)
+REFUSALS = (MediaError, ApiError, RenderError, GrammarError)
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,11 @@ def sounds() -> list[bytes]:
         made.sound(tone, 16000, "wav"),
         made.sound(tone, 16000, "mp3", "libmp3lame"),
         made.sound(tone, 16000, "flac", "flac"),
-        bombs.tagged_wav(2, 64),
-        bombs.tagged_riff(4),
-        bombs.commented_opus(3),
-        bombs.commented_flac(3),
-        bombs.ogg_packets(3, 1),
+        sound_bombs.tagged_wav(2, 64),
+        sound_bombs.tagged_riff(4),
+        sound_bombs.commented_opus(3),
+        sound_bombs.commented_flac(3),
+        sound_bombs.ogg_packets(3, 1),
     ]
 
 
@@ -108,7 +111,12 @@ def pictures() -> list[bytes]:
     exif[274] = 6
     held = io.BytesIO()
     Image.fromarray(pixels).save(held, "JPEG", exif=exif)
-    return [*(made.picture(pixels, kind) for kind in kinds), held.getvalue(), bombs.texts(3, 64), bombs.gif_frames(3)]
+    return [
+        *(made.picture(pixels, kind) for kind in kinds),
+        held.getvalue(),
+        picture_bombs.texts(3, 64),
+        picture_bombs.gif_frames(3),
+    ]
 
 
 def urls() -> list[bytes]:
@@ -127,4 +135,11 @@ TARGETS = {
     "pictures": Target(open_picture, functools.cache(pictures)),
     "data URLs": Target(read_url, functools.cache(urls)),
     "patterns": Target(read_pattern, functools.cache(patterns)),
+    "bodies": Target(texts.read_body, functools.cache(texts.bodies)),
+    "values of bodies": Target(texts.read_values, lambda: texts.numbers_of(texts.BODIES)),
+    "templates": Target(texts.render_template, functools.cache(texts.templates)),
+    "events": Target(texts.read_events, functools.cache(texts.events)),
+    "answers": Target(texts.read_answer, functools.cache(texts.answers)),
+    "grammars": Target(texts.compile_grammar, functools.cache(texts.grammars)),
+    "schemas": Target(texts.compile_schema, lambda: texts.numbers_of(texts.VALUES)),
 }

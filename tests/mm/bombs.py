@@ -1,12 +1,12 @@
 """Small files that promise much: containers whose counts, tags and directories ask a decoder for memory or time.
 
 Each function returns bytes below 1 MiB. A decoder that believes them takes hundreds of MiB, or does not come back; what
-is refused, and with which reason, is in test_bounds.py and, over sockets, in end_to_end/test_hostile_media.py.
+is refused, and with which reason, is in test_bounds.py and, over sockets, in end_to_end/test_hostile_media.py. Sounds
+and pictures have files of their own.
 """
 
 from __future__ import annotations
 
-import functools
 import struct
 import zlib
 
@@ -171,65 +171,6 @@ def encrypted_samples(count: int) -> bytes:
     return movie(track(b"vide", film_entry(b"encv", scheme), table))
 
 
-# -- ID3, WAV, FLAC
-
-
-def size7(value: int) -> bytes:
-    return bytes(value >> shift & 127 for shift in (21, 14, 7, 0))
-
-
-@functools.cache
-def picture_frame(size: int) -> bytes:
-    """An ID3v2.4 picture, deflated."""
-    packer = zlib.compressobj(9)
-    picture = b"\0image/png\0\3\0"
-    packed = packer.compress(picture)
-    packed += b"".join(packer.compress(bytes(MIB)) for _ in range(size // MIB)) + packer.flush()
-    return b"APIC" + size7(len(packed) + 4) + b"\0\x09" + size7(min(size + len(picture), (1 << 28) - 1)) + packed
-
-
-def tag(*frames: bytes) -> bytes:
-    content = b"".join(frames)
-    return b"ID3\4\0\0" + size7(len(content)) + content
-
-
-def mpeg_frames(count: int = 40) -> bytes:
-    """Silence: MPEG-1 layer III, 128 kbit/s, 44,100 Hz."""
-    return (b"\xff\xfb\x90\xc0" + bytes(413)) * count
-
-
-def tagged_mp3(pictures: int, size: int) -> bytes:
-    return tag(picture_frame(size) * pictures) + mpeg_frames()
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return kind + struct.pack("<I", len(data)) + data + b"\0" * (len(data) & 1)
-
-
-def tagged_wav(pictures: int, size: int) -> bytes:
-    form = struct.pack("<HHIIHH", 1, 1, 16000, 32000, 2, 16)
-    content = b"WAVE" + chunk(b"fmt ", form) + chunk(b"id3 ", tag(picture_frame(size) * pictures))
-    content += chunk(b"data", bytes(3200))
-    return b"RIFF" + struct.pack("<I", len(content)) + content
-
-
-# -- Ogg
-
-
-def page(segments: bytes, data: bytes, number: int, granule: int = 0, kind: int = 0) -> bytes:
-    head = b"OggS\0" + bytes([kind]) + struct.pack("<qII", granule, 1, number) + bytes(4)
-    return head + bytes([len(segments)]) + segments + data
-
-
-def ogg_packets(pages: int, length: int = 0) -> bytes:
-    """An Opus stream of packets of so many bytes, 255 in each page."""
-    head = b"OpusHead\1\1" + struct.pack("<HIhB", 0, 48000, 0, 0)
-    tags = b"OpusTags" + struct.pack("<II", 0, 0)
-    found = [page(bytes([len(head)]), head, 0, 0, 2), page(bytes([len(tags)]), tags, 1)]
-    found += [page(bytes([length]) * 255, b"\xf8" * (length * 255), 2 + at) for at in range(pages)]
-    return b"".join(map(signed, found))
-
-
 # -- Matroska
 
 
@@ -308,74 +249,6 @@ def laced_blocks(blocks: int, laces: int = 255) -> bytes:
     return matroska(opus_track(), cluster(*([block] * blocks)))
 
 
-def comments(count: int) -> bytes:
-    """A Vorbis comment with so many names."""
-    entries = [b"%05x=" % at for at in range(count)]
-    body = b"".join(struct.pack("<I", len(entry)) + entry for entry in entries)
-    return struct.pack("<I", 0) + struct.pack("<I", count) + body
-
-
-def commented_flac(count: int) -> bytes:
-    info = struct.pack(">HH", 4096, 4096) + bytes(6) + (16000 << 44 | 15 << 36 | 4096).to_bytes(8, "big") + bytes(16)
-    content = comments(count)
-    return b"fLaC" + b"\0" + (34).to_bytes(3, "big") + info + b"\x84" + len(content).to_bytes(3, "big") + content
-
-
-def crc(data: bytes) -> int:
-    """Ogg's: not reflected, from 0."""
-    value = 0
-    for byte in data:
-        value = (value << 8 & 0xFFFFFFFF) ^ CRC[value >> 24 ^ byte]
-    return value
-
-
-def _crc_entry(value: int) -> int:
-    value <<= 24
-    for _ in range(8):
-        value = (value << 1 ^ (0x04C11DB7 if value >> 31 else 0)) & 0xFFFFFFFF
-    return value
-
-
-CRC = [_crc_entry(at) for at in range(256)]
-
-
-def signed(data: bytes) -> bytes:
-    """A page with its checksum."""
-    return data[:22] + struct.pack("<I", crc(data)) + data[26:]
-
-
-def commented_opus(count: int) -> bytes:
-    head = b"OpusHead\1\1" + struct.pack("<HIhB", 0, 48000, 0, 0)
-    tags = b"OpusTags" + comments(count)
-    found = [signed(page(bytes([len(head)]), head, 0, 0, 2))]
-    number = 1
-    while tags:
-        piece, tags = tags[: 255 * 255], tags[255 * 255 :]
-        segments = bytes([255]) * (len(piece) // 255)
-        if len(segments) < 255:
-            segments += bytes([len(piece) % 255])
-        found.append(signed(page(segments, piece, number, 0, 1 if number > 1 else 0)))
-        number += 1
-    found.append(signed(page(bytes([1] * 50), b"\xf8" * 50, number, 48000, 4)))
-    return b"".join(found)
-
-
-def tagged_riff(count: int) -> bytes:
-    form = struct.pack("<HHIIHH", 1, 1, 16000, 32000, 2, 16)
-    names = b"".join(chunk(b"%04x" % at, b"v\0") for at in range(count))
-    content = b"WAVE" + chunk(b"fmt ", form) + chunk(b"LIST", b"INFO" + names) + chunk(b"data", bytes(3200))
-    return b"RIFF" + struct.pack("<I", len(content)) + content
-
-
-def long_info(size: int) -> bytes:
-    form = struct.pack("<HHIIHH", 1, 1, 16000, 32000, 2, 16)
-    content = (
-        b"WAVE" + chunk(b"fmt ", form) + b"LIST" + struct.pack("<I", size) + b"INFOINAM" + struct.pack("<I", size - 20)
-    )
-    content += bytes(1000)
-    return b"RIFF" + struct.pack("<I", len(content)) + content
-
-
 def tagged_matroska(count: int) -> bytes:
     tags = b"".join(
         element(b"\x67\xc8", element(b"\x45\xa3", b"%05x" % at), element(b"\x44\x87", b"v")) for at in range(count)
@@ -385,12 +258,6 @@ def tagged_matroska(count: int) -> bytes:
         element(b"\x12\x54\xc3\x67", element(b"\x73\x73", tags)),
         cluster(element(b"\xa3", b"\x81\0\0\x80", bytes(16))),
     )
-
-
-def ape_tagged_mp3(size: int) -> bytes:
-    item = struct.pack("<II", size, 2) + b"Cover\0" + b"name\0"
-    footer = b"APETAGEX" + struct.pack("<IIII", 2000, len(item) + 32, 1, 0) + bytes(8)
-    return mpeg_frames() + item + footer
 
 
 def real_samples_of_a_byte(count: int, kind: bytes = b"soun", brand: bytes = b"M4A ") -> bytes:
@@ -410,96 +277,3 @@ def laces_of_a_byte(blocks: int, laces: int = 255) -> bytes:
 
 def blocks_of_a_byte(count: int, coded: bytes | None = None) -> bytes:
     return matroska(coded or opus_track(), cluster(*([b"\xa3\x85\x81\0\0\x80\xf8"] * count)))
-
-
-def gif_frames(count: int) -> bytes:
-    head = b"GIF89a" + struct.pack("<HHBBB", 16, 16, 0x80, 0, 0) + bytes(6)
-    frame = b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\2\2\x44\1\0"
-    return head + frame * count + b";"
-
-
-# -- Pictures
-
-
-def png_chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width: int, height: int, *before: bytes, pieces: int = 1) -> bytes:
-    """A black RGB picture with chunks in front of its pixels, which may be cut in pieces."""
-    packer = zlib.compressobj(9)
-    row = bytes(1 + 3 * width)
-    packed = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-    size = max(1, -(-len(packed) // pieces))
-    parts = [png_chunk(b"IDAT", packed[at : at + size]) for at in range(0, len(packed), size)]
-    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + b"".join(before) + b"".join(parts) + png_chunk(b"IEND", b"")
-
-
-def texts(count: int, size: int = 1_000_000) -> bytes:
-    """A PNG whose texts are deflated."""
-    packed = zlib.compress(b"a" * size, 9)
-    return png(16, 16, *(png_chunk(b"zTXt", b"k%d\0\0" % at + packed) for at in range(count)))
-
-
-def directory(entries: int, size: int, room: int, kind: int = 7) -> bytes:
-    """A TIFF directory of which each entry points at the same bytes."""
-    values = size // {7: 1, 3: 2, 5: 8}[kind]
-    listed = b"".join(struct.pack("<HHII", 1000 + at, kind, values, 8) for at in range(entries))
-    return b"II*\0" + struct.pack("<I", 8 + room) + bytes(room) + struct.pack("<H", entries) + listed + bytes(4)
-
-
-def jpeg(*segments: bytes) -> bytes:
-    """A small JPEG with segments behind its first marker."""
-    import io
-
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.new("RGB", (16, 16)).save(out, "JPEG")
-    return out.getvalue()[:2] + b"".join(segments) + out.getvalue()[2:]
-
-
-def segment(mark: int, data: bytes) -> bytes:
-    return bytes([255, mark]) + struct.pack(">H", len(data) + 2) + data
-
-
-def exif_jpeg(entries: int, size: int) -> bytes:
-    """EXIF in several segments, which a reader joins."""
-    block = directory(entries, size, size)
-    pieces = [block[at : at + 65000] for at in range(0, len(block), 65000)]
-    data = jpeg(*(segment(0xE1, b"Exif\0\0" + piece) for piece in pieces))
-    return data.replace(b"\xff\xe0\0\x10JFIF", b"\xff\xe4\0\x10JFIF", 1)  # so that its density is looked for in EXIF
-
-
-def tiny_exif(count: int) -> bytes:
-    return jpeg(*([segment(0xE1, b"Exif\0\0a")] * count))
-
-
-def exif_png(entries: int, size: int) -> bytes:
-    return png(16, 16, png_chunk(b"eXIf", directory(entries, size, size)))
-
-
-def avif_items(count: int, extents: int = 1) -> bytes:
-    """An AVIF of so many items, each with so many parts in the same place."""
-    part = struct.pack(">II", 0, 64) * extents
-    listed = b"".join(struct.pack(">HHH", at % 65536, 0, extents) + part for at in range(count))
-    locations = full(b"iloc", b"\x44\x00", struct.pack(">H", count % 65536), listed)
-    meta = full(b"meta", full(b"hdlr", u32(0), b"pict", bytes(13)), full(b"pitm", b"\0\1"), locations)
-    return box(b"ftyp", b"avif", bytes(4), b"avifmif1miaf") + meta + box(b"mdat", bytes(64))
-
-
-def avif_samples(count: int) -> bytes:
-    table = times((count, 2)) + sizes(1, count) + chunks(1, count, 48)
-    return movie(track(b"pict", film_entry(b"av01"), table), brand=b"avis")
-
-
-def animated_gif(frames: int, side: int = 64) -> bytes:
-    import io
-
-    from PIL import Image
-
-    out = io.BytesIO()
-    images = [Image.new("P", (side, side), at) for at in range(frames)]
-    images[0].save(out, "GIF", save_all=True, append_images=images[1:], comment=b"c" * 200)
-    return out.getvalue()

@@ -22,7 +22,7 @@ from mm.decode.image import ImageFile
 from mm.decode.magic import as_audio, sniff
 from mm.errors import MediaError
 from mm.limits import MediaLimits
-from tests.mm import bombs, made
+from tests.mm import bombs, made, picture_bombs, sound_bombs
 from tests.mm.bombs import MIB
 
 LIMITS = MediaLimits()
@@ -55,23 +55,23 @@ FILMS: dict[str, tuple[Callable[[], bytes], str]] = {
 SOUNDS: dict[str, tuple[Callable[[], bytes], str]] = {
     "samples of a byte": (lambda: bombs.samples_of_a_byte(20_000_000, b"soun", brand=b"M4A "), INVALID),
     "small samples that are there": (lambda: bombs.real_samples_of_a_byte(900_000), COMPLEX),
-    "packets of a byte": (lambda: bombs.ogg_packets(1900, 1), COMPLEX),
-    "comments": (lambda: bombs.commented_opus(90_000), COMPLEX),
+    "packets of a byte": (lambda: sound_bombs.ogg_packets(1900, 1), COMPLEX),
+    "comments": (lambda: sound_bombs.commented_opus(90_000), COMPLEX),
     "laces": (lambda: bombs.laces_of_a_byte(3500), COMPLEX),
-    "a name of 2 GiB": (lambda: bombs.long_info(0x7F000000), INVALID),
-    "chunks": (lambda: b"RIFF\xff\xff\xff\xffWAVE" + bombs.chunk(b"LIST", b"") * 100_000, COMPLEX),
+    "a name of 2 GiB": (lambda: sound_bombs.long_info(0x7F000000), INVALID),
+    "chunks": (lambda: b"RIFF\xff\xff\xff\xffWAVE" + sound_bombs.chunk(b"LIST", b"") * 100_000, COMPLEX),
     "blocks": (lambda: b"fLaC" + b"\4\0\0\0" * 200_000, COMPLEX),
-    "tags behind tags": (lambda: bombs.tag() * 1000, COMPLEX),
+    "tags behind tags": (lambda: sound_bombs.tag() * 1000, COMPLEX),
 }
 PICTURES: dict[str, tuple[Callable[[], bytes], str]] = {
-    "EXIF in one place": (lambda: bombs.exif_jpeg(4000, 700_000), COMPLEX),
-    "tiny segments of EXIF": (lambda: bombs.tiny_exif(90_000), COMPLEX),
-    "EXIF of a PNG": (lambda: bombs.exif_png(4000, 700_000), COMPLEX),
-    "a directory": (lambda: bombs.directory(4000, 900_000, 900_000), COMPLEX),
-    "numbers of a directory": (lambda: bombs.directory(2, 900_000, 900_000, 3), COMPLEX),
-    "items": (lambda: bombs.avif_items(60_000), COMPLEX),
-    "samples of a picture": (lambda: bombs.avif_samples(2_500_000), COMPLEX),
-    "chunks of a PNG": (lambda: bombs.png(4, 4, *[bombs.png_chunk(b"tIME", b"")] * 40_000), COMPLEX),
+    "EXIF in one place": (lambda: picture_bombs.exif_jpeg(4000, 700_000), COMPLEX),
+    "tiny segments of EXIF": (lambda: picture_bombs.tiny_exif(90_000), COMPLEX),
+    "EXIF of a PNG": (lambda: picture_bombs.exif_png(4000, 700_000), COMPLEX),
+    "a directory": (lambda: picture_bombs.directory(4000, 900_000, 900_000), COMPLEX),
+    "numbers of a directory": (lambda: picture_bombs.directory(2, 900_000, 900_000, 3), COMPLEX),
+    "items": (lambda: picture_bombs.avif_items(60_000), COMPLEX),
+    "samples of a picture": (lambda: picture_bombs.avif_samples(2_500_000), COMPLEX),
+    "chunks of a PNG": (lambda: picture_bombs.png(4, 4, *[picture_bombs.png_chunk(b"tIME", b"")] * 40_000), COMPLEX),
 }
 
 
@@ -149,16 +149,24 @@ def test_s20_sound_without_its_tags_is_the_same_sound():
     tone = made.tone(1.0, 44100)
     mp3 = made.sound(tone, 44100, "mp3", "libmp3lame")
     plain = decoded(mp3)
-    name = b"TIT2" + bombs.size7(6) + b"\0\0" + b"\0hello"
+    name = b"TIT2" + sound_bombs.size7(6) + b"\0\0" + b"\0hello"
     footer = b"APETAGEX" + struct.pack("<IIII", 2000, 32 + 40, 1, 0) + bytes(8)
-    tagged = bombs.tag(name) + bombs.tag(bombs.picture_frame(2 * MIB)) + mp3 + bytes(40) + footer + b"TAG" + bytes(125)
+    tagged = (
+        sound_bombs.tag(name)
+        + sound_bombs.tag(sound_bombs.picture_frame(2 * MIB))
+        + mp3
+        + bytes(40)
+        + footer
+        + b"TAG"
+        + bytes(125)
+    )
     assert np.array_equal(decoded(tagged), plain)
     for container, codec in (("wav", "pcm_s16le"), ("flac", "flac")):
         data = made.sound(made.tone(1.0), container=container, codec=codec)
         plain = decoded(data)
         if container == "wav":
-            more = bombs.chunk(b"LIST", b"INFO" + bombs.chunk(b"INAM", b"hello")) + bombs.chunk(
-                b"id3 ", bombs.tag(name)
+            more = sound_bombs.chunk(b"LIST", b"INFO" + sound_bombs.chunk(b"INAM", b"hello")) + sound_bombs.chunk(
+                b"id3 ", sound_bombs.tag(name)
             )
             data = b"RIFF" + struct.pack("<I", len(data) - 8 + len(more)) + data[8:36] + more + data[36:]
         else:
@@ -229,18 +237,18 @@ def test_s18_a_png_in_pieces_with_texts_is_the_same_picture():
     plain = made.png(image)
     pieces = [plain[33:-12][8:-4]]
     packed = b"".join(pieces)
-    cut = b"".join(bombs.png_chunk(b"IDAT", packed[at : at + 7]) for at in range(0, len(packed), 7))
-    more = bombs.png_chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(MIB))) + bombs.png_chunk(
+    cut = b"".join(picture_bombs.png_chunk(b"IDAT", packed[at : at + 7]) for at in range(0, len(packed), 7))
+    more = picture_bombs.png_chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(MIB))) + picture_bombs.png_chunk(
         b"zTXt", b"k\0\0" + zlib.compress(b"a")
     )
-    more += bombs.png_chunk(b"acTL", struct.pack(">II", 1, 0)) + bombs.png_chunk(b"tEXt", b"k\0v")
+    more += picture_bombs.png_chunk(b"acTL", struct.pack(">II", 1, 0)) + picture_bombs.png_chunk(b"tEXt", b"k\0v")
     other = plain[:33] + more + cut + plain[-12:]
     assert np.array_equal(pixels(other), image)
     bounded = bound_picture(other, "png")
     assert b"iCCP" not in bounded
     assert b"tEXt" in bounded, "a short text does no harm"
     assert bounded.count(b"IDAT") == 1
-    assert np.array_equal(pixels(bombs.texts(900)), np.zeros((16, 16, 3), np.uint8))
+    assert np.array_equal(pixels(picture_bombs.texts(900)), np.zeros((16, 16, 3), np.uint8))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "AVIF", "TIFF"])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
+from mm.heap import trim_heap
 from server.flags.config import Config
 from server.ops.memory_watch import MemoryWatch
+from server.ops.trimming import IDLE, MUCH, Trimming
 from server.start.budgets import SHARES, fitted
 from tests.server.live import picture
 
@@ -92,3 +96,29 @@ def test_s44_default_budgets_fit_into_the_memory_and_chosen_ones_stay():
     chosen = dataclasses.replace(usual, limits=dataclasses.replace(usual.limits, body_budget_bytes=512 << 20))
     assert fitted(chosen, 2 * GIB).limits.body_budget_bytes == 512 << 20
     assert fitted(chosen, 2 * GIB).media == small.media
+
+
+def test_s44_freed_memory_goes_back_once_it_is_much_or_nothing_runs():
+    trims: list[Future[bool]] = []
+
+    class Pool:
+        def submit(self, work: Callable[[], bool], /) -> Future[bool]:
+            assert work is trim_heap
+            trims.append(Future())
+            return trims[-1]
+
+    trimming, held = Trimming(Pool()), 100 << 20
+    trimming.look(held, idle=True)
+    trimming.look(held + IDLE, idle=True)
+    trimming.look(held + MUCH, idle=False)
+    assert not trims, "not above either"
+    trimming.look(held + IDLE + 1, idle=True)
+    trimming.look(held + 2 * MUCH, idle=True)
+    assert len(trims) == 1, "one at a time"
+    trims[0].set_result(True)
+    trimming.look(held + MUCH, idle=True)  # what is held now is in use
+    trimming.look(held + MUCH + IDLE, idle=True)
+    assert len(trims) == 1
+    trimming.look(held, idle=False)
+    trimming.look(held + MUCH + 1, idle=False)
+    assert len(trims) == 2, "above the least that was held since"
