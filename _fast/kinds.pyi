@@ -1,5 +1,6 @@
 FULL: int
 SLIDING: int
+STATE: int
 
 def lasts(kind: int, window: int) -> bool: ...
 def row_blocks(kind: int, window: int, num_tokens: int, block_size: int, max_chunk: int) -> int: ...

@@ -18,6 +18,7 @@ where a step may end, `needed_from` is the entry of the token before, `chunk_end
 
 FULL = GROUP_FULL  # every earlier token is read
 SLIDING = GROUP_SLIDING  # the last `window` tokens are read, the newest included
+STATE = 2  # a row has runs of blocks, whatever its tokens (engine/cache/state); block tables have no such group
 
 
 cdef int fill_group(Group* group, int32_t kind, int32_t window, int32_t block_size, int32_t max_chunk) except -1:
