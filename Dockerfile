@@ -27,7 +27,8 @@ RUN useradd --uid 1000 --create-home omniloop \
     && mkdir /cache \
     && chown omniloop /cache
 COPY --from=build /opt/omniloop /opt/omniloop
-ENV PATH=/opt/omniloop/bin:$PATH PYTHONUNBUFFERED=1 HF_HOME=/cache/huggingface TRITON_CACHE_DIR=/cache/triton
+ENV PATH=/opt/omniloop/bin:$PATH PYTHONUNBUFFERED=1 HF_HOME=/cache/huggingface TRITON_CACHE_DIR=/cache/triton \
+    NUMBA_CACHE_DIR=/cache/numba
 USER 1000
 WORKDIR /home/omniloop
 VOLUME /cache

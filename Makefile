@@ -34,7 +34,7 @@ test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
 	$(PYTEST) -m "not gpu and not full" $(ARGS); tests=$$?; \
 	wait $$! || { cat build/lint.log; echo "make lint failed"; exit 1; }; exit $$tests
 
-test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out; installs librosa, its compiler and LlamaIndex (260 MB)
+test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out; installs the clients of LlamaIndex and OpenAPI, and pip-audit
 	$(PY) .ci/requirements.py full | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
 	$(PYTEST) -m "full and not gpu" $(ARGS); tests=$$?; \
 	$(PY) -m pip_audit --disable-pip --require-hashes -r .ci/locks/server.txt && exit $$tests
@@ -147,20 +147,28 @@ clean:
 	rm -rf build dist .stamp-* *.egg-info
 	find _fast -name '*.so' -delete
 
+# An environment that a failed `venv` left behind has no pip, and is made again.
+PIP := $(PY) -m pip install -q --disable-pip-version-check
+NOT_INSTALLED := { echo "make: pip could not install these packages (see above). It needs a package index: without a network, \
+    PIP_INDEX_URL= or PIP_FIND_LINKS= names a copy, and TORCH= leaves an installed torch as it is." >&2; exit 1; }
 .stamp-venv: pyproject.toml
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --disable-pip-version-check $(TORCH)
-	$(PY) -m pip install -q --disable-pip-version-check 'setuptools>=77' 'cython>=3.1,!=3.3.0'
-	$(PY) .ci/requirements.py | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
-	touch $@
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+	    sys.exit(v < (3, 11) and f"make: $(PYTHON) is Python {v[0]}.{v[1]}; set PYTHON= to Python 3.11 or newer")'
+	@$(PY) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@echo "make: pip installs $(TORCH:%=% and )the packages of pyproject.toml into $(VENV); this takes some minutes"
+	@$(if $(TORCH),$(PIP) $(TORCH) || $(NOT_INSTALLED),:)
+	@$(PIP) 'setuptools>=77' 'cython>=3.1,!=3.3.0' || $(NOT_INSTALLED)
+	@$(PY) .ci/requirements.py | $(PIP) -r /dev/stdin || $(NOT_INSTALLED)
+	@touch $@
 
 .stamp-dev: .stamp-venv
-	$(PY) .ci/requirements.py test lint | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
-	touch $@
+	@$(PY) .ci/requirements.py test lint | $(PIP) -r /dev/stdin || $(NOT_INSTALLED)
+	@touch $@
 
 SOURCES := setup.py _fast/layout.py $(wildcard _fast/*.pyx _fast/*.pxd _fast/c/*/*.c _fast/c/*/*.h)
 .stamp-build: .stamp-venv $(SOURCES)
-	mkdir -p build
-	OMNILOOP_BUILD_JOBS=$$(nproc) $(PY) setup.py -q build_ext --inplace --parallel $$(nproc) > build/build.log 2>&1 \
+	@mkdir -p build
+	@echo "make: setup.py compiles the extensions of _fast; this takes a minute or two"
+	@OMNILOOP_BUILD_JOBS=$$(nproc) $(PY) setup.py -q build_ext --inplace --parallel $$(nproc) > build/build.log 2>&1 \
 	    || { cat build/build.log; exit 1; }
-	touch $@
+	@touch $@

@@ -1,20 +1,31 @@
 """Builds the Cython extensions of `_fast`: one per .pyx, found by glob, with one directive table for all.
 
 Generated C goes to build/. OMNILOOP_DEBUG=1 turns every Cython check on; OMNILOOP_ANNOTATE=1 also writes the
-annotate report (build/_fast/*.html). Performance hints of Cython are printed, and a test fails on them.
+annotate report (build/_fast/*.html); OMNILOOP_BUILD_JOBS is how many files are built at a time. Performance hints of
+Cython are printed, and a test fails on them.
 """
 
 import os
 import re
 import runpy
+import shlex
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import Cython
+import setuptools
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 
+if int(setuptools.__version__.partition(".")[0]) < 77:
+    sys.exit(
+        f"setuptools {setuptools.__version__} cannot read the licence in pyproject.toml; "
+        "run pip install --upgrade pip 'setuptools>=77'"
+    )
 VERSION = Cython.__version__
 if VERSION.startswith("3.3.0") or tuple(map(int, re.findall(r"\d+", VERSION)[:2])) < (3, 1):
     sys.exit(
@@ -39,6 +50,10 @@ DIRECTIVES = {
 
 CFLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-unused-function", "-Wno-unreachable-code"]
 LDFLAGS = [] if sys.platform == "darwin" else ["-pthread"]
+
+
+# Files that are translated and compiled at a time; pip names no number.
+JOBS = int(os.environ.get("OMNILOOP_BUILD_JOBS") or min(8, os.cpu_count() or 1))
 
 
 def write_layout() -> None:
@@ -67,6 +82,14 @@ def extensions() -> list[Extension]:
     return found
 
 
+class Extensions(build_ext):
+    """Compiles as many files at a time as are translated at a time."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or JOBS or None
+
+
 class SourceArchive(sdist):
     """The source archive holds what the extensions are made of, which the list of packages does not name."""
 
@@ -78,13 +101,31 @@ class SourceArchive(sdist):
         super().make_distribution()
 
 
+def check_compiler() -> None:
+    """Ends the build with a sentence where pip would print a page of the compiler's output."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    words = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(words[0]) is None:
+        sys.exit(
+            f"{words[0]}: there is no such C compiler; run apt install gcc libc6-dev, or dnf install gcc, "
+            "or set CC to another compiler"
+        )
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").is_file():
+        sys.exit(
+            f"{headers}/Python.h: there is no such file, and the compiler needs the headers of Python {version}; "
+            f"run apt install python{version}-dev, or dnf install python3-devel"
+        )
+
+
 def modules() -> list[Extension]:
     """What is to be compiled; for a source archive nothing is."""
     if "sdist" in sys.argv:
         return []
-    jobs = int(os.environ.get("OMNILOOP_BUILD_JOBS", "0"))
-    return cythonize(extensions(), build_dir="build", compiler_directives=DIRECTIVES, annotate=ANNOTATE, nthreads=jobs)
+    check_compiler()
+    return cythonize(extensions(), build_dir="build", compiler_directives=DIRECTIVES, annotate=ANNOTATE, nthreads=JOBS)
 
 
-write_layout()
-setup(cmdclass={"sdist": SourceArchive}, ext_modules=modules())
+if __name__ == "__main__":  # the processes that translate import this file, where the interpreter does not fork
+    write_layout()
+    setup(cmdclass={"build_ext": Extensions, "sdist": SourceArchive}, ext_modules=modules())

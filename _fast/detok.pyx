@@ -253,14 +253,14 @@ cdef class Detokenizer:
 
     cdef str _take(self, Py_ssize_t size):
         # The text holds whole characters only, and held suffixes start at a character, so this never fails.
-        cdef str shown
+        cdef str text
         if size <= 0:
             return ""
-        shown = PyUnicode_DecodeUTF8(<char*>self._text, size, "replace")
+        text = PyUnicode_DecodeUTF8(<char*>self._text, size, "replace")
         self._len -= size
         if self._len:
             memmove(self._text, self._text + size, self._len)
-        return shown
+        return text
 
     cdef int _reserve(self, Py_ssize_t extra) noexcept nogil:
         cdef Py_ssize_t room = self._room

@@ -45,7 +45,7 @@ cdef class WaitQueue:
     cdef void drop_expired(self) noexcept nogil
     cdef bint set_aside(self, slot_t slot) noexcept nogil
     cdef void take_back(self) noexcept nogil
-    cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil
+    cdef bint precedes(self, slot_t a, slot_t b) noexcept nogil
     cdef void _enter(self, slot_t slot) noexcept nogil
     cdef bint _leave(self, slot_t slot) noexcept nogil
     cdef void _offer(self, int32_t line) noexcept nogil

@@ -80,7 +80,7 @@ cdef class WaitQueue:
         self.slots[self.size] = slot
         self.place[slot] = self.size
         self.size += 1
-        while left >= 0 and self.ahead(slot, left):  # from the end: the newest slot mostly belongs there
+        while left >= 0 and self.precedes(slot, left):  # from the end: the newest slot mostly belongs there
             right = left
             left = self.before[left]
         self.before[slot] = left
@@ -192,7 +192,7 @@ cdef class WaitQueue:
                 k += 1
         self.turns.rest()
 
-    cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil:
+    cdef bint precedes(self, slot_t a, slot_t b) noexcept nogil:
         """Whether a comes before b, in one line."""
         if self.rank[a] != self.rank[b]:
             return self.rank[a] < self.rank[b]

@@ -26,11 +26,11 @@ cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
 cdef struct Entry:
     StepNumbers numbers
     int32_t count
-    int32_t num_told  # tokens with log-probabilities
+    int32_t num_reported  # tokens with log-probabilities
     bint is_object
 
 
-cdef struct Told:  # the log-probabilities of a token
+cdef struct Reported:  # the log-probabilities of a token
     int32_t place  # among the step's news
     int32_t k  # of the most likely
 
@@ -50,8 +50,8 @@ cdef class OutputRing:
     cdef int64_t* requests
     cdef int32_t* tokens
     cdef uint8_t* finishes
-    cdef Told* told
-    cdef int32_t* words  # num_words for each entry of `told`
+    cdef Reported* reported
+    cdef int32_t* words  # num_words for each entry of `reported`
     cdef int32_t num_words  # of a row's log-probabilities
     cdef const uint8_t[::1] asked
     cdef const int32_t[:, :, :, ::1] lines
@@ -61,6 +61,6 @@ cdef class OutputRing:
     cdef object backlog  # deque
 
     cdef bint push(self, StepPlan plan, StepNumbers* numbers) noexcept nogil
-    cdef void _tell(self, StepPlan plan, int64_t place) noexcept nogil
+    cdef void _report(self, StepPlan plan, int64_t place) noexcept nogil
     cdef void _write(self, StepPlan plan, int64_t place, StepNumbers* numbers) noexcept nogil
     cdef void wake(self) noexcept nogil

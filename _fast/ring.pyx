@@ -62,7 +62,7 @@ cdef class OutputRing:
                 )
             self.asked, self.lines, self.num_words = asked, lines, <int32_t>lines.shape[3]
         size = num_entries * sizeof(Entry) + count * (sizeof(int64_t) + sizeof(int32_t) + 1)
-        size += count * (sizeof(Told) + self.num_words * sizeof(int32_t))
+        size += count * (sizeof(Reported) + self.num_words * sizeof(int32_t))
         self.room = <char*>calloc(1, size)
         if not self.room:
             raise MemoryError(f"no memory for {num_entries} steps of {max_rows} rows")
@@ -70,8 +70,8 @@ cdef class OutputRing:
         self.tokens = <int32_t*>(self.requests + count)
         self.finishes = <uint8_t*>(self.tokens + count)
         self.entries = <Entry*>(self.finishes + count)
-        self.told = <Told*>(self.entries + num_entries)
-        self.words = <int32_t*>(self.told + count)
+        self.reported = <Reported*>(self.entries + num_entries)
+        self.words = <int32_t*>(self.reported + count)
 
     def __init__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
                  const int32_t[:, :, :, ::1] lines=None, int32_t width=1):
@@ -120,9 +120,9 @@ cdef class OutputRing:
             memcpy(&self.requests[place * self.stride], plan.lines.out_request, plan.num_rows * sizeof(int64_t))
             memcpy(&self.tokens[place * self.stride], plan.lines.out_token, plan.num_rows * sizeof(int32_t))
             memset(&self.finishes[place * self.stride], FINISH_NONE, plan.num_rows)
-        entry.num_told = 0
+        entry.num_reported = 0
         if self.num_words:
-            self._tell(plan, place)
+            self._report(plan, place)
         entry.numbers = numbers[0]
         entry.is_object = False
         store(&self.pushed, at + 1)
@@ -150,25 +150,25 @@ cdef class OutputRing:
         numbers.num_sampled = num_sampled
         self.entries[place].count = count
 
-    cdef void _tell(self, StepPlan plan, int64_t place) noexcept nogil:
+    cdef void _report(self, StepPlan plan, int64_t place) noexcept nogil:
         """Copies the log-probabilities of the tokens of rows whose slots have asked, where they have lines."""
         cdef int64_t base = place * self.stride
-        cdef Told* told = &self.told[base]
+        cdef Reported* reported = &self.reported[base]
         cdef int32_t count = 0
-        cdef int32_t num_told = 0
+        cdef int32_t num_reported = 0
         cdef int32_t row
         cdef int32_t k
         cdef uint8_t asked
         for row in range(plan.num_rows):
             asked = self.asked[plan.lines.slot[row]]
             for k in range(min(<int32_t>plan.lines.out_count[row], <int32_t>self.lines.shape[2]) if asked else 0):
-                told[num_told].place = count + k
-                told[num_told].k = asked - 1
-                memcpy(&self.words[(base + num_told) * self.num_words], &self.lines[plan.number, row, k, 0],
+                reported[num_reported].place = count + k
+                reported[num_reported].k = asked - 1
+                memcpy(&self.words[(base + num_reported) * self.num_words], &self.lines[plan.number, row, k, 0],
                        self.num_words * sizeof(int32_t))
-                num_told += 1
+                num_reported += 1
             count += entries_of(plan, row)
-        self.entries[place].num_told = num_told
+        self.entries[place].num_reported = num_reported
 
     cdef void wake(self) noexcept nogil:
         cdef int64_t one = 1
@@ -189,7 +189,7 @@ cdef class OutputRing:
         """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes, logprobs).
 
         The lists are parallel, and name a row once for each of its tokens; -1 is no token, 0 no finish. logprobs:
-        place in the lists -> the row's log-probabilities, as told_logprobs() gives them.
+        place in the lists -> the row's log-probabilities, as logprobs_of_words() gives them.
         """
         # Read before the ring: while something is set aside nothing enters the ring, so it is empty only once.
         cdef int64_t aside = load(&self.overflow)
@@ -210,10 +210,10 @@ cdef class OutputRing:
                     [self.tokens[base + i] for i in range(entry.count)],
                     [self.finishes[base + i] for i in range(entry.count)],
                     {
-                        self.told[base + i].place: as_logprobs(
-                            &self.words[(base + i) * self.num_words], self.told[base + i].k, self.num_words
+                        self.reported[base + i].place: as_logprobs(
+                            &self.words[(base + i) * self.num_words], self.reported[base + i].k, self.num_words
                         )
-                        for i in range(entry.num_told)
+                        for i in range(entry.num_reported)
                     },
                 )
             store(&self.popped, at + 1)
@@ -253,6 +253,6 @@ cdef tuple as_logprobs(const int32_t* words, int32_t k, int32_t num_words):
     )
 
 
-def told_logprobs(const int32_t[::1] words not None, int32_t k):
+def logprobs_of_words(const int32_t[::1] words not None, int32_t k):
     """A row's log-probabilities, of k tokens at most, from the 3 + 2 * most words of kernels/sampling/top_logprobs."""
     return as_logprobs(&words[0], k, words.shape[0])

@@ -10,4 +10,4 @@ cdef class RunningRows:
 
     cdef void enter(self, slot_t slot) noexcept nogil
     cdef void leave(self, slot_t slot) noexcept nogil
-    cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil
+    cdef bint precedes(self, slot_t a, slot_t b) noexcept nogil

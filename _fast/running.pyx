@@ -20,7 +20,7 @@ cdef class RunningRows:
         self.size = 0
         self.slots = array("i", bytes(4 * seqs.num_slots))
 
-    cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil:
+    cdef bint precedes(self, slot_t a, slot_t b) noexcept nogil:
         """Whether a is better than b."""
         if self.by_priority and self.seqs.priority[a] != self.seqs.priority[b]:
             return self.seqs.priority[a] < self.seqs.priority[b]
@@ -31,7 +31,7 @@ cdef class RunningRows:
     cdef void enter(self, slot_t slot) noexcept nogil:
         """A slot starts running. From the end: who comes last is mostly the worst."""
         cdef int32_t at = self.size
-        while at and self.ahead(slot, self.slots[at - 1]):
+        while at and self.precedes(slot, self.slots[at - 1]):
             self.slots[at] = self.slots[at - 1]
             at -= 1
         self.slots[at] = slot

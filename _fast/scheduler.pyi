@@ -67,7 +67,7 @@ class Scheduler:
         root: bytes = ...,
         keys: Any = None,
         media: Any = None,
-        joints: Any = None,
+        bi_spans: Any = None,
         read_cache: bool = True,
         traced: bool = False,
         flow: int = 0,

@@ -63,11 +63,11 @@ cdef class Scheduler:
     def add(self, int64_t request_id, const token_t[::1] tokens, *, int32_t max_tokens, int32_t min_tokens=0,
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
             bytes root=bytes(16), const int64_t[:, ::1] keys=None, const int32_t[:, ::1] media=None,
-            const int32_t[:, ::1] joints=None, bint read_cache=True, bint traced=False,
+            const int32_t[:, ::1] bi_spans=None, bint read_cache=True, bint traced=False,
             int32_t flow=0, int32_t weight=1, double deadline=float("inf")):
         """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
 
-        `joints`: [m, 2], start and end of positions for one step. `traced`: `freed_lens` counts tokens, all computed.
+        `bi_spans`: [m, 2], start and end of positions for one step. `traced`: `freed_lens` counts tokens, all computed.
         `flow`: of equal numbers is what waits in one line, with a share of `weight`; `deadline`: of the first step.
         """
         cdef int64_t n = tokens.shape[0]
@@ -82,8 +82,8 @@ cdef class Scheduler:
             need = self.encoder.largest_need(media)
             if self.encoder.capacity and need > self.encoder.capacity:
                 return MEDIA_TOO_LARGE
-        if joints is not None:
-            self.shares.check_joints(joints, n, self.max_rows)
+        if bi_spans is not None:
+            self.shares.check_bi_spans(bi_spans, n, self.max_rows)
         cdef int32_t max_len = <int32_t>min(n + max_tokens, longest)
         if self.tables.demand(0, max_len - (not traced)) > self.pool.total:
             return NEVER_FITS
@@ -91,7 +91,7 @@ cdef class Scheduler:
         if slot < 0:
             return NO_SLOT
         try:
-            self.seqs.fill(slot, tokens, keys, () if ignore_eos else eos_ids, stop_ids, media, joints)
+            self.seqs.fill(slot, tokens, keys, () if ignore_eos else eos_ids, stop_ids, media, bi_spans)
         except BaseException:
             self.seqs.give(slot)
             raise

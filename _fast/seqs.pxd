@@ -10,7 +10,7 @@ cdef struct Span:  # a run of prompt positions that take rows of one media entry
     int32_t pinned  # on that last span only: this slot keeps the entry's embedding from eviction
 
 
-cdef struct Joint:  # a bidirectional span: prompt positions whose tokens see each other; one step computes them
+cdef struct BiSpan:  # a bidirectional span: prompt positions whose tokens see each other; one step computes them
     int32_t start
     int32_t end
 
@@ -50,7 +50,7 @@ cdef class SeqTable:
     cdef int32_t[::1] num_hashed
     cdef int32_t[::1] num_eos
     cdef int32_t[::1] num_stop
-    cdef int32_t[::1] num_joints
+    cdef int32_t[::1] num_bi_spans
     cdef int32_t[::1] num_spans
     cdef int32_t[::1] span_at
     cdef int32_t[::1] span_done
@@ -60,7 +60,7 @@ cdef class SeqTable:
     cdef int64_t** keys  # [2, prompt_len]: two words per position; NULL where the token ids are the keys
     cdef uint64_t** hashes
     cdef token_t** stops
-    cdef Joint** joints  # ascending, disjoint
+    cdef BiSpan** bi_spans  # ascending, disjoint
     cdef Span** spans
 
     cdef slot_t take(self) noexcept nogil
@@ -77,5 +77,5 @@ cdef class SeqTable:
     cdef int32_t verdict(self, slot_t slot, token_t token) noexcept nogil
     cdef int32_t gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil
     cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[:, ::1] keys, object eos_ids,
-                  object stop_ids, const int32_t[:, ::1] media, const int32_t[:, ::1] joints) except -1
+                  object stop_ids, const int32_t[:, ::1] media, const int32_t[:, ::1] bi_spans) except -1
     cdef int _fill_spans(self, slot_t slot, const int32_t[:, ::1] media) except -1

@@ -51,9 +51,9 @@ cdef class SeqTable:
         self.keys = <int64_t**>calloc(num_slots, sizeof(int64_t*))
         self.hashes = <uint64_t**>calloc(num_slots, sizeof(uint64_t*))
         self.stops = <token_t**>calloc(num_slots, sizeof(token_t*))
-        self.joints = <Joint**>calloc(num_slots, sizeof(Joint*))
+        self.bi_spans = <BiSpan**>calloc(num_slots, sizeof(BiSpan*))
         self.spans = <Span**>calloc(num_slots, sizeof(Span*))
-        if not (self.tokens and self.keys and self.hashes and self.stops and self.joints and self.spans):
+        if not (self.tokens and self.keys and self.hashes and self.stops and self.bi_spans and self.spans):
             raise MemoryError(f"no memory for {num_slots} slots")
         self.num_slots = num_slots
 
@@ -91,7 +91,7 @@ cdef class SeqTable:
         self.num_hashed = array("i", bytes(4 * num_slots))
         self.num_eos = array("i", bytes(4 * num_slots))
         self.num_stop = array("i", bytes(4 * num_slots))
-        self.num_joints = array("i", bytes(4 * num_slots))
+        self.num_bi_spans = array("i", bytes(4 * num_slots))
         self.num_spans = array("i", bytes(4 * num_slots))
         self.span_at = array("i", bytes(4 * num_slots))
         self.span_done = array("i", bytes(4 * num_slots))
@@ -109,13 +109,13 @@ cdef class SeqTable:
             free(self.keys[i])
             free(self.hashes[i])
             free(self.stops[i])
-            free(self.joints[i])
+            free(self.bi_spans[i])
             free(self.spans[i])
         free(self.tokens)
         free(self.keys)
         free(self.hashes)
         free(self.stops)
-        free(self.joints)
+        free(self.bi_spans)
         free(self.spans)
 
     cdef slot_t take(self) noexcept nogil:
@@ -162,7 +162,7 @@ cdef class SeqTable:
         self.num_hashed[slot] = 0
         self.num_eos[slot] = 0
         self.num_stop[slot] = 0
-        self.num_joints[slot] = 0
+        self.num_bi_spans[slot] = 0
         self.num_spans[slot] = 0
         self.span_at[slot] = 0
         self.span_done[slot] = 0
@@ -173,13 +173,13 @@ cdef class SeqTable:
         free(self.keys[slot])
         free(self.hashes[slot])
         free(self.stops[slot])
-        free(self.joints[slot])
+        free(self.bi_spans[slot])
         free(self.spans[slot])
         self.tokens[slot] = NULL
         self.keys[slot] = NULL
         self.hashes[slot] = NULL
         self.stops[slot] = NULL
-        self.joints[slot] = NULL
+        self.bi_spans[slot] = NULL
         self.spans[slot] = NULL
 
     cdef int32_t left(self, slot_t slot) noexcept nogil:
@@ -219,15 +219,15 @@ cdef class SeqTable:
         that makes `most` positions at most; else the chunk is empty.
         """
         cdef int32_t k
-        cdef Joint* joint
-        for k in range(self.num_joints[slot]):
-            joint = &self.joints[slot][k]
-            if joint.start >= start + count:
+        cdef BiSpan* bi_span
+        for k in range(self.num_bi_spans[slot]):
+            bi_span = &self.bi_spans[slot][k]
+            if bi_span.start >= start + count:
                 break
-            if joint.end > start + count:
-                if joint.start > start:
-                    return joint.start - start
-                return joint.end - start if joint.end - start <= most else 0
+            if bi_span.end > start + count:
+                if bi_span.start > start:
+                    return bi_span.start - start
+                return bi_span.end - start if bi_span.end - start <= most else 0
         return count
 
     cdef slot_t find(self, int64_t request) noexcept nogil:
@@ -286,7 +286,7 @@ cdef class SeqTable:
         return 2 * count if seconds else count
 
     cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[:, ::1] keys, object eos_ids,
-                  object stop_ids, const int32_t[:, ::1] media, const int32_t[:, ::1] joints) except -1:
+                  object stop_ids, const int32_t[:, ::1] media, const int32_t[:, ::1] bi_spans) except -1:
         """Copy a request's buffers into a clean slot."""
         cdef int32_t n = <int32_t>tokens.shape[0]
         cdef int32_t i = 0
@@ -300,15 +300,15 @@ cdef class SeqTable:
         if media is not None and media.shape[0]:
             self.spans[slot] = <Span*>malloc(<size_t>media.shape[0] * sizeof(Span))
             self.num_spans[slot] = <int32_t>media.shape[0]
-        if joints is not None and joints.shape[0]:
-            self.joints[slot] = <Joint*>malloc(<size_t>joints.shape[0] * sizeof(Joint))
-            self.num_joints[slot] = <int32_t>joints.shape[0]
+        if bi_spans is not None and bi_spans.shape[0]:
+            self.bi_spans[slot] = <BiSpan*>malloc(<size_t>bi_spans.shape[0] * sizeof(BiSpan))
+            self.num_bi_spans[slot] = <int32_t>bi_spans.shape[0]
         if (
             not self.tokens[slot]
             or not self.stops[slot]
             or (keys is not None and not self.keys[slot])
             or (self.num_spans[slot] and not self.spans[slot])
-            or (self.num_joints[slot] and not self.joints[slot])
+            or (self.num_bi_spans[slot] and not self.bi_spans[slot])
         ):
             raise MemoryError(f"no memory for a prompt of {n} tokens")
         memcpy(self.tokens[slot], &tokens[0], <size_t>n * sizeof(token_t))
@@ -322,8 +322,8 @@ cdef class SeqTable:
         self.num_eos[slot] = <int32_t>len(eos)
         self.num_stop[slot] = <int32_t>len(stop)
         self._fill_spans(slot, media)
-        for i in range(self.num_joints[slot]):
-            self.joints[slot][i] = Joint(joints[i, 0], joints[i, 1])
+        for i in range(self.num_bi_spans[slot]):
+            self.bi_spans[slot][i] = BiSpan(bi_spans[i, 0], bi_spans[i, 1])
         return 0
 
     cdef int _fill_spans(self, slot_t slot, const int32_t[:, ::1] media) except -1:
@@ -375,7 +375,7 @@ cdef class SeqTable:
             "num_hashed": self.num_hashed[slot],
             "num_eos": self.num_eos[slot],
             "num_stop": self.num_stop[slot],
-            "num_joints": self.num_joints[slot],
+            "num_bi_spans": self.num_bi_spans[slot],
             "num_spans": self.num_spans[slot],
             "span_at": self.span_at[slot],
             "span_done": self.span_done[slot],
@@ -385,6 +385,6 @@ cdef class SeqTable:
             "keys": self.keys[slot] != NULL,
             "hashes": self.hashes[slot] != NULL,
             "stops": self.stops[slot] != NULL,
-            "joints": self.joints[slot] != NULL,
+            "bi_spans": self.bi_spans[slot] != NULL,
             "spans": self.spans[slot] != NULL,
         }

@@ -20,7 +20,7 @@ cdef class TokenShares:
     cdef int32_t room  # of the step
 
     cdef void deal(self, bint others_may_start) noexcept nogil
-    cdef check_joints(self, const int32_t[:, ::1] joints, int64_t prompt_len, int32_t max_rows)
+    cdef check_bi_spans(self, const int32_t[:, ::1] bi_spans, int64_t prompt_len, int32_t max_rows)
     cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking, int32_t granted) noexcept nogil
     cdef int32_t _cut(self, slot_t slot, int32_t start, int32_t count, int32_t granted, int32_t most) noexcept nogil
     cdef void take(self, int32_t count) noexcept nogil

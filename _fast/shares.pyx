@@ -82,17 +82,17 @@ cdef class TokenShares:
             self.take(self.of[slot])
             self.tokens_left += overtaking
 
-    cdef check_joints(self, const int32_t[:, ::1] joints, int64_t prompt_len, int32_t max_rows):
+    cdef check_bi_spans(self, const int32_t[:, ::1] bi_spans, int64_t prompt_len, int32_t max_rows):
         """ValueError unless each span lies in the prompt and fits into a step in which all other rows decode."""
         cdef int32_t most = min(self.max_chunk, self.max_tokens - max_rows + 1)
         cdef int32_t end = 0
         cdef int32_t k
-        for k in range(joints.shape[0]):
-            if joints.shape[1] != 2 or not end <= joints[k, 0] < joints[k, 1] <= prompt_len:
-                raise ValueError(f"joints are ascending (start, end) inside the prompt of {prompt_len} tokens")
-            end = joints[k, 1]
-            if end - joints[k, 0] > most:
-                raise ValueError(f"a joint of {end - joints[k, 0]} tokens: a step has room for {most}")
+        for k in range(bi_spans.shape[0]):
+            if bi_spans.shape[1] != 2 or not end <= bi_spans[k, 0] < bi_spans[k, 1] <= prompt_len:
+                raise ValueError(f"bidirectional spans are ascending (start, end) inside the prompt of {prompt_len} tokens")
+            end = bi_spans[k, 1]
+            if end - bi_spans[k, 0] > most:
+                raise ValueError(f"a bidirectional span of {end - bi_spans[k, 0]} tokens: a step has room for {most}")
 
     cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking, int32_t granted) noexcept nogil:
         """Tokens for a prompt that lacks `lacking` from `start` on; `granted` tokens of its chunk lie before `start`.
@@ -111,7 +111,7 @@ cdef class TokenShares:
         To complete a span the chunk may take up to `most` tokens.
         """
         count = max(self.tables.chunk_end(start - granted, start + count) - start, 0)
-        if self.seqs.num_joints[slot]:
+        if self.seqs.num_bi_spans[slot]:
             return self.seqs.whole(slot, start, count, most)
         return count
 

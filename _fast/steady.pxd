@@ -31,7 +31,7 @@ cdef class SteadyLoop:
     cdef const uint8_t[::1] special
     cdef const int32_t[:, ::1] watched  # by slot: tokens that Python handles at once; -1 is none
     cdef int wake_fd
-    cdef double tell_s  # seconds that handing on the previous step's news took
+    cdef double report_s  # seconds that handing on the previous step's news took
     cdef bint timed  # planning has waited for its time
     cdef bint exact  # ended_at of the launcher is when that step ended, not when a thread came to look
     cdef int32_t variant  # of the graphs that run the plan looked at last

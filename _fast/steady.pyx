@@ -290,7 +290,7 @@ cdef class SteadyLoop:
         """Wait for a step's tokens, commit them and hand on the news."""
         cdef double before = self.launcher.ended_at
         cdef double waiting = now()
-        cdef double told
+        cdef double done
         cdef const int32_t* tokens = self.launcher.tokens_at(index)
         if not self.launcher.await_tokens(index):
             return FAILED
@@ -310,12 +310,12 @@ cdef class SteadyLoop:
         self.num_steps += 1
         self.freed = self.scheduler.settler.num_freed > 0 or self.scheduler.encoder.num_evicted > 0
         self._note_numbers(plan)
-        told = now()
-        self.last.commit_s = told - self.launcher.ended_at + self.tell_s
+        done = now()
+        self.last.commit_s = done - self.launcher.ended_at + self.report_s
         if not self.ring.push(plan, &self.last):
             self.unpublished = index
             return RING
-        self.tell_s = now() - told
+        self.report_s = now() - done
         return FREED if self.freed else GOES_ON
 
     cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil:

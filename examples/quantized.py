@@ -4,8 +4,8 @@ python -m examples.quantized [FOLDER] [--device cpu]    the embedded model where
 
 A checkpoint that is quantised already (compressed-tensors, FP8, GPTQ, AWQ, AutoRound, ModelOpt) needs no flag:
 
-python -m server --model ORG/NAME-W4A16
-python -m server check --model ORG/NAME-W4A16
+omniloop ORG/NAME-W4A16
+omniloop check ORG/NAME-W4A16
 """
 
 import argparse

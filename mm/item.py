@@ -153,7 +153,7 @@ class Processed:
     modality: Modality
     parts: tuple[Part, ...]
     replaced: Replaced = ()  # frames of a film, for the answer to name
-    lead: str = ""  # what the family's processor writes in front of the slot, tokenized with the text before the slot
+    preamble: str = ""  # written in front of the slot by the family, tokenized with the text before the slot
 
     @property
     def nbytes(self) -> int:

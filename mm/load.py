@@ -150,7 +150,7 @@ class MediaLoader:
         """Gives back what a request holds; behind the last open one freed memory is returned, if much."""
         self._requests -= 1
         budget = self.permits.budget
-        budget.release(request.kept)
+        budget.release(request.finished)
         if not self._requests and budget.released >= self.trim_at:
             self.trim_at = budget.released + TRIM_AFTER
             with contextlib.suppress(RuntimeError):  # the pool is closed: the process ends

@@ -84,16 +84,16 @@ def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
         return processor.plan_film(num_frames, fps, height, width, options, limits)
 
     film = FilmFile(encoded.bounded or encoded.data, encoded.container, limits, planner, alarm, options)
-    heard = options.use_audio_in_video and "audio" in processor.modalities and not film.plan.silent
+    with_sound = options.use_audio_in_video and "audio" in processor.modalities and not film.plan.silent
 
     def decode(alarm: Alarm, num_decoders: int = 1) -> MediaItem:
-        sound = film.sound(alarm) if heard else None
+        sound = film.sound(alarm) if with_sound else None
         frames = film.decode(alarm, num_decoders)
         plan = film.plan
         replaced = tuple(film.replaced)
         return MediaItem("video", frames, plan.seconds_per_frame, plan.seconds, plan, sound=sound, replaced=replaced)
 
-    size, sound_cost = film.plan.pixels * 3, film.sound_cost if heard else 0
+    size, sound_cost = film.plan.pixels * 3, film.sound_cost if with_sound else 0
     plain = Opened(film.cost + sound_cost, size, decode)
     if film.num_decoders == 1:
         return plain

@@ -36,7 +36,7 @@ class MediaRequest:
         self.options = options
         self.scope = scope
         self._decoding = decoding
-        self.kept = 0  # reserved for finished items, until the request has been handed on
+        self.finished = 0  # reserved for finished items, until the request has been handed on
         self._limits = limits
         self._encoded = 0
         self._working = 0
@@ -57,7 +57,7 @@ class MediaRequest:
 
     def admit_now(self, cost: int) -> bool:
         """Take that much if it is free, after what other items of this request hold; False if not."""
-        if self.kept + self._working + cost > self._limits.request_decoded_bytes:
+        if self.finished + self._working + cost > self._limits.request_decoded_bytes:
             return False
         self._working += cost
         return True
@@ -65,7 +65,7 @@ class MediaRequest:
     async def admit(self, cost: int) -> None:
         """Wait while other items of this request hold too much; raise when finished ones leave no room."""
         while True:
-            if self.kept + cost > self._limits.request_decoded_bytes:
+            if self.finished + cost > self._limits.request_decoded_bytes:
                 raise too_large(
                     f"the request's media needs more than {self._limits.request_decoded_bytes} bytes when decoded"
                 )
@@ -145,7 +145,7 @@ class DecodePermit:
         """Move `size` bytes of the reservation over to the request, whose results they are."""
         size = min(size, self._reserved)
         self._reserved -= size
-        self._request.kept += size
+        self._request.finished += size
 
     def give_back(self) -> None:
         """Returns the bytes and keeps the slot; no thread works with them any more."""

@@ -29,10 +29,10 @@ def make_app(state: AppState) -> ASGIApp:
     """Exchanges -> Edge -> Gate -> Router."""
     routes = routes_of(state.config)
     plain = {(method, line.path): line.app for line in routes if "{" not in line.path for method in line.methods or ()}
-    told = [] if state.config.server.disable_docs else sorted({path for _, path in plain})
+    paths = [] if state.config.server.disable_docs else sorted({path for _, path in plain})
 
     async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
-        raise no_such_path(scope["path"], told)
+        raise no_such_path(scope["path"], paths)
 
     router = Router(routes, redirect_slashes=False, default=unknown_path)
 

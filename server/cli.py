@@ -134,9 +134,9 @@ def check_command(word: str) -> None:
     """Refuses a misspelt command, which would be taken for a model. A folder or file of that name is a model."""
     if word.startswith("-") or "/" in word or os.path.exists(word):
         return
-    near = difflib.get_close_matches(word, [*COMMANDS, "help"], n=1, cutoff=0.7)
+    near = difflib.get_close_matches(word, [*COMMANDS, "help", "version"], n=1, cutoff=0.7)
     if near:
-        meant = "--help" if near[0] == "help" else near[0]
+        meant = near[0] if near[0] in COMMANDS else f"--{near[0]}"
         raise UsageError(f"{word}: there is no such command, file or folder; did you mean {meant}?")
 
 

@@ -25,7 +25,7 @@ from mm.errors import MediaError
 from server.render.errors import RenderError, escaped
 
 MAX_TEXT = 1024
-shown = escaped  # how a refusal quotes a client's value
+quoted = escaped  # how a refusal quotes a client's value
 
 # What /v1/messages calls the causes; any other 4xx is invalid_request_error, any other 5xx api_error.
 MESSAGES_TYPES = {

@@ -169,8 +169,8 @@ def without_request_id(app: ASGIApp) -> ASGIApp:
     async def inner(scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                kept = [header for header in message["headers"] if header[0] != b"x-request-id"]
-                message = {**message, "headers": kept}
+                headers = [header for header in message["headers"] if header[0] != b"x-request-id"]
+                message = {**message, "headers": headers}
             await send(message)
 
         await app(scope, receive, sent)

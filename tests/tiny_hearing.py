@@ -34,7 +34,7 @@ SPACE = 220  # as bytes are counted here: "Ġ"
 
 def whisper() -> Path:
     """A Whisper's folder; read only."""
-    return kept("whisper", save)
+    return cached_checkpoint("whisper", save)
 
 
 def qwen2_audio() -> Path:
@@ -54,10 +54,10 @@ def qwen2_audio() -> Path:
         tiny.save(tiny._model(Qwen2AudioForConditionalGeneration, config), folder)
         write_published_names(folder)
 
-    return kept("qwen2-audio", made)
+    return cached_checkpoint("qwen2-audio", made)
 
 
-def kept(name: str, make: Callable[[Path], None], source: str = __file__) -> Path:
+def cached_checkpoint(name: str, make: Callable[[Path], None], source: str = __file__) -> Path:
     """The folder of a checkpoint, made once; `source`: the file that describes it."""
     sources = b"".join(Path(file).read_bytes() for file in (__file__, tiny.__file__, source))
     digest = hashlib.sha256(sources + importlib.metadata.version("transformers").encode()).hexdigest()[:12]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tests import tiny
-from tests.tiny_hearing import kept
+from tests.tiny_hearing import cached_checkpoint
 
 MELS, DELAY, BEFORE = 32, 2, 16  # tokens of delay, and of silence before the sound
 VOCAB = 1024  # more than the tekken.json of tests has
@@ -53,7 +53,7 @@ def _save(folder: Path) -> None:
 
 def folder() -> Path:
     """Read only."""
-    return kept("voxtral-realtime", _save, __file__)
+    return cached_checkpoint("voxtral-realtime", _save, __file__)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests import tiny
-from tests.tiny_hearing import kept, write_published_names
+from tests.tiny_hearing import cached_checkpoint, write_published_names
 
 AUDIO, MELS, SECONDS = tiny.IDS["<|AUDIO|>"], 32, 2
 TEXT = {**tiny._SMALL, "model_type": "llama", "hidden_size": 96, "max_position_embeddings": 1024, "head_dim": 32}
@@ -48,7 +48,7 @@ class Sounds:
     @property
     def folder(self) -> Path:
         """Read only."""
-        return kept(self.name, self._save, __file__)
+        return cached_checkpoint(self.name, self._save, __file__)
 
     def rows_of(self, features: dict[str, Any]) -> Any:
         """Of a sound, by the oracle's tower."""

@@ -75,7 +75,7 @@ class Inbox:
     def __init__(self) -> None:
         self._items: SimpleQueue[Any] = SimpleQueue()
         self.fd = -1  # an eventfd, once `watch` has been called
-        self._told = False  # the eventfd was made readable after the last `hush`
+        self._signalled = False  # the eventfd was made readable after the last `hush`
 
     def watch(self) -> int:
         """Opens the eventfd and returns it; readable from now on whenever something was put since the last `hush`."""
@@ -87,8 +87,8 @@ class Inbox:
     def put(self, item: Any) -> None:
         """Appends and wakes the taker."""
         self._items.put(item)
-        if self.fd >= 0 and not self._told:
-            self._told = True
+        if self.fd >= 0 and not self._signalled:
+            self._signalled = True
             os.eventfd_write(self.fd, 1)
 
     def take(self, wait: float) -> Any:
@@ -100,7 +100,7 @@ class Inbox:
         if self.fd >= 0:
             with contextlib.suppress(BlockingIOError):  # nothing was put since
                 os.eventfd_read(self.fd)
-            self._told = False  # after the read: a put in between is seen by the taker, which looks next
+            self._signalled = False  # after the read: a put in between is seen by the taker, which looks next
 
     def remind(self) -> None:
         """For a taker that leaves items behind after `hush`: makes `fd` readable if there are any."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.base.ahead import Ahead, joints_of
+from engine.base.bidirectional import Bidirectional, bi_spans_of
 from engine.base.errors import RequestError
 from engine.base.request import ROWS, Modality, Request, SamplingParams
 
@@ -40,8 +40,8 @@ class Limits:
     row_widths: Mapping[Modality, int] = field(default_factory=dict)  # modality -> numbers of a row of its tower
     pooled_width: int = 0  # numbers of a pooled line
     pools: bool = False  # it makes an array of each input, and no tokens
-    ahead: Ahead = ""  # which tokens of a prompt see later ones
-    max_joint: int = 0  # tokens that see each other: one step computes them, whatever other rows it has
+    bidirectional: Bidirectional = ""  # which tokens of a prompt see later ones
+    max_bi_span: int = 0  # tokens that see each other: one step computes them, whatever other rows it has
     routed_experts: bool = False  # the experts of tokens are captured
     has_experts: bool = False  # of some layer
     axes: int = 1  # rows of positions that a token has
@@ -75,7 +75,7 @@ def check(request: Request, limits: Limits) -> None:
         _check_routed(count, limits)
     if request.media or request.positions is not None:
         _check_media(request, limits)
-    if limits.ahead:
+    if limits.bidirectional:
         _check_spans(request, limits)
     _check_sampling(request.sampling, limits)
 
@@ -146,18 +146,18 @@ def _check_media(request: Request, limits: Limits) -> None:
 
 
 def _check_spans(request: Request, limits: Limits) -> None:
-    joints = joints_of(request, limits.ahead)
-    if joints is None:
+    bi_spans = bi_spans_of(request, limits.bidirectional)
+    if bi_spans is None:
         return
-    longest = int((joints[:, 1] - joints[:, 0]).max())
-    if longest > limits.max_joint:
+    longest = int((bi_spans[:, 1] - bi_spans[:, 0]).max())
+    if longest > limits.max_bi_span:
+        together = "one picture" if limits.bidirectional == "items" else "the prompt"
         raise RequestError(
-            f"{longest} tokens that see each other ({'one picture' if limits.ahead == 'items' else 'the prompt'}) are "
-            f"computed in one step, which has room for {limits.max_joint} of them here; send fewer, or raise "
-            "--max-num-batched-tokens and --max-prefill-chunk"
+            f"{longest} tokens that see each other ({together}) are computed in one step, which has room for "
+            f"{limits.max_bi_span} of them here; send fewer, or raise --max-num-batched-tokens and --max-prefill-chunk"
         )
-    if limits.ahead == "prompt" and request.media:
-        inside = np.searchsorted(joints[:, 0], [item.spans[0][0] for item in request.media], "right") - 1
+    if limits.bidirectional == "prompt" and request.media:
+        inside = np.searchsorted(bi_spans[:, 0], [item.spans[0][0] for item in request.media], "right") - 1
         rows = int(np.bincount(inside, [item.num_tokens for item in request.media]).max())
         if rows > limits.encoder_capacity:
             raise RequestError(f"the media have {rows} rows; at most {limits.encoder_capacity} fit into a prompt here")

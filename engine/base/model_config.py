@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from engine.base.ahead import Ahead
+from engine.base.bidirectional import Bidirectional
 from engine.base.request import Modality
 
 if TYPE_CHECKING:
@@ -320,8 +320,8 @@ class ModelConfig:
     generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     left_out: bool = False  # towers that the checkpoint has are not built: their weights are not read
-    lead: int = 0  # tokens of sound that every prompt begins with
-    ahead: Ahead = ""  # which tokens of a prompt see later ones
+    encoder_prefix: int = 0  # tokens of sound that every prompt begins with
+    bidirectional: Bidirectional = ""  # which tokens of a prompt see later ones
     adds_media: bool = False  # rows of media are added to embeddings, and may be given for tokens of the answer
     max_model_len: int = 0  # tokens of context that are served; 0: max_position
     pooling: PoolingConfig | None = None  # None: the model generates

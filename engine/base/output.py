@@ -60,8 +60,8 @@ def from_ring(entry: Any, blocks_total: int) -> StepOutput:
     """An entry of the ring (OutputRing.pop): an output made in Python, or the columns of a step without the GIL."""
     if isinstance(entry, StepOutput):
         return entry
-    numbers, ids, tokens, finishes, told = entry
-    logprobs = {place: TokenLogprob(*line) for place, line in told.items()} if told else {}
+    numbers, ids, tokens, finishes, logprob_lines = entry
+    logprobs = {place: TokenLogprob(*line) for place, line in logprob_lines.items()} if logprob_lines else {}
     return StepOutput(StepStats.of(numbers, blocks_total), ids, tokens, finishes, logprobs)
 
 

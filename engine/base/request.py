@@ -175,8 +175,8 @@ class Request:
         """The number of the adapter that the input asks for, or of the first whose media the request shows; 0: none."""
         if self.pooling is not None and self.pooling.adapters is not None:
             return int(self.pooling.adapters[0])
-        shown = {item.modality for item in self.media}
-        return next((number for number, media in enumerate(adapters, 1) if media in shown), 0)
+        visible = {item.modality for item in self.media}
+        return next((number for number, media in enumerate(adapters, 1) if media in visible), 0)
 
     def input(self, k: int) -> Request:
         """Input k of a request with `pooling`, as a request of its own."""

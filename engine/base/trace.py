@@ -93,8 +93,8 @@ class Trace:
         whole = ("request", phases[0][1], phases[-1][2])
         for name, begun, ended in (whole, *phases):
             common = {"cat": "request", "name": name, "id": request_id, "pid": PID, "tid": LOOP}
-            told = {"request_id": request_id, **args} if name == "request" else {}
-            self.requests.append({"ph": "b", "ts": self._us(begun), "args": told, **common})
+            details = {"request_id": request_id, **args} if name == "request" else {}
+            self.requests.append({"ph": "b", "ts": self._us(begun), "args": details, **common})
             self.requests.append({"ph": "e", "ts": self._us(max(begun, ended)), **common})
 
     # -- the file

@@ -43,8 +43,8 @@ class Group:
 class CacheLayout:
     """Fixed once a model's specs are known."""
 
-    def __init__(self, specs: Sequence[CacheSpec], block_size: int, beside: int = 0) -> None:
-        """beside: bytes for each token of a block that are stored outside the layers' pages."""
+    def __init__(self, specs: Sequence[CacheSpec], block_size: int, extra_per_token: int = 0) -> None:
+        """extra_per_token: bytes for each token of a block that are stored outside the layers' pages."""
         self.block_size = block_size
         self.specs = tuple(specs)
         kinds: dict[Hashable, list[int]] = {}
@@ -56,7 +56,7 @@ class CacheLayout:
         largest = max(counts)
         most = largest if largest <= NEARLY_EQUAL * min(counts) else min(counts)
         self._divide(list(kinds.values()), *min(self._ways(list(kinds.values()), most), key=self._waste)[:2])
-        self.block_bytes = sum(self.page_bytes) + beside * block_size
+        self.block_bytes = sum(self.page_bytes) + extra_per_token * block_size
         self.group_of = [0] * len(specs)  # by layer
         for number, group in enumerate(self.groups):
             for layer in group.layers:

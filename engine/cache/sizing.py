@@ -107,7 +107,7 @@ def check_weights(
     needed = memory.used + weight_bytes + config.device_reserve_bytes
     if needed <= share * memory.total:
         return
-    lead = (
+    reason = (
         f"--gpu-memory-utilization {share:g} of {gib(memory.total)}: the weights take {gib(weight_bytes)}, "
         f"{gib(memory.used)} are used already and {gib(config.device_reserve_bytes)} are kept in reserve"
     )
@@ -115,7 +115,7 @@ def check_weights(
     half = weight_bytes // 2
     if dtype == torch.float32 and needed - half <= share * memory.total:
         advice += f"; --dtype bfloat16 takes {gib(half)} and fits"
-    raise ConfigError(f"{lead}; {advice}")
+    raise ConfigError(f"{reason}; {advice}")
 
 
 def utilization(config: EngineConfig) -> float:
@@ -160,13 +160,13 @@ def _refuse_if_beyond(config: EngineConfig, wished: int, size: int, left: int) -
 def _too_small(config: EngineConfig, wished: int, taken: int, context: int, memory: DeviceMemory) -> str:
     if wished:
         return f"--kv-cache-memory-bytes {wished}: one context takes {context} bytes; ask for at least that"
-    lead = (
+    reason = (
         f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of {gib(memory.total)} leaves no room for a KV "
         f"cache: {gib(memory.used)} are used, a step and its graphs take {gib(taken - memory.used)}, "
         f"{gib(config.device_reserve_bytes)} are kept in reserve and one context takes {gib(context)}"
     )
     needed = taken + config.device_reserve_bytes + context
-    return f"{lead}; {_advice(needed, memory.total, 'lower --max-model-len or --max-num-batched-tokens')}"
+    return f"{reason}; {_advice(needed, memory.total, 'lower --max-model-len or --max-num-batched-tokens')}"
 
 
 def _advice(needed: int, total: int, otherwise: str) -> str:

@@ -34,19 +34,23 @@ def read_experts(
 
 def check_routing(path: str, key: str, chosen: str, routing: Routing) -> None:
     """ConfigError where a token does not find as many experts as it may choose; the keys are those of both counts."""
-    experts, groups, kept = routing.num_experts, routing.n_group, routing.topk_group
+    experts, groups, topk_group = routing.num_experts, routing.n_group, routing.topk_group
     if routing.top_k > experts:
         raise ConfigError(
             f"{path}: {chosen}={routing.top_k}: a token chooses 1 to {experts} of {key}={experts} experts"
         )
-    if experts % groups or kept > groups or (routing.group_rank == "best two" and experts // groups < 2 <= groups):
+    if (
+        experts % groups
+        or topk_group > groups
+        or (routing.group_rank == "best two" and experts // groups < 2 <= groups)
+    ):
         raise ConfigError(
-            f"{path}: {key}={experts} experts in {groups} groups of which {kept} are kept: groups of equal size "
+            f"{path}: {key}={experts} experts in {groups} groups of which {topk_group} are kept: groups of equal size "
             "and at most all of them are allowed"
         )
-    if kept * (experts // groups) < routing.top_k:
+    if topk_group * (experts // groups) < routing.top_k:
         raise ConfigError(
-            f"{path}: {kept} of {groups} groups hold {kept * (experts // groups)} experts; "
+            f"{path}: {topk_group} of {groups} groups hold {topk_group * (experts // groups)} experts; "
             f"{chosen}={routing.top_k} needs at least as many"
         )
 

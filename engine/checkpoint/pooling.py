@@ -80,8 +80,8 @@ def read_pooling(
     if given.get("dimensions") is not None:
         found = replace(found, usual_dimensions=_usual_dimensions(found, given, body))
     elif found.task == "embed" and prompts.get("truncate_dim") is not None:
-        kept = Section(prompts, PROMPTS).integer("truncate_dim", least=1, most=_width(found, body))
-        found = replace(found, usual_dimensions=kept)
+        dimensions = Section(prompts, PROMPTS).integer("truncate_dim", least=1, most=_width(found, body))
+        found = replace(found, usual_dimensions=dimensions)
     if found.task == "classify":
         return _as_given(found, given)
     if not found.tokens_only and not found.layers_first:

@@ -29,13 +29,13 @@ class DeviceProfile:
         """What has run since."""
         torch.cuda.synchronize()
         self._profile.stop()
-        ahead = time.time() - time.perf_counter()  # the profiler's clock is the wall's
+        clock_offset = time.time() - time.perf_counter()  # the profiler's clock is the wall's
         found: Any = self._profile.profiler
         events = found.kineto_results.events()
-        return [span_of(event, ahead) for event in events if str(event.device_type()).endswith("CUDA")]
+        return [span_of(event, clock_offset) for event in events if str(event.device_type()).endswith("CUDA")]
 
 
-def span_of(event: Any, ahead: float) -> Span:
+def span_of(event: Any, clock_offset: float) -> Span:
     """A kernel or a copy on the track of its stream."""
-    begun, ended = event.start_ns() / 1e9 - ahead, event.end_ns() / 1e9 - ahead
+    begun, ended = event.start_ns() / 1e9 - clock_offset, event.end_ns() / 1e9 - clock_offset
     return Span(STREAMS + event.device_resource_id(), event.name(), begun, ended, {})

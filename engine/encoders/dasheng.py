@@ -179,8 +179,8 @@ class DashengTower(LayeredTower):
         x = self.norm(x)
         starts = accumulate((count for count, _ in counts), initial=0)
         rows = [count // stack for count, _ in counts]
-        kept = joined([x[start : start + each * stack] for start, each in zip(starts, rows)])
-        made = self.project_out(gelu(self.project(kept.view(sum(rows), -1))))
+        rows_kept = joined([x[start : start + each * stack] for start, each in zip(starts, rows)])
+        made = self.project_out(gelu(self.project(rows_kept.view(sum(rows), -1))))
         return apart(made, rows)
 
     def _count(self, features: Features) -> tuple[int, int]:

@@ -68,8 +68,8 @@ class FunAudioTower(QwenOmniAudioTower):
         """Each input_features [num_mel_bins, frames], num_rows: of the decoder -> [num_rows, output_dim]."""
         counts, group = [int(features["num_rows"]) for features in items], self.config.group
         averaged = []
-        heard = yield from super().pieces(items)
-        for x, rows in zip(heard, counts):
+        encoded = yield from super().pieces(items)
+        for x, rows in zip(encoded, counts):
             length = rows * group
             if not -group < len(x) - length < group:
                 raise RequestError(f"num_rows={rows}: {len(x)} rows in groups of {group} do not make as many")

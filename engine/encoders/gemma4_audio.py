@@ -247,9 +247,9 @@ class Gemma4AudioTower(LayeredTower):
     def pieces(self, items: Sequence[Features]) -> Pieces:
         """Each with `input_features` [frames, mels]."""
         span = self.config.span
-        heard = [self._heard(features["input_features"]) for features in items]
-        counts = [len(rows) for rows in heard]
-        x = joined([functional.pad(rows, (0, 0, 0, -len(rows) % span)) for rows in heard])
+        subsampled = [self._subsampled(features["input_features"]) for features in items]
+        counts = [len(rows) for rows in subsampled]
+        x = joined([functional.pad(rows, (0, 0, 0, -len(rows) % span)) for rows in subsampled])
         spans = self._spans([-(-count // span) * span for count in counts])
         for layer in self.layers:
             x = layer(x, spans)
@@ -257,7 +257,7 @@ class Gemma4AudioTower(LayeredTower):
         rows = self.projection(rms_norm(self.last(x), self.ones, self.config.eps))
         return [own[:count].clone() for own, count in zip(rows.split(spans.lengths), counts)]
 
-    def _heard(self, frames: Tensor) -> Tensor:
+    def _subsampled(self, frames: Tensor) -> Tensor:
         """[frames, mels] -> [rows, hidden]."""
         mels = self.config.mels
         if frames.dim() != 2 or frames.shape[1] != mels or not len(frames):

@@ -147,7 +147,7 @@ class ConformerLayer:
         self.far = Bare("weight", 2 * config.distances + 1, config.head_dim)  # by distance
         self.out = Linear(inner, size, bias=True)
         self.conv_norm = LayerNorm(size, EPS)
-        self.spread = Linear(size, 2 * config.channels, bias=True, fold=(size, 1))
+        self.expand = Linear(size, 2 * config.channels, bias=True, fold=(size, 1))
         self.depth = Bare("weight", config.channels, 1, config.kernel)
         self.batch_norm = BatchNorm(config.channels)
         self.gather = Linear(config.channels, size, bias=True, fold=(config.channels, 1))
@@ -159,8 +159,8 @@ class ConformerLayer:
         vectors = self.far.value[far]
         qkv = self.qkv(self.attention_norm(x)).split(lengths)
         self.out.add_to(x, joined([self._attended(own, vectors) for own in qkv]))
-        spread = self.spread(self.conv_norm(x)).split(lengths)
-        self.gather.add_to(x, joined([self._convolved(own) for own in spread]))
+        expand = self.expand(self.conv_norm(x)).split(lengths)
+        self.gather.add_to(x, joined([self._convolved(own) for own in expand]))
         self.feed2(x)
         return self.norm(x)
 
@@ -184,10 +184,10 @@ class ConformerLayer:
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
         return out.transpose(1, 2).reshape(len(qkv), -1)
 
-    def _convolved(self, spread: Tensor) -> Tensor:
+    def _convolved(self, expand: Tensor) -> Tensor:
         """[T, 2 * channels] -> [T, channels]: gated, convolved channel by channel, normalised."""
         kernel = self.config.kernel
-        rows = functional.pad(functional.glu(spread, -1).T, (kernel // 2, kernel // 2 - (kernel + 1) % 2))
+        rows = functional.pad(functional.glu(expand, -1).T, (kernel // 2, kernel // 2 - (kernel + 1) % 2))
         rows = functional.conv1d(rows[None], self.depth.value, groups=self.config.channels)[0].T
         return pointwise(self.batch_norm(rows), Activation.SILU)
 
@@ -258,7 +258,7 @@ def rows() -> tuple[Row, ...]:
         Row((layer + "attn.rel_pos_emb",), target + "far"),
         Row((layer + "attn.to_out",), target + "out"),
         Row((layer + "conv.norm",), target + "conv_norm"),
-        Row((layer + "conv.up_conv",), target + "spread"),
+        Row((layer + "conv.up_conv",), target + "expand"),
         Row((layer + "conv.depth_conv.conv",), target + "depth"),
         Row((layer + "conv.batch_norm",), target + "batch_norm"),
         Row((layer + "conv.down_conv",), target + "gather"),

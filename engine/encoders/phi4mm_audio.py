@@ -153,7 +153,7 @@ class Phi4AudioLayer:
         self.qkv = Linear(size, size, size, size, bias=True)
         self.out = Linear(size, size, bias=True)
         self.conv_norm = LayerNorm(size, EPS)
-        self.spread = Linear(size, 2 * config.wide, bias=True, fold=(size, 1))
+        self.expand = Linear(size, 2 * config.wide, bias=True, fold=(size, 1))
         self.bias1, self.bias2 = Bare("b1", 1, config.wide, 1), Bare("b2", 1, config.wide, 1)
         self.depth = Depthwise(config.wide, config.kernel, multiplier=config.multiplier)
         deeper = config.wide * config.multiplier
@@ -167,8 +167,8 @@ class Phi4AudioLayer:
         self.feed_in(x)
         qkv = self.qkv(self.attention_norm(x)).split(lengths)
         self.out.add_to(x, joined([self._attended(own, bias) for own, bias in zip(qkv, biases)]))
-        spread = self.spread(self.conv_norm(x)).split(lengths)
-        self.last.add_to(x, joined([self._convolved(own) for own in spread]))
+        expand = self.expand(self.conv_norm(x)).split(lengths)
+        self.last.add_to(x, joined([self._convolved(own) for own in expand]))
         self.feed_out(x)
         return self.norm(x)
 
@@ -178,9 +178,9 @@ class Phi4AudioLayer:
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return out[0].transpose(0, 1).reshape(len(qkv), -1)
 
-    def _convolved(self, spread: Tensor) -> Tensor:
+    def _convolved(self, expand: Tensor) -> Tensor:
         """[rows, 2 * wide] -> [rows, deep]; a row sees those before it."""
-        value, gate = spread.chunk(2, dim=-1)
+        value, gate = expand.chunk(2, dim=-1)
         gated = (value + self.bias1.value[0, :, 0]) * functional.silu(gate + self.bias2.value[0, :, 0])
         padded = functional.pad(gated.T, (self.config.kernel - 1, 0))[None]
         depth = self.depth
@@ -196,7 +196,7 @@ class Segment:
     first: int
     last: int
     length: int
-    beside: bool  # a picture
+    with_picture: bool  # a picture
 
 
 class Phi4AudioTower(LayeredTower):
@@ -218,8 +218,8 @@ class Phi4AudioTower(LayeredTower):
         self.layers = [Phi4AudioLayer(config) for _ in range(config.num_layers)]
         self.proj1 = Linear(size, config.output_dim, bias=True)
         self.proj2 = Linear(config.output_dim, config.output_dim, bias=True)
-        self.beside1 = Linear(size, config.output_dim, bias=True) if pictures else None
-        self.beside2 = Linear(config.output_dim, config.output_dim, bias=True) if pictures else None
+        self.projector1 = Linear(size, config.output_dim, bias=True) if pictures else None
+        self.projector2 = Linear(config.output_dim, config.output_dim, bias=True) if pictures else None
 
     def example(self, modality: Modality, rows: int) -> Features:
         """Silence."""
@@ -245,7 +245,7 @@ class Phi4AudioTower(LayeredTower):
     def _segments(self, features: Features) -> list[Segment]:
         """Of one sound."""
         frames = features["input_features"]
-        beside = bool(self.pictures) and ADAPTER in features and int(features[ADAPTER]) == self.pictures
+        with_picture = bool(self.pictures) and ADAPTER in features and int(features[ADAPTER]) == self.pictures
         if frames.dim() != 2 or frames.shape[1] != self.config.num_mels or not len(frames):
             raise RequestError(
                 f"input_features {list(frames.shape)}: at least 1 frame of {self.config.num_mels} mel bins is needed"
@@ -253,7 +253,7 @@ class Phi4AudioTower(LayeredTower):
         frames = (frames.to(self.device, self.dtype) - self.mean.value) * self.inverse.value
         total = -(-len(frames) // SHRINK)
         bounds = [(first, min(total, first + SEGMENT)) for first in range(0, total, SEGMENT)]
-        return [Segment(frames, first, last, min(total, SEGMENT), beside) for first, last in bounds]
+        return [Segment(frames, first, last, min(total, SEGMENT), with_picture) for first, last in bounds]
 
     def _rows_of(self, segments: Sequence[Segment]) -> Generator[float, None, Sequence[Tensor]]:
         """The rows of each."""
@@ -265,15 +265,15 @@ class Phi4AudioTower(LayeredTower):
             x = layer(x, biases)
             yield len(x) / len(self.layers)
         counts = [len(own) for own in begun]
-        kept = [own[:count] for own, count in zip(x.split([each.length for each in segments]), counts)]
-        if len({each.beside for each in segments}) == 1:
-            return self._projected(joined(kept), segments[0].beside).split(counts)
-        return [self._projected(own, each.beside) for own, each in zip(kept, segments)]
+        cut = [own[:count] for own, count in zip(x.split([each.length for each in segments]), counts)]
+        if len({each.with_picture for each in segments}) == 1:
+            return self._projected(joined(cut), segments[0].with_picture).split(counts)
+        return [self._projected(own, each.with_picture) for own, each in zip(cut, segments)]
 
-    def _projected(self, x: Tensor, beside: bool) -> Tensor:
+    def _projected(self, x: Tensor, with_picture: bool) -> Tensor:
         """x through the projector; sounds that come with a picture have a projector of their own."""
-        if beside and self.beside1 is not None and self.beside2 is not None:
-            return self.beside2(gelu(self.beside1(x)))
+        if with_picture and self.projector1 is not None and self.projector2 is not None:
+            return self.projector2(gelu(self.projector1(x)))
         return self.proj2(gelu(self.proj1(x)))
 
     def _convolved(self, frames: Tensor, first: int, last: int) -> Tensor:
@@ -326,7 +326,7 @@ def rows() -> tuple[Row, ...]:
         Row((attention + "q", attention + "k", attention + "v"), target + "qkv"),
         Row((attention + "out",), target + "out"),
         Row((layer + "conv.layer_norm",), target + "conv_norm"),
-        Row((layer + "conv.glu.ext_pw_conv_1d",), target + "spread"),
+        Row((layer + "conv.glu.ext_pw_conv_1d",), target + "expand"),
         Row((layer + "conv.glu",), target + "bias1"),
         Row((layer + "conv.glu",), target + "bias2"),
         Row((layer + "conv.dw_sep_conv_1d.dw_conv",), target + "depth.weight"),
@@ -336,6 +336,6 @@ def rows() -> tuple[Row, ...]:
         Row((layer + "layer_norm",), target + "norm"),
         Row((outside + "audio_projection.speech.0",), "audio.proj1"),
         Row((outside + "audio_projection.speech.2",), "audio.proj2"),
-        Row((outside + "audio_projection.vision.0",), "audio.beside1"),
-        Row((outside + "audio_projection.vision.2",), "audio.beside2"),
+        Row((outside + "audio_projection.vision.0",), "audio.projector1"),
+        Row((outside + "audio_projection.vision.2",), "audio.projector2"),
     )

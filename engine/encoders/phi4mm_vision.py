@@ -124,15 +124,15 @@ class Phi4VisionLayer:
         self.up = Linear(size, config.intermediate_size, bias=True)
         self.down = Linear(config.intermediate_size, size, bias=True)
 
-    def __call__(self, x: Tensor, bounds: Tensor, shown: Tensor | None) -> None:
+    def __call__(self, x: Tensor, bounds: Tensor, visible: Tensor | None) -> None:
         """Adds to x [tiles * patches, hidden]. Mask bool [tiles, patches]: the visible patches; None: all."""
         heads = self.qkv(self.norm1(x)).view(len(x), 3, self.config.num_heads, -1)
         q, k, v = heads.unbind(1)
-        if shown is None:
+        if visible is None:
             attended = dense_attention(q, k, v, bounds, q.shape[2] ** -0.5)
         else:
-            q, k, v = (part.view(*shown.shape, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
-            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=shown[:, None, None])
+            q, k, v = (part.view(*visible.shape, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
+            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None])
             attended = out.transpose(1, 2).reshape(len(x), -1)
         self.out.add_to(x, attended)
         self.down.add_to(x, pointwise(self.up(self.norm2(x)), BY_NAME[self.config.activation]))
@@ -197,10 +197,10 @@ class Phi4VisionTower(PatchTower):
         """patches [tiles, side^2, numbers] -> [tiles, (side / 2)^2, hidden]."""
         tiles, count, _ = patches.shape
         side = self.config.side
-        places, shown = positions(extents, side)
+        places, visible = positions(extents, side)
         x = self.patch_embed(patches.flatten(0, 1)) + self.positions.value[places.to(self.device).view(-1)]
         bounds = bounds_of([count] * tiles, x.device)
-        mask = None if bool(shown.all()) else shown.to(self.device)
+        mask = None if bool(visible.all()) else visible.to(self.device)
         yield from layer_by_layer(self.layers, x, bounds, mask)
         blocks = x.view(tiles, side // POOL, POOL, side // POOL, POOL, -1)
         return blocks.mean((2, 4)).flatten(1, 2)
@@ -223,8 +223,8 @@ def positions(extents: Tensor, side: int) -> tuple[Tensor, Tensor]:
     steps = 1.0 / extents.clamp(min=1)  # float32, as trained: rounding decides
     shares = (place.float() * steps[..., None]).clamp(max=1.0 - 1e-6)  # [tiles, 2, side]
     row, column = torch.bucketize(shares, bounds, right=True).unbind(1)
-    shown = (place < extents[..., None]).unbind(1)
-    both = (shown[0][:, :, None] & shown[1][:, None]).flatten(1)
+    visible = (place < extents[..., None]).unbind(1)
+    both = (visible[0][:, :, None] & visible[1][:, None]).flatten(1)
     return torch.where(both, (row[:, :, None] * side + column[:, None]).flatten(1), 0), both
 
 

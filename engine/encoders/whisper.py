@@ -89,8 +89,8 @@ class Window(NamedTuple):
     """A window, and what is wanted of it."""
 
     mel: Tensor  # [num_mel_bins, frames]
-    heard: int  # its first rows, which attend to each other only
-    kept: int  # rows that the output or the projector gets, filled up with zeros
+    num_frames: int  # its first rows, which attend to each other only
+    num_rows: int  # rows that the output or the projector gets, filled up with zeros
 
 
 class WhisperTower(LayeredTower):
@@ -145,7 +145,7 @@ class WhisperTower(LayeredTower):
         shape = (self.config.num_mel_bins, 2 * self.config.num_positions)
         return {"input_features": torch.zeros(shape, device=self.device, dtype=self.dtype)}
 
-    def window(self, mel: Tensor, heard: int, kept: int) -> Window:
+    def window(self, mel: Tensor, num_frames: int, num_rows: int) -> Window:
         """A window of whole length, checked."""
         config = self.config
         if mel.shape != (config.num_mel_bins, 2 * config.num_positions):
@@ -153,24 +153,24 @@ class WhisperTower(LayeredTower):
                 f"input_features {list(mel.shape)}: windows of {config.num_mel_bins} mel bins and "
                 f"{2 * config.num_positions} frames are needed"
             )
-        return Window(mel, heard, kept)
+        return Window(mel, num_frames, num_rows)
 
     def _rows_of(self, windows: Sequence[Window]) -> Generator[float, None, Sequence[Tensor]]:
         """The rows of each window; views of one tensor, where there are several."""
-        x = yield from self._heard(windows)
+        x = yield from self._encoded(windows)
         if not self.averaged:
             x = self.norm(x)
-        parts = x.split([window.heard for window in windows])
-        x = joined([fitted(part, window.kept) for part, window in zip(parts, windows)])
+        parts = x.split([window.num_frames for window in windows])
+        x = joined([fitted(part, window.num_rows) for part, window in zip(parts, windows)])
         if self.averaged:
             x = self.norm(x.view(len(x) // 2, 2, -1).mean(1))
-        return self.projected(x).split([window.kept // self.stack for window in windows])
+        return self.projected(x).split([window.num_rows // self.stack for window in windows])
 
-    def _heard(self, windows: Sequence[Window]) -> Generator[float, None, Tensor]:
+    def _encoded(self, windows: Sequence[Window]) -> Generator[float, None, Tensor]:
         """The rows of the windows after the last layer, window after window: [rows, hidden]."""
         alike = [list(each) for _, each in groupby(windows, key=lambda window: window.mel.shape)]
         begun = [x for each in alike for x in self._begun(each)]
-        x, counts = joined(begun), [window.heard for window in windows]
+        x, counts = joined(begun), [window.num_frames for window in windows]
         turn = None
         if self.turn is not None:
             cos, sin = self.turn
@@ -183,7 +183,7 @@ class WhisperTower(LayeredTower):
         """The rows of windows of one length as the first layer reads them, [rows, hidden] each."""
         frames = joined([window.mel.to(self.device, self.dtype).T[None] for window in windows])
         x = gelu(self.conv2(unroll(gelu(self.conv1(unroll(frames, 1))), 2)))
-        rows = [one[: window.heard] for one, window in zip(x, windows)]
+        rows = [one[: window.num_frames] for one, window in zip(x, windows)]
         if self.positions is None:
             return rows
         return [one + self.positions.table[: len(one)] for one in rows]

@@ -154,8 +154,8 @@ class WindowsTower(WhisperTower):
         most = len(mels) * each
         if mels.dim() != 3 or not most - each < left <= most:
             raise RequestError(f"num_rows={left}: input_features {list(mels.shape)} have {each} rows a window")
-        kept = [min(each, left - before) * self.stack for before in range(0, most, each)]
-        return [self.window(mel, config.num_positions, rows) for mel, rows in zip(mels, kept)]
+        counts = [min(each, left - before) * self.stack for before in range(0, most, each)]
+        return [self.window(mel, config.num_positions, rows) for mel, rows in zip(mels, counts)]
 
     def projected(self, x: Tensor) -> Tensor:
         rows = x if self.averaged else x.reshape(len(x) // self.stack, -1)

@@ -146,8 +146,8 @@ class Parts:
         facts = {}
         for number, layer in enumerate(layers):
             other = layer.kv_shared_with
-            kept = captured_of(next(keepers)) if other is None else f"reads the cache of layer {other}"
-            facts[f"layers.{number}"] = f"{fields_of(layer)}; {kept}"
+            cached = captured_of(next(keepers)) if other is None else f"reads the cache of layer {other}"
+            facts[f"layers.{number}"] = f"{fields_of(layer)}; {cached}"
         return facts
 
 

@@ -51,6 +51,16 @@ class RowEnd:
     error: EngineError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What a step's tokens did to the rows with grammars, by place among its sampled rows."""
+
+    # How many tokens a row keeps of a run that is cut: where its grammar ends, and how, or where its grammar begins,
+    # since the tokens behind were chosen without it.
+    cuts: dict[int, tuple[int, RowEnd | None]]
+    turned: list[int]  # rows that wait for a token now and did not before, or the reverse
+
+
 class GrammarRow:
     """One choice under its grammar."""
 
@@ -107,7 +117,12 @@ class GrammarRow:
     @property
     def waits_for(self) -> tuple[int, ...]:
         """The tokens behind which a sleeping grammar begins; () for one that is awake, or that counts a budget."""
-        return tuple(self._starts) if self._asleep and self._left is None else ()
+        return tuple(self._starts) if self.is_waiting else ()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether `waits_for` names tokens."""
+        return self._asleep and self._left is None
 
     def take(self, token: int) -> RowEnd | None:
         """Takes the token that a step chose. Returns how the token ends the row, None where the row goes on."""
@@ -280,29 +295,32 @@ class GrammarRows:
         """Matchers that are alive; zero when idle."""
         return {"matchers": len(self.rows)}
 
-    def consume(self, slots: np.ndarray, runs: np.ndarray) -> dict[int, tuple[int, RowEnd | None]]:
-        """Takes the runs of a step's sampled rows, int [S, width], once per step, in order.
+    def has_any(self, slots: np.ndarray) -> bool:
+        """Whether one of these slots has a grammar. slots int [S]."""
+        return bool(self._has[slots].any())
 
-        Returns, by place, how many of its tokens a row keeps whose run is cut: where its grammar ends (how is said,
-        too), or begins, as what follows was chosen without it.
-        """
-        if not self.rows:
-            return {}
+    def consume(self, slots: np.ndarray, runs: np.ndarray) -> Consumed:
+        """Takes the runs of a step's sampled rows, int [S, width], once per step, in order."""
+        consumed = Consumed({}, [])
         named, chosen = slots.tolist(), runs.tolist()
-        return {
-            place: cut
-            for place in np.flatnonzero(self._has[slots]).tolist()
-            if (cut := self._take(self.rows[named[place]], chosen[place])) is not None
-        }
+        for place in np.flatnonzero(self._has[slots]).tolist():
+            row = self.rows[named[place]]
+            waited = row.is_waiting
+            cut = self._take(row, chosen[place])
+            if cut is not None:
+                consumed.cuts[place] = cut
+            if waited != row.is_waiting:
+                consumed.turned.append(place)
+        return consumed
 
     def _take(self, row: GrammarRow, run: list[int]) -> tuple[int, RowEnd | None] | None:
         for place, token in enumerate(run):
             if place and token < 0:
                 break
-            waited = row.waits_for
+            waited = row.is_waiting
             if (end := row.take(token)) is not None:
                 return place + end.keeps_token, end
-            if waited and not row.waits_for:
+            if waited and not row.is_waiting:
                 return place + 1, None
         return None
 

@@ -76,5 +76,5 @@ def _of_client(text: str) -> str:
 
 def _check_rules(count: int) -> None:
     if count > MAX_RULES:
-        told = f"the grammar has {count} rules; at most {MAX_RULES} are allowed; write some of them as one"
-        raise GrammarError("grammar_too_complex", told)
+        reason = f"the grammar has {count} rules; at most {MAX_RULES} are allowed; write some of them as one"
+        raise GrammarError("grammar_too_complex", reason)

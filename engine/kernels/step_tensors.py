@@ -82,7 +82,7 @@ def empty_inputs(
     num_groups: int,
     axes: int,
     device: str | torch.device,
-    ahead: bool = False,
+    bidirectional: bool = False,
     adapted: bool = False,
 ) -> StepInputs:
     """A step without rows, but for the slots of padded rows, which are 0 until the first `step_inputs`.
@@ -108,7 +108,7 @@ def empty_inputs(
         num_rows=row(1),
         num_sampled=row(1),
         home=row(1),
-        last_keys=row(max_tokens) if ahead else None,
+        last_keys=row(max_tokens) if bidirectional else None,
         adapters=row(max_tokens) if adapted else None,
     )
 

@@ -66,7 +66,7 @@ CARDS = {
     "gfx950": Target("hip", "gfx950", 256, 64, 160 << 10),
     "gfx1100": Target("hip", "gfx1100", 96, 32, 64 << 10),
 }
-_pretended: list[Target] = []
+pretended: list[Target] = []
 
 
 def pretend(card: Target) -> None:
@@ -75,15 +75,15 @@ def pretend(card: Target) -> None:
     Before kernel files are imported and asked: they remember what follows from a card.
     """
     assert HAS_TRITON, "import triton first: a kernel file without it has no kernels"
-    _pretended[:] = [card]
+    pretended[:] = [card]
     target.cache_clear()
 
 
 @functools.cache
 def target() -> Target:
     """The first accelerator where torch sees one, else the CPU."""
-    if _pretended:
-        return _pretended[0]
+    if pretended:
+        return pretended[0]
     if not torch.cuda.is_available():
         return Target("cpu", torch.backends.cpu.get_cpu_capability().lower(), os.cpu_count() or 1, 1, 0)
     facts: Any = torch.cuda.get_device_properties(0)

@@ -193,11 +193,11 @@ def choose_for_one_row(device: Target, width: int, depth: int, gated: bool) -> R
 
 def few_rows(rows: int, width: int, depth: int, gated: bool) -> Split | None:
     """How this card multiplies `rows` rows by a weight [width, depth] (gated: two of them); None: the vendor's way."""
-    return _chosen(rows, width, depth, gated) if rows <= CLASSES[-1] else None
+    return few_rows_cut(rows, width, depth, gated) if rows <= CLASSES[-1] else None
 
 
 @functools.cache
-def _chosen(rows: int, width: int, depth: int, gated: bool) -> Split | None:
+def few_rows_cut(rows: int, width: int, depth: int, gated: bool) -> Split | None:
     return choose(target(), rows, width, depth, gated)
 
 

@@ -115,9 +115,9 @@ class Site:
                     up[row : row + rows, column : column + len(a)] = rows_in_order.float()
                     column += len(a)
                 row += rows
-        kept = weight_dtype(downs[0].dtype, placement)
-        self.down = pack(torch.cat([a.to(placement.device, kept) for a in downs]), None, placement)
-        self.up = pack(up.to(placement.device, kept), None, placement)
+        dtype = weight_dtype(downs[0].dtype, placement)
+        self.down = pack(torch.cat([a.to(placement.device, dtype) for a in downs]), None, placement)
+        self.up = pack(up.to(placement.device, dtype), None, placement)
         self.chosen.prepare(self.widths, placement.dtype, placement.device)
 
     def around(self, base: Weight) -> Weight:
@@ -158,9 +158,9 @@ class TableSite:
             [piece for each in self.changing for piece in pieces[each.table_halves[half]] if piece is not None]
             for half in (0, 1)
         )
-        kept = weight_dtype(downs[0].dtype, placement)
-        self.down = torch.cat([a.to(placement.device, kept) for a in downs]).t().contiguous()
-        self.up = pack(torch.cat([b.to(placement.device, kept) for b in ups], 1), None, placement)
+        dtype = weight_dtype(downs[0].dtype, placement)
+        self.down = torch.cat([a.to(placement.device, dtype) for a in downs]).t().contiguous()
+        self.up = pack(torch.cat([b.to(placement.device, dtype) for b in ups], 1), None, placement)
         self.chosen.prepare(self.widths, placement.dtype, placement.device)
 
 

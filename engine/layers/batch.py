@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import LayerCache
-from engine.kernels.moe.kept import Kept
+from engine.kernels.moe.capture import Capture
 from engine.layers.stream import Stream
 
 
@@ -47,7 +47,7 @@ class Batch:
     num_sampled: Tensor | None = None
     hooks: Sequence[LayerHook] = ()  # called behind every layer
     whole: bool = False  # the last layer computes every token, not the sampled ones alone
-    routed: Kept | None = None  # where layers write the experts of every token; None: nowhere. Set by a hook
+    routed: Capture | None = None  # where layers write the experts of every token; None: nowhere. Set by a hook
     # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and rows [T, hidden or more].
     overlay: tuple[Tensor, Tensor] | None = None
     adapters: Tensor | None = None  # [T] int32: the number of each token's adapter, 0 for none. None: no token has one

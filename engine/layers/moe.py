@@ -22,8 +22,8 @@ from engine.kernels.activation import BY_NAME, Activation
 from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
+from engine.kernels.moe.capture import Capture
 from engine.kernels.moe.combine import combine, combine_then_norm
-from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.pack import pack_experts, pack_router
 from engine.kernels.moe.route import route
 from engine.kernels.moe.route_rows import route_of_normed
@@ -43,7 +43,7 @@ class Router:
 
     __slots__ = ("biased", "hidden_size", "num_experts", "scheme", "weight")
 
-    kept: ClassVar[bool] = True
+    in_floats: ClassVar[bool] = True
     scheme: Scheme
     weight: Weight
 
@@ -214,7 +214,7 @@ class Experts:
     def _floats(self, *shape: int) -> Wanted:
         """One tensor of floats, which may become codes."""
         wanted = Wanted(shape)
-        return wanted if self.making is None else wanted._replace(kept=self.making.wants(1, 1)["weight"].kept)
+        return wanted if self.making is None else wanted._replace(in_memory=self.making.wants(1, 1)["weight"].in_memory)
 
     def _codes(self, matrices: Sequence[Codes]) -> Sequence[Codes]:
         """Rows of gate before those of up."""
@@ -269,15 +269,15 @@ class SparseMLP:
             self.shared = GatedMLP(hidden, config.shared_width, text.mlp_bias, self.activation)
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 
-    def __call__(self, x: Normed, count: Tensor | None = None, kept: Kept | None = None) -> Mixture:
+    def __call__(self, x: Normed, count: Tensor | None = None, capture: Capture | None = None) -> Mixture:
         """count: int32 [1] on the device; rows from here on are padding, choose no expert and read no weight.
 
-        kept: where the rows' experts are captured, for all layers.
+        capture: where the rows' experts are captured, for all layers.
         """
         correction = None if self.correction is None else self.correction.weight
         scales = None if self.expert_scale is None else self.expert_scale.weight
-        norm, kept = x.norm, kept and kept.layer(self.number)
-        rest = self.router.weight, correction, self.routing, count, kept, scales, self.lasting
+        norm, capture = x.norm, capture and capture.layer(self.number)
+        rest = self.router.weight, correction, self.routing, count, capture, scales, self.lasting
         inputs, codes = self.gate_up.weight.inputs, None
         if self.router_norm is None and isinstance(norm, RMSNorm):  # rows [T, hidden]
             rows, chosen, given, codes = route_of_normed(x.residual, norm.weight, norm.eps, *rest, inputs)

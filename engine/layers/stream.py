@@ -17,7 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.kernels.moe.kept import Kept
+from engine.kernels.moe.capture import Capture
 from engine.layers.adapted import Chosen
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm, Normed, RMSNorm
@@ -73,14 +73,14 @@ class Made:
 class Stream:
     """The rows of all tokens of a step or, after `keep`, of the sampled tokens."""
 
-    __slots__ = ("_chosen", "_residual", "_sampled", "_waiting", "count", "kept", "per_layer_inputs")
+    __slots__ = ("_chosen", "_residual", "_sampled", "_waiting", "capture", "count", "per_layer_inputs")
 
     def __init__(
         self,
         residual: Tensor,
         count: Tensor | None = None,
         sampled: Tensor | None = None,
-        kept: Kept | None = None,
+        capture: Capture | None = None,
         per_layer_inputs: Tensor | None = None,
         chosen: Chosen | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class Stream:
         self._chosen = chosen  # the tokens' adapters; None: the model has none
         self.per_layer_inputs = per_layer_inputs  # [T, layers, n], of each token; None: the model has none
         self.count = count  # int32 [1], on the device: rows from here on are padding; None: there is none
-        self.kept = kept  # where the experts of the rows are captured; None: nowhere
+        self.capture = capture  # where the experts of the rows are captured; None: nowhere
         self._sampled = sampled  # `count` of the sampled rows, once the stream goes on with these alone
         self._waiting: Addend | None = None
 

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import torch
 
 from engine.base.errors import ConfigError
-from engine.base.model_config import ModelConfig
+from engine.base.model_config import ModelConfig, TextConfig
 from engine.base.request import Modality
 from engine.checkpoint import config as common
 from engine.checkpoint.experts import one_by_one
@@ -27,7 +27,7 @@ from engine.checkpoint.pooling_modules import is_lexical
 from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
-from engine.models.base.both_ways import attends_ahead, pooled_text, sees_all
+from engine.models.base.both_ways import attends_both_ways, pooled_text, sees_all
 from engine.models.base.family import Family
 from engine.models.base.model import Model
 from engine.models.implementation import implementation_of
@@ -67,15 +67,15 @@ def load_model_config(
     outer = root.section(family.section) if family.section in root.values else root
     body = complete(outer.section("text_config")) if "text_config" in outer.values else outer
     body = body.renamed(family.keys)
-    lead = family.lead(outer) if family.lead is not None else 0
+    encoder_prefix = family.encoder_prefix(outer) if family.encoder_prefix is not None else 0
     with _named(architecture):
         text = family.text(body, outer)
         towers = {} if text_only else family.towers_of(outer, text, without)
         under = _under(family, folder, root, body, form, text.hidden_size, pooler or {})
         pooling = read_pooling(folder, root, under, runner, pooler or {})
         if pooling is not None:
-            text = pooled_text(text, pooling, towers, lead, implementation)
-        elif attends_ahead(body) and family.ahead != "prompt":
+            text = pooled_text(text, pooling, towers, encoder_prefix, implementation)
+        elif attends_both_ways(body) and family.bidirectional != "prompt":
             raise ConfigError("use_bidirectional_attention=true: this model cannot generate; --runner pooling")
     taken = {modality for tower in towers.values() for modality in tower.modalities}
     ids = family.media_token_ids(outer).items()
@@ -90,12 +90,12 @@ def load_model_config(
         eos_token_ids=common.drawable(
             common.eos_token_ids(generation, root.values, outer.values, body.values), text.vocab_size
         ),
-        max_position=lead + max(max_position(body, layer.rope) for layer in text.layers) - family.first_position(body),
+        max_position=encoder_prefix + longest_of(body, text) - family.first_position(body),
         torch_dtype=common.saved_dtype(root.values, outer.values, body.values),
         generation=common.generation_defaults(generation),
         raw=root.values,
-        lead=lead,
-        ahead=family.ahead_of(outer, bool(towers)),
+        encoder_prefix=encoder_prefix,
+        bidirectional=family.bidirectional_in(outer, bool(towers)),
         adds_media=family.adds_media and bool(towers),
         left_out=text_only or family.leaves_out(outer, towers, without),
         pooling=pooling,
@@ -144,3 +144,8 @@ def _turns_experts(config: ModelConfig, shards: Sequence[Shard] | None) -> bool:
     if shards is None:
         return bool(method != ONLINE)
     return any(".experts.0." in name for shard in shards for name in shard.tensors)
+
+
+def longest_of(body: Section, text: TextConfig) -> int:
+    """The positions that every layer can rotate."""
+    return max(max_position(body, layer.rope) for layer in text.layers)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniloop.engine")
 
-TOLD = 5  # faults in a refusal
+NAMED_FAULTS = 5  # faults in a refusal
 FLOATS: Headers = {"weight": TensorInfo((), "BF16", 0, 0)}  # of a module that holds all experts of a layer
 CODES = {
     "weight_packed",
@@ -62,7 +62,7 @@ def assign(model: Weighted, table: Table, config: ModelConfig, shards: Sequence[
             if "weight" in part.expects():  # else the codes are another part's, to which this one belongs
                 _refuse_codes(names, found)
             continue
-        if not part.expects() or (getattr(part, "kept", False) and not _with_codes(names, found)):
+        if not part.expects() or (getattr(part, "in_floats", False) and not _with_codes(names, found)):
             continue
         if stored := getattr(part, "stored", ()):  # which module each of its pieces is made of
             names = [names[number] for number in stored]
@@ -75,8 +75,10 @@ def assign(model: Weighted, table: Table, config: ModelConfig, shards: Sequence[
         if found is not None:
             listed += [name for name, piece in zip(names, pieces) if piece and _is_listed(dialect, name, part)]
     if wrong:
-        told = [f"{compact(names)}: {said}" for said, names in wrong.items()]
-        raise ConfigError("; ".join(told[:TOLD] + [f"and {len(told[TOLD:])} more"] * (len(told) > TOLD)))
+        lines = [f"{compact(names)}: {said}" for said, names in wrong.items()]
+        raise ConfigError(
+            "; ".join(lines[:NAMED_FAULTS] + [f"and {len(lines[NAMED_FAULTS:])} more"] * (len(lines) > NAMED_FAULTS))
+        )
     if settings["quant_method"] == ONLINE and not any_quantised:
         raise ConfigError(
             f"--quantization fp8: {config.architecture} has no layers that are quantised while they are read; leave "
@@ -115,9 +117,9 @@ def _refuse_unlike(names: Sequence[str], expected: Expected, found: Mapping[str,
         form = frozenset((kind, wanted) for kind, pieces in expected.items() if (wanted := pieces[number]) is not None)
         alike.setdefault(form, []).append(name)
     if len(alike) > 1:
-        told = [f"{compact(experts)} as {_listed(form)}" for form, experts in alike.items()]
+        lines = [f"{compact(experts)} as {_listed(form)}" for form, experts in alike.items()]
         raise ConfigError(
-            f"experts of one layer are stored in unlike forms: {'; '.join(told)}; one form for all experts of a layer "
+            f"experts of one layer are stored in unlike forms: {'; '.join(lines)}; one form for all experts of a layer "
             "is read: fetch the files again, or quantise the checkpoint again with all of them alike"
         )
 

@@ -90,8 +90,8 @@ class Extra:
 
     def floats(self) -> list[str]:
         """The names of modules that stay floats, as engine/quant/names reads them."""
-        kept = [name for name, own in self._own.items() if own.integer("bits", 4) >= FLOATS]
-        return [f"re:.*(?:{name})" if WILD & set(name) else name for name in kept]
+        in_memory = [name for name, own in self._own.items() if own.integer("bits", 4) >= FLOATS]
+        return [f"re:.*(?:{name})" if WILD & set(name) else name for name in in_memory]
 
 
 def _meets(rule: re.Pattern[str], module: str) -> bool:
@@ -100,10 +100,10 @@ def _meets(rule: re.Pattern[str], module: str) -> bool:
 
 def _of_floats(settings: Section, parts: list[str]) -> Dialect | None:
     """The dialect of codes of FP8 and FP4, which AutoRound writes with the tensors of another; None: of integers."""
-    kept = Extra(settings).floats() if {"llm_compressor", "fp8", "fp8_static"} & set(parts) else []
+    in_memory = Extra(settings).floats() if {"llm_compressor", "fp8", "fp8_static"} & set(parts) else []
     if parts[-1] in ("fp8", "fp8_static"):
         static = parts[-1] == "fp8_static" or settings.values.get("act_dynamic") is False
-        more = {"activation_scheme": "static" if static else "dynamic", "modules_to_not_convert": kept}
+        more = {"activation_scheme": "static" if static else "dynamic", "modules_to_not_convert": in_memory}
         return Fp8(Section({**settings.values, **more}, settings.path))
     if parts != ["llm_compressor"]:
         return None
@@ -116,4 +116,4 @@ def _of_floats(settings: Section, parts: list[str]) -> Dialect | None:
         )
     weights = {"num_bits": bits, "type": "float", "group_size": settings.integer("group_size", 32)}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    return Compressed(Section({"format": form, "config_groups": groups, "ignore": kept}, settings.path))
+    return Compressed(Section({"format": form, "config_groups": groups, "ignore": in_memory}, settings.path))

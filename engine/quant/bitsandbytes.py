@@ -81,12 +81,12 @@ class BitsAndBytes:
             return Integers8(tuple(extras(headers, ("weight_format",)).items()))
         if "weight" in headers and headers["weight"].dtype == "I8":
             check_whole(headers, "codes of I8", "SCB")
-        beside = [kind for kind in headers if kind.startswith("weight.")]
-        if not beside:
+        states = [kind for kind in headers if kind.startswith("weight.")]
+        if not states:
             return None
-        state = next((kind for kind in beside if kind.startswith(STATE)), None)
+        state = next((kind for kind in states if kind.startswith(STATE)), None)
         if state is None:
-            check_whole(headers, beside[0], f"{STATE}{self._table}")
+            check_whole(headers, states[0], f"{STATE}{self._table}")
         table = str(state).removeprefix(STATE)
         if table not in TABLES:
             raise ConfigError(f"codes of another kind ({table}) than nf4 and fp4; {AGAIN}")

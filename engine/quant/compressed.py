@@ -53,8 +53,8 @@ class Compressed:
             block = block.split("x")
         block = (int(block[0]), int(block[1]))
         if headers is None:
-            kept = module in self._left_out or not group
-            return None if kept else self._random(group.get("format") or self._format, weights, block, inputs)
+            in_memory = module in self._left_out or not group
+            return None if in_memory else self._random(group.get("format") or self._format, weights, block, inputs)
         if "weight_packed" in headers:
             return packed(headers, columns, weights)
         if "weight" not in headers or headers["weight"].dtype not in ("F8_E4M3", "I8"):
@@ -99,5 +99,5 @@ class Compressed:
 def _inputs(settings: Settings) -> str:
     """How Floats8 treats the inputs of a group of modules."""
     if settings.get("type") != "float" or settings.get("num_bits", 8) != 8:
-        return "kept"
+        return "floats"
     return "token" if settings.get("dynamic") else "given"

@@ -31,7 +31,7 @@ class Floats8:
     block: tuple[int, int] = (1, 1)
     shape: Shape | None = None  # of the scale in the file, where it is spelled in another way
     extra: tuple[tuple[str, Wanted], ...] = ()
-    inputs: str = "kept"  # or "token": quantised as they come; "given": by a scale that files must have
+    inputs: str = "floats"  # or "token": quantised as they come; "given": by a scale that files must have
     powers: bool = False  # their scales are powers of two
 
     @property
@@ -42,7 +42,7 @@ class Floats8:
     @property
     def quantises_inputs(self) -> bool:
         """Whether inputs become FP8 where the device's units take it."""
-        return self.inputs != "kept" and self.per != "group"
+        return self.inputs != "floats" and self.per != "group"
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         shape = {
@@ -87,7 +87,7 @@ class Floats8:
 
 
 def floats8(
-    scale: str, headers: Headers, block: tuple[int, int], inputs: str = "kept", powers: bool = False
+    scale: str, headers: Headers, block: tuple[int, int], inputs: str = "floats", powers: bool = False
 ) -> Floats8:
     """What the shape and the dtype of the scale in the file say."""
     info, sizes = headers[scale], headers["weight"].shape

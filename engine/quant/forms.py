@@ -29,7 +29,7 @@ def form_line(model: Weighted, device: Target | None) -> str | None:
     if settings is None:
         return None
     forms: Counter[str] = Counter()
-    kept = inputs = integers = coded = floats = 0
+    in_memory = inputs = integers = coded = floats = 0
     part: Any
     for row, names, part in parts_of(model.weight_table(), model):
         if stacked := getattr(part, "stacked_codes", 0):
@@ -39,19 +39,19 @@ def form_line(model: Weighted, device: Target | None) -> str | None:
             coded += sum(_bytes(pieces) for kind, pieces in part.expects().items() if not kind.endswith("bias"))
             continue
         if hasattr(part, "stacked") and not hasattr(part, "scheme"):  # floats of all experts in one tensor
-            kept += part.num_experts * len(part.pieces)
+            in_memory += part.num_experts * len(part.pieces)
             continue
         scheme = getattr(part, "scheme", None)
-        if scheme is None or getattr(part, "kept", False):  # routers are floats in memory
+        if scheme is None or getattr(part, "in_floats", False):  # routers are floats in memory
             continue
         if not isinstance(scheme, Quantised):
-            kept += len(names)
+            in_memory += len(names)
             continue
         rows = part.pieces * part.num_experts if "#" in row.names[0] else part.out_features
         wanted = part.expects()
         for number, stored in enumerate(scheme.pieces):
             if stored is None or getattr(stored, "widens", False):
-                kept += 1
+                in_memory += 1
                 continue
             forms[stored.form] += 1
             floats += FLOAT_BYTES * rows[number] * part.in_features
@@ -60,7 +60,7 @@ def form_line(model: Weighted, device: Target | None) -> str | None:
             integers += getattr(stored, "quantised_inputs", False)
     method, matrices = settings["quant_method"], forms.total()
     said = [
-        f"quantised weights ({method}): {matrices} matrices are codes in memory, {kept} are floats",
+        f"quantised weights ({method}): {matrices} matrices are codes in memory, {in_memory} are floats",
         ", ".join(f"{count} {form}" for form, count in forms.most_common()),
         f"codes and scales take {gib(coded)}, in bfloat16 these matrices take {gib(floats)}" if matrices else "",
         "products widen codes to what they multiply" if matrices > integers else "",

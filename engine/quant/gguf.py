@@ -12,7 +12,7 @@ from engine.checkpoint.section import Section
 from engine.kernels.gemm.codes import Codes
 from engine.quant.base import Headers
 from engine.quant.names import USUAL
-from engine.weights.ggml_blocks import BLOCKS, codes_of, kept_bytes, line_bytes
+from engine.weights.ggml_blocks import BLOCKS, bytes_in_memory, codes_of, line_bytes
 from engine.weights.table import Wanted
 
 DRAWN = "q8_0"  # of random weights
@@ -30,7 +30,9 @@ class Blocks:
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         line = line_bytes(self.kind, columns)
-        return {self.kind: Wanted((rows, line), (torch.uint8,), kept_bytes=rows * kept_bytes(self.kind, columns))}
+        return {
+            self.kind: Wanted((rows, line), (torch.uint8,), bytes_in_memory=rows * bytes_in_memory(self.kind, columns))
+        }
 
     def read(self, tensors: Mapping[str, Tensor]) -> Codes:
         return codes_of(self.kind, tensors[self.kind])

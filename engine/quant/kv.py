@@ -73,11 +73,11 @@ def stored_specs(
             )
         return specs
     _check_architecture(model, specs, word)
-    kept = _skipped(specs, skipped)
+    in_memory = _skipped(specs, skipped)
     found = _scales_of(model, shards) if shards and dtype is torch.float8_e4m3fn and word != PER_TOKEN else {}
     stored: list[CacheSpec] = []
     for number, spec in enumerate(specs):
-        if number in kept or not isinstance(spec, KeyValueSpec):
+        if number in in_memory or not isinstance(spec, KeyValueSpec):
             stored.append(spec)
             continue
         scales = _given(found[number], spec, read) if number in found else None
@@ -139,15 +139,15 @@ def _check_architecture(model: Caching, specs: Sequence[CacheSpec], word: str) -
 
 def _skipped(specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:
     """Layers that keep the activations' dtype."""
-    kept: set[int] = set()
+    in_memory: set[int] = set()
     for word in words:
         if word == "sliding_window":
-            kept |= {number for number, spec in enumerate(specs) if spec.kind.window}
+            in_memory |= {number for number, spec in enumerate(specs) if spec.kind.window}
         elif word.isdecimal() and int(word) < len(specs):
-            kept.add(int(word))
+            in_memory.add(int(word))
         else:
             raise ConfigError(f"{SKIP} {word}: allowed are sliding_window and numbers of layers, 0 to {len(specs) - 1}")
-    return kept
+    return in_memory
 
 
 def _scales_of(model: Caching, shards: Sequence[Shard]) -> dict[int, dict[str, Found]]:
@@ -201,7 +201,7 @@ def _warn_of_biases(model: Caching, dtype: torch.dtype) -> None:
     """Keys with a few large numbers lose in codes of 8 bits, whatever their scale. In models with an encoder prefix
     (Whisper) keys have no bias, though queries have one."""
     text = model.config.text
-    if dtype in CODES and text.qkv_bias and text.qk_norm == "none" and not model.config.lead:
+    if dtype in CODES and text.qkv_bias and text.qk_norm == "none" and not model.config.encoder_prefix:
         log.warning(
             "KV cache: keys of %s have biases and no norm, so some may be far larger than the others; if answers are "
             "worse with codes of 8 bits, %s keeps layers in the activations' dtype",

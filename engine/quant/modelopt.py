@@ -58,7 +58,7 @@ class ModelOpt:
                 f"checkpoint again with one of {', '.join((*FP8, *FP4))}"
             )
         if headers["weight"].dtype == "F8_E4M3":
-            found = floats8("weight_scale", headers, BLOCK, "given" if self._algorithm == "FP8" else "kept")
+            found = floats8("weight_scale", headers, BLOCK, "given" if self._algorithm == "FP8" else "floats")
             quantised = found.per == "row" or any(kind in headers for kind in INPUT_SCALES)
             return replace(found, inputs="token") if quantised and found.per != "block" else found
         if headers["weight_scale"].dtype in ("U8", "F8_E8M0"):
@@ -80,7 +80,7 @@ class ModelOpt:
         if algorithm in FP8:
             per = PER[algorithm]
             name = NATIVE if algorithm == "FP8_PB" else "weight_scale"
-            return Floats8(name, SCALES, per, BLOCK, inputs="kept" if algorithm == "FP8_PB_WO" else "token")
+            return Floats8(name, SCALES, per, BLOCK, inputs="floats" if algorithm == "FP8_PB_WO" else "token")
         if algorithm not in FP4:
             return None
         if "MXFP4" in algorithm:

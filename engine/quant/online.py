@@ -81,7 +81,7 @@ class Floats:
     form: ClassVar[str] = "FP8 by rows"
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
-        return {"weight": Wanted((rows, columns), FLOATS, kept=torch.float8_e4m3fn)}
+        return {"weight": Wanted((rows, columns), FLOATS, in_memory=torch.float8_e4m3fn)}
 
     def read(self, tensors: Mapping[str, Tensor]) -> Codes:
         """Rows of zeros have scale 1. Some rows at a time: float32 of all is twice what the file has."""

@@ -36,10 +36,10 @@ def _wanted(name: str, info: TensorInfo) -> Wanted:
     """As the file has it, where that can be what its name says."""
     dtype = dtype_of(name, info)
     if name == "weight_shape":
-        return Wanted((2,), INDICES, kept=dtype)
+        return Wanted((2,), INDICES, in_memory=dtype)
     if name in UNREAD:  # a scale for all inputs of a matrix
-        return Wanted(number_shape(info.shape), SCALES, kept=dtype)
-    return Wanted(info.shape, INDICES if name.endswith("g_idx") else (dtype,), kept=dtype)
+        return Wanted(number_shape(info.shape), SCALES, in_memory=dtype)
+    return Wanted(info.shape, INDICES if name.endswith("g_idx") else (dtype,), in_memory=dtype)
 
 
 def number_shape(shape: Shape) -> Shape:

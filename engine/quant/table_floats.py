@@ -53,9 +53,9 @@ class TableFloats4:
 
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         blocks = -(-rows * columns // self.block)
-        kept = torch.int32 if self.widens else torch.int16 if self.table == "fp4" else None  # what a byte becomes
+        in_memory = torch.int32 if self.widens else torch.int16 if self.table == "fp4" else None  # what a byte becomes
         wanted = {
-            "weight": Wanted((rows * columns // 2, 1), BYTES, kept=kept),
+            "weight": Wanted((rows * columns // 2, 1), BYTES, in_memory=in_memory),
             "weight.quant_map": Wanted((16,), FLOAT32),
             "weight.absmax": Wanted((blocks,), BYTES if self.nested else FLOAT32),
             **dict(self.state),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from _fast.scheduler import Scheduler
-from engine.base.ahead import joints_of
+from engine.base.bidirectional import bi_spans_of
 from engine.base.errors import AdmissionError, EngineError, QueueTimeoutError, scope_of
 from engine.base.request import Request
 from engine.run.flows import Flows, Outside
@@ -50,7 +50,7 @@ class Admission:
         self._scheduler, self._executor = scheduler, executor
         self._share, self._poison = shares_prefixes, poison
         config = executor.backend.rank.model.config
-        self._ahead = config.ahead  # which tokens of a prompt see later ones
+        self._bidirectional = config.bidirectional  # which tokens of a prompt see later ones
         # The shortest window of a layer; 0: no layer has one.
         self._window = min((layer.window for layer in config.text.layers if layer.window), default=0)
         self._adapters = executor.backend.rank.model.adapters
@@ -222,7 +222,7 @@ class Admission:
         if adapter:  # other keys and values, and of some media other rows
             root = hashlib.blake2b(bytes([adapter]), key=root, digest_size=16).digest()
         # Prompt tokens that see each other whatever the window need keys that a window's blocks no longer hold.
-        reads = self._ahead != "prompt" or not 0 < self._window < len(request.prompt_token_ids)
+        reads = self._bidirectional != "prompt" or not 0 < self._window < len(request.prompt_token_ids)
         return Place(root, adapter, reads_cache=reads)
 
     def _place(self, request: Request, device_id: int, place: Place) -> int:
@@ -241,10 +241,10 @@ class Admission:
                 stop_ids=np.asarray(params.stop_token_ids, np.int32),
                 priority=request.priority,
                 arrival=request.arrival,
-                root=self._prompt_root(request, place.root) if self._ahead == "prompt" else place.root,
+                root=self._prompt_root(request, place.root) if self._bidirectional == "prompt" else place.root,
                 keys=place.keys,
                 media=place.media,
-                joints=joints_of(request, self._ahead) if self._ahead else None,
+                bi_spans=bi_spans_of(request, self._bidirectional) if self._bidirectional else None,
                 traced=place.traced,
                 read_cache=place.reads_cache,
                 flow=flow,

@@ -17,14 +17,16 @@ POOLING_ROWS, POOLING_TOKENS = 1024, 16384  # on an accelerator, of a model that
 CPU_POOLING_ROWS, CPU_POOLING_TOKENS = 256, 4096
 
 
-def check_prefix(config: EngineConfig, lead: int, host: bool) -> None:
+def check_prefix(config: EngineConfig, encoder_prefix: int, host: bool) -> None:
     """ConfigError for settings that a model whose prompts begin with audio cannot be served with."""
-    if lead % config.block_size:
-        raise ConfigError(f"--block-size {config.block_size}: this model's {lead} rows of sound need 16 or 32")
-    if 0 < config.max_model_len <= lead:
+    if encoder_prefix % config.block_size:
         raise ConfigError(
-            f"--max-model-len {config.max_model_len}: the sound of a prompt takes {lead} tokens; ask for more, or "
-            "leave it out"
+            f"--block-size {config.block_size}: this model's {encoder_prefix} rows of sound need 16 or 32"
+        )
+    if 0 < config.max_model_len <= encoder_prefix:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len}: the sound of a prompt takes {encoder_prefix} tokens; "
+            "ask for more, or leave it out"
         )
     if config.deterministic and not host:
         raise ConfigError("--deterministic: not for this model, whose attention is cut as the whole step suggests")
@@ -42,15 +44,15 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
         raise ConfigError(
             f"--max-model-len {config.max_model_len}: this checkpoint holds {held}; ask for at most {held}"
         )
-    if model_config.lead:
-        check_prefix(config, model_config.lead, host)
+    if model_config.encoder_prefix:
+        check_prefix(config, model_config.encoder_prefix, host)
     asked = config.max_model_len or held
     if pooling is not None:
         asked = config.max_model_len or min(held, pooling.max_tokens or held)
     if asked < 2:
         raise ConfigError(f"--max-model-len {asked}: a prompt and its answer need at least 2 tokens")
     whole = pooling is not None and pooling.whole
-    together = model_config.ahead == "prompt"  # a step takes a whole prompt, and a token of each other row
+    together = model_config.bidirectional == "prompt"  # a step takes a whole prompt, and a token of each other row
     tokens = max(tokens, rows, asked if whole else 0, asked + rows - 1 if together else 0)
     beyond = [size for size in config.cudagraph_capture_sizes if not 1 <= size <= rows]
     if beyond:

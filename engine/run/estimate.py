@@ -75,9 +75,9 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     model = build_model(model_config, dtype, "cpu", shards)
     check_prompt_rows(config.enable_prompt_embeds, model)
     names = {} if shards is None else match(model, shards, config.model)
-    kept = shards and device == "cpu" and model_config.implementation == "native"
-    kept = kept and not any(shard.gguf for shard in shards or ())  # whose codes are widened while they are read
-    weights = _host_bytes(shards, names, model) if shards and kept else weight_bytes(model)
+    mapped = shards and device == "cpu" and model_config.implementation == "native"
+    mapped = mapped and not any(shard.gguf for shard in shards or ())  # whose codes are widened while they are read
+    weights = _host_bytes(shards, names, model) if shards and mapped else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
     plan = planned(config, model, sizes, shards, on_host=device == "cpu", read=False)
     layout = plan.layout
@@ -114,12 +114,12 @@ def _host_bytes(shards: list[Shard], names: Mapping[str, str], model: Model) -> 
     """On a CPU, where bfloat16 and codes stay as they are, as in engine/quant/base.py; `names`: as by `match`."""
     places = expand(model.weight_table(), model)
 
-    def taken(info: TensorInfo, kept: torch.dtype | None) -> int:
-        widened = kept or (model.dtype if info.dtype in ("F32", "F16") else None)
+    def taken(info: TensorInfo, in_memory: torch.dtype | None) -> int:
+        widened = in_memory or (model.dtype if info.dtype in ("F32", "F16") else None)
         return info.num_bytes if widened is None else math.prod(info.shape) * widened.itemsize
 
     tensors = {names[name]: info for shard in shards for name, info in shard.tensors.items() if name in names}
-    return sum(taken(info, places[name].wanted.kept) for name, info in tensors.items())
+    return sum(taken(info, places[name].wanted.in_memory) for name, info in tensors.items())
 
 
 def _device_blocks(config: EngineConfig, plan: Planned, weights: int, memory: DeviceMemory) -> int:

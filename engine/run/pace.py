@@ -36,7 +36,7 @@ PREFILL_ONLY_TOKENS = 512  # of a step in which nothing decodes: prompts that wa
 class Pace:
     """The clock of steps that Python launches, and seconds per token of a full step."""
 
-    __slots__ = ("_decode", "_full", "_heard", "_max_tokens", "_per_token", "_tile", "clock")
+    __slots__ = ("_decode", "_full", "_max_tokens", "_noted", "_per_token", "_tile", "clock")
 
     def __init__(self, max_tokens: int, tile: int, fullness: Callable[[int], float]) -> None:
         """`fullness(tokens)`: how much of the device works on the products of so many tokens, at most 1."""
@@ -45,7 +45,7 @@ class Pace:
         self._full = round_up_tiles(-(-max_tokens // tile), lambda tiles: fullness(tiles * tile))
         self.clock = StepClock(max(tile, self._class(max_tokens)) + 1, LEAST_MARGIN)
         self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
-        self._heard: dict[int, float] = {}  # by the bit length of rows: what note_decode got last
+        self._noted: dict[int, float] = {}  # by the bit length of rows: what note_decode got last
         self._per_token = 0.0  # seconds of products per token, of steps that computing bounds
 
     def plan_at(self, step: Step) -> float:
@@ -117,8 +117,8 @@ class Pace:
 
         The GIL-free loop repeats old values; only changed ones are news.
         """
-        if self._heard.get(rows_bits) != seconds:
-            self._heard[rows_bits] = self._decode[rows_bits] = seconds
+        if self._noted.get(rows_bits) != seconds:
+            self._noted[rows_bits] = self._decode[rows_bits] = seconds
 
     def _attention(self, decoding: int) -> float:
         """Seconds that decoding rows add to those of weights and products: for reading the keys of long contexts."""

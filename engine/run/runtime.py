@@ -38,7 +38,7 @@ class Runtime:
         self.model: Model = rank.model
         self.model_config = rank.model.config
         self.limits = limits_of(config, rank.model, sizes, blocks)
-        ahead = self.model_config.ahead
+        bidirectional = self.model_config.bidirectional
         patches = config.encoder_budget or PATCHES_PER_TOKEN * max(
             sizes.max_tokens, CPU_ENCODE_TOKENS if rank.on_host else DEVICE_ENCODE_TOKENS
         )
@@ -57,7 +57,7 @@ class Runtime:
             policy=int(config.scheduling_policy == "priority"),
             max_chunk=sizes.max_chunk,
             # One step encodes all media of a prompt that one step computes.
-            encoder_budget=0 if ahead == "prompt" else patches,
+            encoder_budget=0 if bidirectional == "prompt" else patches,
             encoder_capacity=sizes.encoder_rows,
             whole_prompts=sizes.whole_prompts,
         )
@@ -130,8 +130,8 @@ def limits_of(config: EngineConfig, model: Model, sizes: Sizes, blocks: int) -> 
         encoder_capacity=sizes.encoder_rows,
         pooled_width=model.pooler.width(text.hidden_size) if model.pooler else 0,
         pools=found.pooling is not None,
-        ahead=found.ahead,
-        max_joint=min(sizes.max_chunk, sizes.max_tokens - sizes.max_rows + 1),
+        bidirectional=found.bidirectional,
+        max_bi_span=min(sizes.max_chunk, sizes.max_tokens - sizes.max_rows + 1),
         modalities=(*(name for name in found.modalities if name != "text"), *prompt_rows),
         hidden_size=text.hidden_size,
         row_widths={modality: tower.row_width for modality, tower in model.towers.items()},

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from _fast.plan import StepPlan
-from _fast.ring import OutputRing, told_logprobs
+from _fast.ring import OutputRing, logprobs_of_words
 from _fast.scheduler import Scheduler
 from _fast.steady import REASON_FREED, REASON_INVALID, REASON_PREEMPTED, REASON_RING, REASON_WOKEN
 from _fast.step_numbers import StepNumbers
@@ -100,7 +100,7 @@ class SteadySteps:
         lines = self._lines[plan.number].numpy()
         places = columns(plan)[3]
         return {
-            places[row] + k: told_logprobs(lines[row, k], int(asked[row]) - 1)
+            places[row] + k: logprobs_of_words(lines[row, k], int(asked[row]) - 1)
             for row in np.flatnonzero(asked).tolist()
             for k in range(int(counts[row]))
         }

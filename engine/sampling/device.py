@@ -28,7 +28,7 @@ from engine.kernels.sampling.rules import COUNTED, SEEN
 from engine.kernels.sampling.top_logprobs import MOST, top_logprobs
 from engine.sampling.lines import RuleLines, allowed_bits
 from engine.sampling.logprobs import CHUNK, together
-from engine.sampling.pending import Pending, prompt_logprobs, send, tell
+from engine.sampling.pending import Pending, logprob_lines, prompt_logprobs, send
 from engine.sampling.rules import RowRules, needs_rules
 from engine.sampling.timestamps import unpacked, weighed
 
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from engine.kernels.step_tensors import SlotTensors, StepInputs
 
 __all__ = ["DeviceSampler", "Pending", "prompt_logprobs"]
+
+SPECIAL = np.uint8(1)  # each step of the slot waits for the one before it
+MOVES = np.uint8(2)  # the host writes the slot's line for each step
+APART = np.uint8(4)  # launches of its own choose for the slot's steps
 
 
 class DeviceSampler:
@@ -50,9 +54,9 @@ class DeviceSampler:
         device: torch.device | str,
         logprobs_mode: LogprobsMode,
         max_logprobs: int,
-        told: Tensor,
+        logprob_words: Tensor,
     ) -> None:
-        """told int32 [buffers, max_rows, LINE] in pinned memory: kernels/sampling/top_logprobs writes it."""
+        """logprob_words: int32 [buffers, max_rows, LINE] in pinned memory: kernels/sampling/top_logprobs writes it."""
         self._slots = slots
         self._device = torch.device(device)
         self._vocab = vocab
@@ -62,9 +66,9 @@ class DeviceSampler:
         self._room = choose_room(max_rows, vocab, self._device)
         self._tops = torch.zeros_like(self._room.chosen)
         self.lines = RuleLines(max_rows, vocab, self._device)
-        self.told = told
+        self.logprob_words = logprob_words
         self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + how many of the most likely are reported; 0: none
-        self._special = np.zeros(max_slots, np.bool_)
+        self._how = np.zeros(max_slots, np.uint8)  # by slot: bits of what its choice takes
         self._rules: dict[int, RowRules] = {}
         self._words: dict[int, np.ndarray] = {}  # of slots with rules
         self._unlined: set[int] = set()  # slots with rules and without a line
@@ -90,27 +94,28 @@ class DeviceSampler:
         reals[SlotWord.TEMPERATURE], reals[SlotWord.TOP_P] = params.temperature, params.top_p
         reals[SlotWord.MIN_P], reals[SlotWord.REPETITION] = params.min_p, params.repetition_penalty
         reals[SlotWord.PRESENCE], reals[SlotWord.FREQUENCY] = params.presence_penalty, params.frequency_penalty
-        moves = False
+        how = APART * (params.timestamps is not None)
         if has_grammar or needs_rules(params):
             rules = self._rules[slot] = RowRules(params, prompt, self._vocab, has_grammar)
             words[SlotWord.RULE_KINDS], words[SlotWord.NUM_EDITS] = rules.kinds, len(rules.edits)
             self._words[slot] = words
             self._unlined.add(slot)
-            moves = rules.moves or has_grammar
+            how |= SPECIAL * (rules.moves or has_grammar) | MOVES * (rules.moves and not has_grammar)
         if params.logprobs is not None:
             assert params.logprobs <= self._max_logprobs, "more are refused at the edge"
             if self._raw and 0 <= params.logprobs <= min(MOST, self._vocab - 1) and not params.logprob_token_ids:
                 words[SlotWord.TOP_LOGPROBS] = self.asked[slot] = 1 + params.logprobs
             else:
                 self._logprobs[slot] = params
-        self._special[slot] = moves or slot in self._logprobs
+                how |= SPECIAL | APART
+        self._how[slot] = how
 
     def reset(self, slot: int, poison: bool = False) -> None:
         """Forgets a freed slot; with `poison` what its line counted becomes numbers that would show at once.
 
         Its words on the device are written anew with the first step that has the slot's next request.
         """
-        self._special[slot] = False
+        self._how[slot] = 0
         self.asked[slot] = 0
         self._rules.pop(slot, None)
         self._words.pop(slot, None)
@@ -120,7 +125,7 @@ class DeviceSampler:
 
     def is_plain(self, slot_ids: np.ndarray) -> bool:
         """True when no row of these slots needs `launch_special`."""
-        return not self._special[slot_ids].any()
+        return not (self._how[slot_ids] & SPECIAL).any()
 
     def takes_part(self, slot: int) -> bool:
         """The slot has rules, or log-probabilities, that take work of the host by step."""
@@ -150,12 +155,13 @@ class DeviceSampler:
     def may_sleep(self, slot: int) -> bool:
         """Whether steps of a slot whose grammar sleeps are plain ones, and a token chosen too early leaves no trace."""
         rules = self._rules[slot]
-        told = self.asked[slot] or slot in self._logprobs
-        return not (rules.moves or rules.kinds & (SEEN | COUNTED) or rules.params.min_tokens or told)
+        reports = self.asked[slot] or slot in self._logprobs
+        return not (rules.moves or rules.kinds & (SEEN | COUNTED) or rules.params.min_tokens or reports)
 
     def set_asleep(self, slot: int, asleep: bool) -> None:
         """Says whether a slot's grammar sleeps; steps of a slot that may sleep are plain then."""
-        self._special[slot] = not (asleep and self.may_sleep(slot))
+        waits = not (asleep and self.may_sleep(slot))
+        self._how[slot] = self._how[slot] & ~SPECIAL | SPECIAL * waits
 
     def line(self, slot: int) -> int:
         """A slot's line of the table; it has one from the launch of its step on."""
@@ -191,7 +197,14 @@ class DeviceSampler:
         )
         if self._raw:
             top_logprobs(
-                self.told, self._tops, logits, self._slots, tokens_out, inputs.home, *rows, as_logits=self._as_logits
+                self.logprob_words,
+                self._tops,
+                logits,
+                self._slots,
+                tokens_out,
+                inputs.home,
+                *rows,
+                as_logits=self._as_logits,
             )
 
     def warm_up(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor) -> None:
@@ -210,22 +223,18 @@ class DeviceSampler:
 
     def record(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Committed tokens of a step's sampled rows (-1: none), before the next launch_special."""
-        for row in np.flatnonzero(self._special[slots]).tolist():
+        for row in np.flatnonzero(self._how[slots] & SPECIAL).tolist():
             rules = self._rules.get(int(slots[row]))
             if rules is not None and tokens[row] >= 0:
                 rules.record(int(tokens[row]))
 
     def is_by_lines(self, slots: np.ndarray) -> bool:
         """Whether `launch_plain` chooses for all of these slots once their lines lie in the table."""
-        return all(
-            slot not in self._logprobs and not (slot in self._rules and self._rules[slot].times)
-            for slot in slots[self._special[slots]].tolist()
-        )
+        return not (self._how[slots] & APART).any()
 
     def send_moved(self, slots: np.ndarray) -> None:
         """Writes the lines of the slots whose bits move with their answers, and are not a grammar's, into the table."""
-        ruled = [(slot, self._rules[slot]) for slot in slots[self._special[slots]].tolist() if slot in self._rules]
-        moving = [(self.lines[slot], rules) for slot, rules in ruled if rules.moves and not rules.has_grammar]
+        moving = [(self.lines[slot], self._rules[slot]) for slot in slots[(self._how[slots] & MOVES) > 0].tolist()]
         self.lines.set_bits(self.lines.tables.allowed, allowed_bits(moving))
 
     def launch_special(
@@ -236,12 +245,12 @@ class DeviceSampler:
         Committed tokens of these slots must have been recorded. Returns log-probabilities by sampled row, if a special
         row wants them. Not for capture.
         """
-        special = np.flatnonzero(self._special[slots]).tolist()
+        special = np.flatnonzero(self._how[slots] & SPECIAL).tolist()
         self.send_moved(slots)
         asked = [row for row in special if int(slots[row]) in self._logprobs]
         drawn = self._weighed(logits, slots, special)
         self.launch_plain(inputs, logits, tokens_out, bool(asked) and not self._raw, drawn)
-        return self._tell(inputs, logits, tokens_out, asked, slots) if asked else None
+        return self._write_logprob_lines(inputs, logits, tokens_out, asked, slots) if asked else None
 
     def _weighed(self, logits: Tensor, slots: np.ndarray, special: list[int]) -> Tensor | None:
         """The logits that are chosen from where rows write times; None where no row does."""
@@ -259,14 +268,14 @@ class DeviceSampler:
         asked = self.asked[slots]
         found = {}
         for place in np.flatnonzero(asked).tolist():
-            words, k = self.told[buffer, int(rows[place])].numpy(), int(asked[place]) - 1
+            words, k = self.logprob_words[buffer, int(rows[place])].numpy(), int(asked[place]) - 1
             values = words.view(np.float32)
             if words[0] >= 0:
-                ids, told = words[3 : 3 + k].tolist(), values[3 + MOST : 3 + MOST + k].tolist()
-                found[place] = TokenLogprob(int(words[0]), float(values[1]), int(words[2]), ids, told)
+                ids, logprobs = words[3 : 3 + k].tolist(), values[3 + MOST : 3 + MOST + k].tolist()
+                found[place] = TokenLogprob(int(words[0]), float(values[1]), int(words[2]), ids, logprobs)
         return found
 
-    def _tell(
+    def _write_logprob_lines(
         self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, asked: list[int], slots: np.ndarray
     ) -> Pending:
         """Log-probabilities of the sampled rows `asked`, ascending."""
@@ -283,12 +292,12 @@ class DeviceSampler:
                     words[place, 1 : 1 + len(params[n].logprob_token_ids)] = params[n].logprob_token_ids
                 sent = send(words, self._device)
                 rows = sent[:, 0].contiguous()
-                told = logits.index_select(0, rows).to(torch.float32)  # [n, vocab]
+                given = logits.index_select(0, rows).to(torch.float32)  # [n, vocab]
                 if not self._raw:
-                    told = self._processed(told, rows, inputs.sample_slot.index_select(0, rows).long())
+                    given = self._processed(given, rows, inputs.sample_slot.index_select(0, rows).long())
                 ids = sent[:, 1:].contiguous() if extra else None
                 tokens = tokens_out.index_select(0, inputs.sample_row.index_select(0, rows).long().clamp(min=0))
-                lines = tell(told, tokens.long(), width, self._as_logits, ids)
+                lines = logprob_lines(given, tokens.long(), width, self._as_logits, ids)
                 numbers = [asked[n] for n in part]
                 pending.add(lines, width, numbers, [(counts[n], params[n].logprob_token_ids) for n in part])
         return pending

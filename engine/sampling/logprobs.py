@@ -47,8 +47,8 @@ def processed(logits: torch.Tensor, temperature: float, top_k: int, top_p: float
         return logits.clone()
     line = logits[None, :] / temperature  # [1, vocab]
     one = torch.ones(1)
-    kept = top_k_top_p(line, one, torch.tensor([top_k]), one * top_p, one * min_p) > 0
-    return line.masked_fill(~kept, float("-inf"))[0]
+    accepted = top_k_top_p(line, one, torch.tensor([top_k]), one * top_p, one * min_p) > 0
+    return line.masked_fill(~accepted, float("-inf"))[0]
 
 
 def together(wanted: np.ndarray, vocab: int) -> Iterator[tuple[np.ndarray, int]]:

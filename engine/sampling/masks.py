@@ -36,7 +36,7 @@ class LineUpload:
         """table int32 [lines, ceil(vocab / 32)] on the device."""
         self._table, self._max_rows = table, max_rows
         self._words = table.shape[1] + SPARE_WORDS
-        size = max_rows * (2 + self._words)  # by row: its line of the table, its tail, its words
+        size = max_rows * (3 + self._words)  # by row: its line of the table, int64, its tail, its words
         self._pinned = [accelerator.pinned(size) for _ in range(BLOCKS)]
         self._device = [torch.zeros(size, dtype=torch.int32, device=table.device) for _ in range(BLOCKS)]
         self._copied = [accelerator.event() for _ in range(BLOCKS)]
@@ -48,23 +48,24 @@ class LineUpload:
         assert words <= self._words, "structured output is off for such a tokenizer"
         self._block = (self._block + 1) % BLOCKS
         self._copied[self._block].synchronize()
-        return self._pinned[self._block].numpy()[2 * count : (2 + words) * count].reshape(count, words)
+        return self._pinned[self._block].numpy()[3 * count : (3 + words) * count].reshape(count, words)
 
     def send(self, lines: Lines, targets: list[int]) -> None:
         """Puts the lines of the last `memory` into these lines of the table, for work launched from now on."""
         count, words = lines.words.shape
         pinned, block = self._pinned[self._block], self._device[self._block]
         header = pinned.numpy()
-        header[:count], header[count : 2 * count] = targets, lines.tails
-        used = (2 + words) * count
+        header[: 2 * count].view(np.int64)[:] = targets
+        header[2 * count : 3 * count] = lines.tails
+        used = (3 + words) * count
         with self._side:
             block[:used].copy_(pinned[:used], non_blocking=True)
             self._copied[self._block].record()
         self._side.join(self._copied[self._block])
-        number = block[:count].long()
+        number = block[: 2 * count].view(torch.int64)
         width = min(words, self._table.shape[1])
-        sent = block[2 * count : used].view(count, words)
+        sent = block[3 * count : used].view(count, words)
         self._table[:, :width].index_copy_(0, number, sent[:, :width])
         if width < self._table.shape[1]:
-            tail = block[count : 2 * count, None].expand(count, self._table.shape[1] - width)
+            tail = block[2 * count : 3 * count, None].expand(count, self._table.shape[1] - width)
             self._table[:, width:].index_copy_(0, number, tail)

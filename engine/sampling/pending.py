@@ -43,14 +43,14 @@ class Pending:
             for line, (number, (k, asked)) in enumerate(zip(numbers, wanted)):
                 if words[line, 0] < 0:
                     continue
-                ids, told = words[line, 3 : 3 + k].tolist(), values[line, 3 + width : 3 + width + k].tolist()
-                told += values[line, 3 + 2 * width : 3 + 2 * width + len(asked)].tolist()
+                ids, logprobs = words[line, 3 : 3 + k].tolist(), values[line, 3 + width : 3 + width + k].tolist()
+                logprobs += values[line, 3 + 2 * width : 3 + 2 * width + len(asked)].tolist()
                 token, logprob, rank = int(words[line, 0]), float(values[line, 1]), int(words[line, 2])
-                found[number] = TokenLogprob(token, logprob, rank, [*ids, *asked], told)
+                found[number] = TokenLogprob(token, logprob, rank, [*ids, *asked], logprobs)
         return found
 
 
-def tell(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked: Tensor | None = None) -> Tensor:
+def logprob_lines(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked: Tensor | None = None) -> Tensor:
     """Lines int32 [n, 3 + 2 * k + m] on the logits' device.
 
     logits float32 [n, vocab], at most CHUNK rows for the sake of memory; tokens int64 [n], -1 for none; asked int64
@@ -81,7 +81,7 @@ def prompt_logprobs(
         for start in range(0, len(alike), CHUNK):
             end = min(start + CHUNK, len(alike))
             logits = project(hidden.index_select(0, rows[start:end])).float()  # [chunk, vocab]
-            held.append(tell(logits, following[start:end], width, as_logits))
+            held.append(logprob_lines(logits, following[start:end], width, as_logits))
             if end == len(alike) or (len(held) + 1) * held[0].nbytes > ONE_COPY:
                 numbers = alike[begin:end]
                 lines = torch.cat(held) if len(held) > 1 else held[0]

@@ -165,14 +165,14 @@ class Sampler:
         """The same where the rows of `special` have rules or ask for log-probabilities; finite bool [rows]."""
         allowed = {place: number for number, place in enumerate(lines.places)} if lines is not None else {}
         asked = [row for row in special if int(slots[row]) in self._logprobs]
-        told = {row: logits[row].clone() for row in asked} if self._raw else {}
+        values = {row: logits[row].clone() for row in asked} if self._raw else {}
         for row in special:
             rules = self._rules.get(int(slots[row]))
             if rules is not None:
                 line = lines.flags(allowed[row], self._vocab) if lines is not None and row in allowed else None
                 rules.apply(logits[row], int(index[row]), line)
         if not self._raw:
-            told = {row: self._processed(logits[row], int(slots[row])) for row in asked}
+            values = {row: self._processed(logits[row], int(slots[row])) for row in asked}
         tokens = self._choose(logits, slots, index, finite)
         tokens[~finite] = -1
         for row in special:
@@ -180,7 +180,7 @@ class Sampler:
             if rules is not None and finite[row]:
                 rules.record(int(tokens[row]))
         wanted = {row: self._logprobs[int(slots[row])] for row in asked if finite[row]}
-        return tokens, answer_logprobs(told, tokens, wanted, self._as_logits) if wanted else {}
+        return tokens, answer_logprobs(values, tokens, wanted, self._as_logits) if wanted else {}
 
     def _processed(self, logits: torch.Tensor, slot: int) -> torch.Tensor:
         """What the row's token is drawn from."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.base.ahead import Ahead, joints_of, last_keys
+from engine.base.bidirectional import Bidirectional, bi_spans_of, last_keys
 from engine.base.request import Request
 from engine.step.rows import RowArrays
 
@@ -16,14 +16,14 @@ from engine.step.rows import RowArrays
 class Positions:
     """By slot; `reset` covers every array."""
 
-    __slots__ = ("_ahead", "delta", "joints", "prompt_len", "prompts")
+    __slots__ = ("_bidirectional", "bi_spans", "delta", "prompt_len", "prompts")
 
-    def __init__(self, max_slots: int, ahead: Ahead = "") -> None:
-        self._ahead: Ahead = ahead
+    def __init__(self, max_slots: int, bidirectional: Bidirectional = "") -> None:
+        self._bidirectional: Bidirectional = bidirectional
         self.delta = np.zeros(max_slots, np.int64)  # position of token i is i + delta beyond the prompt
         self.prompt_len = np.zeros(max_slots, np.int64)
         self.prompts: dict[int, np.ndarray] = {}  # slot -> int32 [axes, prompt_len], M-RoPE prompts only
-        self.joints: dict[int, np.ndarray] = {}  # slot -> int32 [m, 2], prompts whose tokens see later ones only
+        self.bi_spans: dict[int, np.ndarray] = {}  # slot -> int32 [m, 2], prompts whose tokens see later ones only
 
     def admit(self, slot: int, request: Request) -> None:
         """Stages a new request's row."""
@@ -31,16 +31,16 @@ class Positions:
         self.prompt_len[slot] = len(request.prompt_token_ids)
         if request.positions is not None:
             self.prompts[slot] = request.positions
-        joints = joints_of(request, self._ahead) if self._ahead else None
-        if joints is not None:
-            self.joints[slot] = joints
+        bi_spans = bi_spans_of(request, self._bidirectional) if self._bidirectional else None
+        if bi_spans is not None:
+            self.bi_spans[slot] = bi_spans
 
     def reset(self, slot: int, poison: bool = False) -> None:
         """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
         self.delta[slot] = np.iinfo(np.int32).max if poison else 0
         self.prompt_len[slot] = 0
         self.prompts.pop(slot, None)
-        self.joints.pop(slot, None)
+        self.bi_spans.pop(slot, None)
 
     def __len__(self) -> int:
         """Slots that hold an array of their own; zero when idle."""
@@ -48,7 +48,11 @@ class Positions:
 
     def last_keys(self, rows: RowArrays) -> np.ndarray | None:
         """AttentionMeta.last_keys of a step's rows; None: no row computes a bidirectional span."""
-        return last_keys(rows.slots, rows.lens, rows.computed, self.joints, self._ahead) if self.joints else None
+        return (
+            last_keys(rows.slots, rows.lens, rows.computed, self.bi_spans, self._bidirectional)
+            if self.bi_spans
+            else None
+        )
 
     def axes_of(self, rows: RowArrays, axes: int) -> np.ndarray:
         """int64 [axes, num_tokens]: inside a prompt from the request, beyond it all equal, index + delta."""

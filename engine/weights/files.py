@@ -145,8 +145,8 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
 
     Indexes and configurations are read in `folder`.
     """
-    beside = adapter_files(folder, present).items()
-    adapters = [_adapter(Shard(folder / file, header(file)), name) for file, name in beside]
+    found_adapters = adapter_files(folder, present).items()
+    adapters = [_adapter(Shard(folder / file, header(file)), name) for file, name in found_adapters]
     if SINGLE in present:
         return [Shard(folder / SINGLE, header(SINGLE)), *adapters]
     if INDEX in present:

@@ -46,7 +46,7 @@ def line_bytes(kind: str, columns: int) -> int:
     return columns // block * size
 
 
-def kept_bytes(kind: str, columns: int) -> int:
+def bytes_in_memory(kind: str, columns: int) -> int:
     """Bytes of a row in memory: codes of four bits or eight, float32 scales and zeros."""
     return columns // BLOCKS[kind][0] * BLOCKS[kind][2]
 

@@ -52,11 +52,11 @@ def load_weights(
         tensors = {name: info for shard in shards for name, info in shard.tensors.items() if name in names}
         saved = {names[name]: DTYPES[info.dtype] for name, info in tensors.items()}
         pieces = Pieces(places, saved, placement, sums)
-        told = _counted(progress, sum(info.num_bytes for info in tensors.values()))
+        report = _counted(progress, sum(info.num_bytes for info in tensors.values()))
         if upload is None or any(shard.gguf for shard in shards):  # whose codes are widened here, or move rows
-            _map(shards, names, pieces, told)
+            _map(shards, names, pieces, report)
         else:
-            stream(shards, names, pieces, upload, told)
+            stream(shards, names, pieces, upload, report)
     else:
         raise ConfigError(f"--load-format {load_format}: allowed are auto, safetensors, dummy")
     if upload is not None:
@@ -80,13 +80,13 @@ def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
     """Sums up bytes for `progress`."""
     done = 0
 
-    def told(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal done
         done += count
         if progress is not None:
             progress(done, total)
 
-    return told
+    return report
 
 
 def match(model: Weighted, shards: list[Shard], folder: str) -> dict[str, str]:
@@ -119,12 +119,12 @@ def match(model: Weighted, shards: list[Shard], folder: str) -> dict[str, str]:
                 names[name] = canonical
             present.add(canonical)
     missing = [name for name in places if name not in present]
-    told = _counted_names("missing", missing) + _counted_names("left over", left_over)
-    told += [f"{compact(found)} {what}" for what, found in wrong.items()]
+    report = _counted_names("missing", missing) + _counted_names("left over", left_over)
+    report += [f"{compact(found)} {what}" for what, found in wrong.items()]
     if "lm_head.weight" in missing:
-        told.append("""where the embedding is the head too, --hf-overrides '{"tie_word_embeddings": true}' says so""")
-    if told:
-        raise ConfigError(f"{folder}: the weights do not fit the configuration; {'; '.join(told)}")
+        report.append("""where the embedding is the head too, --hf-overrides '{"tie_word_embeddings": true}' says so""")
+    if report:
+        raise ConfigError(f"{folder}: the weights do not fit the configuration; {'; '.join(report)}")
     if skipped:
         log.info("%s: %d tensors that serving does not read were skipped", folder, skipped)
     return names
@@ -134,19 +134,19 @@ def _counted_names(word: str, names: list[str]) -> list[str]:
     return [f"{len(names)} {word}: {compact(names)}"] if names else []
 
 
-def _map(shards: list[Shard], names: dict[str, str], pieces: Pieces, told: Callable[[int], None]) -> None:
+def _map(shards: list[Shard], names: dict[str, str], pieces: Pieces, report: Callable[[int], None]) -> None:
     """Views of the mapped files, one after the other; each part copies what it keeps."""
     for shard in shards:
         with shard.open() as reader:
             for name, info in shard.tensors.items():
                 if name in names:
                     pieces.add(names[name], reader.tensor(name))
-                    told(info.num_bytes)
+                    report(info.num_bytes)
 
 
 def _draw_all(
-    places: dict[str, Place], pieces: Pieces, saved: dict[str, torch.dtype], seed: int, told: Callable[[int], None]
+    places: dict[str, Place], pieces: Pieces, saved: dict[str, torch.dtype], seed: int, report: Callable[[int], None]
 ) -> None:
     for name, place in places.items():
         pieces.add(name, draw(name, pieces.room(name), seed))
-        told(torch.Size(place.wanted.shape).numel() * saved[name].itemsize)
+        report(torch.Size(place.wanted.shape).numel() * saved[name].itemsize)

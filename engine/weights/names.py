@@ -45,8 +45,8 @@ def _counts(part: str) -> bool:
 
 def _pattern(parts: tuple[str | None, ...], found: list[tuple[int, ...]]) -> str:
     axes = [sorted(set(axis)) for axis in zip(*found)]
-    shown = iter([_runs(axis) for axis in axes])
-    name = ".".join(next(shown) if part is None else part for part in parts)
+    ranges = iter([_runs(axis) for axis in axes])
+    name = ".".join(next(ranges) if part is None else part for part in parts)
     if len(found) == 1:
         return name
     whole = math.prod(map(len, axes)) == len(found)

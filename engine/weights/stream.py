@@ -149,11 +149,11 @@ def stream(
     names: dict[str, str],
     pieces: Pieces,
     upload: Upload,
-    told: Callable[[int], None],
+    report: Callable[[int], None],
     chunk_bytes: int = CHUNK_BYTES,
     threads: int = READERS,
 ) -> None:
-    """Loads every tensor of `names` (name in the shard -> canonical name); calls `told` with each chunk's bytes."""
+    """Loads every tensor of `names` (name in the shard -> canonical name); calls `report` with each chunk's bytes."""
     largest = max((chunk.size for chunk in chunks(shards, names, chunk_bytes)), default=1)
     rooms: dict[str, Tensor] = {}
     left: dict[str, int] = {}
@@ -168,7 +168,7 @@ def stream(
                 if arranged is not room:
                     room.copy_(arranged)
                 pieces.add(names[span.name], room)
-        told(chunk.size)
+        report(chunk.size)
 
     open_chunks = 0
     with Readers(upload, largest, threads) as readers:

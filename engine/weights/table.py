@@ -29,15 +29,15 @@ class Wanted(NamedTuple):
 
     shape: Shape
     dtypes: tuple[torch.dtype, ...] = FLOATS  # that it may have
-    kept: torch.dtype | None = None  # in memory, where whoever reads it decides
-    kept_bytes: int = 0  # in memory, where codes take another room than in the file
+    in_memory: torch.dtype | None = None  # in memory, where whoever reads it decides
+    bytes_in_memory: int = 0  # in memory, where codes take another room than in the file
 
     def num_bytes(self, activations: torch.dtype) -> int:
         """In memory: floats of any width take the activations' dtype, others keep theirs."""
-        if self.kept_bytes:
-            return self.kept_bytes
-        kept = self.kept or (activations if self.dtypes == FLOATS else self.dtypes[0])
-        return torch.Size(self.shape).numel() * kept.itemsize
+        if self.bytes_in_memory:
+            return self.bytes_in_memory
+        in_memory = self.in_memory or (activations if self.dtypes == FLOATS else self.dtypes[0])
+        return torch.Size(self.shape).numel() * in_memory.itemsize
 
     def saved_as(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of random weights where the checkpoint's is `dtype`."""

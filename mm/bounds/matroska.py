@@ -57,7 +57,7 @@ class Elements:
         self._segment = 0  # where the segment's content begins
         self._places: list[int] = []  # in the segment, that SeekHeads name
         self._walked: set[int] = set()  # places of the segment's elements
-        self._ahead: dict[int, int] = {}  # the next place of each element of the segment, as far as it was looked for
+        self._next_of: dict[int, int] = {}  # the next place of each element of the segment, as far as it was looked for
 
     def run(self) -> None:
         """Raises MediaError."""
@@ -109,10 +109,10 @@ class Elements:
     def _next(self, at: int, end: int) -> int:
         """The next element of the segment."""
         for name in _LEVEL_1:
-            if self._ahead.get(name, -1) < at:
+            if self._next_of.get(name, -1) < at:
                 found = self._data.find(name.to_bytes(4, "big"), at)
-                self._ahead[name] = len(self._data) if found < 0 else found
-        return min(end, *self._ahead.values())
+                self._next_of[name] = len(self._data) if found < 0 else found
+        return min(end, *self._next_of.values())
 
     def _enter(self, name: int, start: int, stop: int, depth: int, parent: int) -> None:
         if name == _CLUSTER or parent in (_CLUSTER, _BLOCK_GROUP):

@@ -30,13 +30,13 @@ _DROPPED = (b"iCCP", b"zTXt", b"acTL", b"fcTL", b"fdAT")
 
 
 def bound_png(data: bytes) -> bytes:
-    kept: list[tuple[int, int]] = []  # chunks, with their sizes and checksums
+    chunks: list[tuple[int, int]] = []  # chunks, with their sizes and checksums
     pixels: list[tuple[int, int]] = []
     dropped, texts = False, 0
     for kind, start, stop in png_chunks(data):
         if kind == b"IDAT":
             if not pixels:
-                kept.append((start, -1))
+                chunks.append((start, -1))
             pixels.append((start, stop))
             continue
         if kind in (b"tEXt", b"iTXt"):
@@ -50,14 +50,14 @@ def bound_png(data: bytes) -> bytes:
             continue
         elif kind == b"eXIf":
             check_exif(data[start:stop])
-        kept.append((start, stop))
+        chunks.append((start, stop))
     if not dropped and len(pixels) <= MOST_PIECES:
         return data
     view = memoryview(data)
     joined = b"".join(view[start:stop] for start, stop in pixels)
     checksum = struct.pack(">I", zlib.crc32(joined, zlib.crc32(b"IDAT")))
     parts = [view[:8]]
-    for start, stop in kept:
+    for start, stop in chunks:
         if stop < 0:
             parts += [memoryview(part) for part in (struct.pack(">I", len(joined)), b"IDAT", joined, checksum)]
         else:

@@ -200,14 +200,14 @@ def decode_track(data: bytes, demuxer: str, limits: MediaLimits, max_seconds: fl
 
 def _gathered(pieces: Iterator[np.ndarray], max_seconds: float) -> np.ndarray:
     """All of them one behind the other."""
-    kept: list[np.ndarray] = []
+    gathered: list[np.ndarray] = []
     budget = int(max_seconds * SAMPLE_RATE)
     for piece in pieces:
         budget -= len(piece)
         if budget < 0:
             raise too_large(f"the audio is longer than {max_seconds:g} seconds; send it in parts")
-        kept.append(piece)
-    return np.concatenate(kept) if kept else np.zeros(0, np.float32)
+        gathered.append(piece)
+    return np.concatenate(gathered) if gathered else np.zeros(0, np.float32)
 
 
 def _check_stream(stream: av.audio.stream.AudioStream, limits: MediaLimits) -> None:

@@ -30,8 +30,8 @@ class FrameRule:
         else:
             wanted = max(total / fps * self.fps, self.min_frames)
         most = min(self.max_frames, total) // self.multiple * self.multiple
-        kept = int(min(wanted, most)) // self.multiple * self.multiple
-        return kept if kept > 0 else min(total, self.multiple)
+        rounded = int(min(wanted, most)) // self.multiple * self.multiple
+        return rounded if rounded > 0 else min(total, self.multiple)
 
 
 def sample_indices(total: int, count: int) -> np.ndarray:

@@ -29,7 +29,7 @@ class Split:
         self._left = deque(sorted(parts, key=lambda part: -part.num_packets))
         self._alarm = alarm
         self._failed = False
-        self._kept: dict[tuple[int, ...], np.ndarray] = {}  # by the shape of a frame, which must be the same in all
+        self._frames: dict[tuple[int, ...], np.ndarray] = {}  # by the shape of a frame, which must be the same in all
 
     def __iter__(self) -> Iterator[Part]:
         """Parts that no decoder has taken yet."""
@@ -47,10 +47,10 @@ class Split:
 
     def keep(self, place: int, pixels: np.ndarray) -> None:
         """Copy a frame to its place; whichever decoder comes first makes the array."""
-        kept = self._kept.get(pixels.shape)
-        if kept is None:
-            kept = self._kept.setdefault(pixels.shape, np.empty((self._num_frames, *pixels.shape), dtype=np.uint8))
-        kept[place] = pixels
+        frames = self._frames.get(pixels.shape)
+        if frames is None:
+            frames = self._frames.setdefault(pixels.shape, np.empty((self._num_frames, *pixels.shape), dtype=np.uint8))
+        frames[place] = pixels
 
     def run(self, num_decoders: int, work: Callable[[], int]) -> np.ndarray | None:
         """Run `work` in so many threads; each call returns how many frames it has stored."""
@@ -65,9 +65,9 @@ class Split:
         with ThreadPoolExecutor(num_decoders - 1, "omniloop-film") as pool:
             others = [pool.submit(guarded) for _ in range(num_decoders - 1)]
             count = guarded() + sum(other.result() for other in others)
-        if self._failed or count != self._num_frames or len(self._kept) != 1:
+        if self._failed or count != self._num_frames or len(self._frames) != 1:
             return None
-        return next(iter(self._kept.values()))
+        return next(iter(self._frames.values()))
 
 
 def differs() -> MediaError:

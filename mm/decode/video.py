@@ -150,8 +150,8 @@ class FilmFile:
     def decode(self, alarm: Alarm, num_decoders: int = 1) -> np.ndarray:
         """Decode the chosen frames; uint8 [frames, height, width, 3], upright: a turned film swaps the plan's sides."""
         try:
-            kept = self._decode_parts(num_decoders, alarm) if num_decoders > 1 else None
-            return self._decode_whole(alarm) if kept is None else kept
+            frames = self._decode_parts(num_decoders, alarm) if num_decoders > 1 else None
+            return self._decode_whole(alarm) if frames is None else frames
         except Exception as error:
             raise_unless_damage(error)
             raise invalid("the video is damaged or cut short") from None
@@ -161,26 +161,27 @@ class FilmFile:
     def _decode_whole(self, alarm: Alarm) -> np.ndarray:
         """The chosen frames by one decoder, with what stands in for frames that do not come."""
         wanted = self._wanted
-        kept = np.empty((0, 0, 0, 3), dtype=np.uint8)
-        shown: list[int] = []  # time of the frame that is stored for each wanted time
+        frames = np.empty((0, 0, 0, 3), dtype=np.uint8)
+        stored_times: list[int] = []  # time of the frame that is stored for each wanted time
         for frame in self._frames(self._stream.codec_context, wanted, alarm.check):
-            done = len(shown)
+            done = len(stored_times)
             assert frame.pts is not None, "_frames compares it"
             if self._recovers and done and done + 1 < len(wanted) and frame.pts >= wanted[done + 1]:
-                kept[done] = kept[done - 1]  # nothing is readable in this frame's interval
-                shown.append(shown[-1])
+                frames[done] = frames[done - 1]  # nothing is readable in this frame's interval
+                stored_times.append(stored_times[-1])
                 continue
             pixels = self._scaled(frame)
             if done == 0:
-                kept = np.empty((len(wanted), *pixels.shape), dtype=np.uint8)
-            kept[done] = pixels
-            shown.append(frame.pts)
-        if not shown:
+                frames = np.empty((len(wanted), *pixels.shape), dtype=np.uint8)
+            frames[done] = pixels
+            stored_times.append(frame.pts)
+        if not stored_times:
             raise invalid("the video holds no frame that can be decoded")
-        kept[len(shown) :] = kept[len(shown) - 1]  # the last packets of a damaged film may yield nothing
+        last = len(stored_times) - 1  # the last packets of a damaged film may yield nothing
+        frames[last + 1 :] = frames[last]
         if self._recovers:
-            self._note_replaced(wanted, shown)
-        return kept
+            self._note_replaced(wanted, stored_times)
+        return frames
 
     def _decode_parts(self, num_decoders: int, alarm: Alarm) -> np.ndarray | None:
         """The chosen frames by several decoders; None where one of them meets damage."""
@@ -225,9 +226,9 @@ class FilmFile:
         """Frames that a decoder holds at most, and one frame as RGB."""
         return self._frame_pixels * (3 * (_DECODER_FRAMES + threads) // 2 + 6)
 
-    def _note_replaced(self, wanted: list[int], shown: list[int]) -> None:
-        shown = shown + shown[-1:] * (len(wanted) - len(shown))
-        pairs = zip(self.plan.indices.tolist(), wanted, shown)
+    def _note_replaced(self, wanted: list[int], stored_times: list[int]) -> None:
+        stored_times = stored_times + stored_times[-1:] * (len(wanted) - len(stored_times))
+        pairs = zip(self.plan.indices.tolist(), wanted, stored_times)
         self.replaced = [(number, bisect.bisect_left(self._times, at)) for number, time, at in pairs if at != time]
 
     def sound(self, alarm: Alarm) -> np.ndarray | None:

@@ -38,7 +38,7 @@ class AskedProcessor:
 
     def __init__(self, link: Link, start: wire.Start) -> None:
         self.picture_bytes = start.picture_bytes
-        self.modalities = frozenset({"audio"} if start.hears else ())
+        self.modalities = frozenset({"audio"} if start.takes_audio else ())
         self._link = link
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:

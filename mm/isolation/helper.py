@@ -101,10 +101,10 @@ class Helper:
             theirs.close()
         ours.settimeout(START_S)
         self._link = Link(ours, wire.ANSWERED)
-        hears = "audio" in self.processor.modalities
+        takes_audio = "audio" in self.processor.modalities
         try:
-            self._link.send(wire.Start(self._limits, self.processor.picture_bytes, hears))
-            ready = self._told(wire.Ready)[0]
+            self._link.send(wire.Start(self._limits, self.processor.picture_bytes, takes_audio))
+            ready = self._reply(wire.Ready)[0]
         except (wire.Ended, MediaError, HelperFailed):
             status = self.end()
             memory = self._limits.helper_memory_bytes
@@ -174,13 +174,13 @@ class Helper:
             self._send(ask, file)
         finally:
             os.close(file)
-        return self._told(answer, task)[0]
+        return self._reply(answer, task)[0]
 
     def _decode(self, task: _Task, header: wire.Header, faster: bool) -> MediaItem:
         with self._talk():
             self.holds = False
             self._send(wire.Decode(faster))
-            decoded, files = self._told(wire.Decoded, task)
+            decoded, files = self._reply(wire.Decoded, task)
             try:
                 item = task.item(decoded, files, header)
             finally:
@@ -193,7 +193,7 @@ class Helper:
         assert self._link is not None, "it was started"
         self._link.send(message, files)
 
-    def _told(self, answer: type[wire.M], task: _Task | None = None) -> tuple[wire.M, list[int]]:
+    def _reply(self, answer: type[wire.M], task: _Task | None = None) -> tuple[wire.M, list[int]]:
         """The answer that was asked for, behind all that the helper asks meanwhile."""
         assert self._link is not None, "it was started"
         while True:

@@ -42,7 +42,7 @@ class Helpers:
         self._pool = pool
         self._places = asyncio.Semaphore(limits.helper_processes)
         self._closed = False
-        self._told = False  # that there is no filter of system calls
+        self._warned = False  # that there is no filter of system calls
 
     def counts(self) -> HelperCounts:
         idle = sum(helper.alive for helper in self._idle)  # which also lets go of dead ones
@@ -63,8 +63,8 @@ class Helpers:
                 if not helper.alive:
                     self._started += 1
                     await asyncio.get_running_loop().run_in_executor(self._pool, helper.start)
-                    if not (helper.filtered or self._told):
-                        self._told = True
+                    if not (helper.filtered or self._warned):
+                        self._warned = True
                         log.warning("helpers run without a filter of system calls: this kernel has none for them")
                 yield helper
                 complete = True

@@ -41,7 +41,7 @@ class Start(Message, frozen=True):
 
     limits: MediaLimits
     picture_bytes: int
-    hears: bool
+    takes_audio: bool
 
 
 class Ready(Message, frozen=True):

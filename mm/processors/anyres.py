@@ -85,12 +85,12 @@ class AnyRes(Pictures):
 def best_resolution(size: Size, pinpoints: tuple[Size, ...]) -> Size:
     """The one that shows most of a picture's pixels, and of equals the smallest."""
 
-    def shown(point: Size) -> tuple[int, int]:
+    def fitted(point: Size) -> tuple[int, int]:
         scale = min(point[1] / size[1], point[0] / size[0])
         visible = min(int(size[1] * scale) * int(size[0] * scale), size[0] * size[1])
         return visible, visible - point[0] * point[1]
 
-    return max(pinpoints, key=shown)
+    return max(pinpoints, key=fitted)
 
 
 @functools.lru_cache(maxsize=256)
@@ -121,11 +121,11 @@ def arranged(size: Size, rows: int, columns: int, grid: int, most: int) -> tuple
     return out
 
 
-def _padding(size: Size, shown: Size) -> Size:
+def _padding(size: Size, fitted: Size) -> Size:
     """Lines at the top and columns at the left that show padding, and as many at the other end."""
-    if size[1] / size[0] > shown[1] / shown[0]:
-        return (shown[0] - int(round(size[0] * (shown[1] / size[1]), 7))) // 2, 0
-    return 0, (shown[1] - int(round(size[1] * (shown[0] / size[0]), 7))) // 2
+    if size[1] / size[0] > fitted[1] / fitted[0]:
+        return (fitted[0] - int(round(size[0] * (fitted[1] / size[1]), 7))) // 2, 0
+    return 0, (fitted[1] - int(round(size[1] * (fitted[0] / size[0]), 7))) // 2
 
 
 def shrunk(places: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -86,11 +86,11 @@ class Films(Pictures):
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "image":
             return super().process(item, digest, options)
-        features, count = self.shown(self.tiles(list(item.data), self.film_patching), len(item.data))
+        features, count = self.film_features(self.tiles(list(item.data), self.film_patching), len(item.data))
         return Processed("video", (Part("video", digest, count, features),))
 
     @abstractmethod
-    def shown(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
+    def film_features(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
         """Features of a film of so many frames, given their tiles, and the rows that the tower makes of them."""
 
     def fill(self, processed: Processed) -> Filling:

@@ -2,7 +2,7 @@
 
 Pool (`process`) and loop (`fill`). Gemma 3's template writes the token that begins a picture, and its tower averages
 neighbours. With pan and scan a long picture becomes a view of the whole, and crops along its longer side; the renderer
-writes LEAD in front of the slot (server/render/leads):
+writes PREAMBLE in front of the slot (server/render/preambles):
 
     slot of a picture   <start_of_image> I..I <end_of_image>
     of a long picture   <start_of_image> I..I <end_of_image> CROPS <start_of_image> I..I <end_of_image> BETWEEN ...
@@ -23,7 +23,7 @@ from mm.processors.base import Encode, Filling, no_texts
 from mm.processors.llava import Llava
 from mm.transform.image import Scale
 
-LEAD = "Here is the original image "
+PREAMBLE = "Here is the original image "
 CROPS, BETWEEN = "\n\n and here are some crops to help you see better \n\n", "\n\n \n\n"
 
 
@@ -96,13 +96,13 @@ class Gemma3(PaliGemma):
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         processed = super().process(item, digest, options)
-        return replace(processed, lead=LEAD) if processed.parts[0].num_tokens > self.tokens else processed
+        return replace(processed, preamble=PREAMBLE) if processed.parts[0].num_tokens > self.tokens else processed
 
     def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         height, width = item.data.shape[:2]
-        shown = [item.data, *(item.data[box] for box in self.boxes(height, width, options))]
+        pictures = [item.data, *(item.data[box] for box in self.boxes(height, width, options))]
         scale = Scale(*self.size, self.patching.resample)
-        return self.tiles([scale.array(picture) for picture in shown]), len(shown) * self.tokens
+        return self.tiles([scale.array(picture) for picture in pictures]), len(pictures) * self.tokens
 
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts

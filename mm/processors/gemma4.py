@@ -1,8 +1,8 @@
 """Gemma 4: pictures and frames keep their shape and become as many rows as the checkpoint allows, whatever their size.
 
 Pool (`process`) and loop (`fill`). A frame has fewer rows than a picture and stands behind its time; the renderer puts
-the time of the first frame in front of the slot (server/render/leads). A sound has 25 rows a second; of films only the
-frames are read.
+the time of the first frame in front of the slot (server/render/preambles). A sound has 25 rows a second; of films only
+the frames are read.
 
     slot of a picture   <|image>  I I I I  <image|>
     slot of a film      (00:00 ) <|image>  V V  <image|> 00:01 <|image>  V V  <image|>
@@ -30,7 +30,7 @@ from mm.processors.qwen3_vl import framed
 from mm.processors.qwen_vl import token_id
 from mm.transform.image import Scale
 
-AS_SHOWN = {"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}  # as released: pixels from 0 to 1
+UNSCALED = {"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}  # as released: pixels from 0 to 1
 FRAMES = 4  # mel frames of a row
 
 
@@ -48,20 +48,20 @@ class Gemma4(Films):
         files = read_processor_files(folder)
         self.raw = {"do_normalize": False, **self.raw}
         self.patching = picture_settings(self.raw, self.patching)
-        self.film_patching = picture_settings({**AS_SHOWN, **files.video}, self.film_patching)
+        self.film_patching = picture_settings({**UNSCALED, **files.video}, self.film_patching)
         self.pool = int(config["vision_config"].get("pooling_kernel_size", 3))
         self.rows = int(self.raw.get("max_soft_tokens") or 280)
         self.film_rows = int(files.video.get("max_soft_tokens") or 70)  # of each frame
         self.image_id, self.film_id = token_id(config, "image", 258_880), token_id(config, "video", 258_884)
         self.begin, self.end = int(config.get("boi_token_id") or 255_999), int(config.get("eoi_token_id") or 258_882)
-        self.hears = config.get("audio_config") is not None
+        self.takes_audio = config.get("audio_config") is not None
         self.sound = Front.of(files.audio)
         self.sound_id = token_id(config, "audio", 258_881)
         ends = config.get("eoa_token_id") or config.get("eoa_token_index")
         self.sound_begin, self.sound_end = int(config.get("boa_token_id") or 256_000), int(ends or 258_883)
-        self.media_token_ids = frozenset((self.image_id, self.film_id, *([self.sound_id] if self.hears else [])))
+        self.media_token_ids = frozenset((self.image_id, self.film_id, *([self.sound_id] if self.takes_audio else [])))
         self.longest_sound = LONGEST / self.sound.rate
-        if not self.hears:
+        if not self.takes_audio:
             self.modalities = frozenset(("image", "video"))
 
     def placeholder(self, modality: Modality) -> int:
@@ -104,7 +104,7 @@ class Gemma4(Films):
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "audio":
-            features = self.sound.heard(item.data)
+            features = self.sound.log_mel(item.data)
             rows = -(-len(features) // FRAMES)
             return Processed("audio", (Part("audio", digest, rows, {"input_features": features}),))
         processed = super().process(item, digest, options)
@@ -112,13 +112,13 @@ class Gemma4(Films):
             return processed
         assert item.seconds is not None, "this processor's plans say when frames are shown"
         processed.parts[0].features["seconds"] = item.seconds
-        return replace(processed, lead=f"{clock(item.seconds[0])} ")
+        return replace(processed, preamble=f"{clock(item.seconds[0])} ")
 
     def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         features = self.tiles([item.data])
         return features, len(features["pixel_values"]) // self.pool**2
 
-    def shown(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
+    def film_features(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
         return tiles, len(tiles["pixel_values"]) // self.pool**2
 
     def fill(self, processed: Processed) -> Filling:

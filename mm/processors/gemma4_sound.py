@@ -67,7 +67,7 @@ class Front:
         """A piece's spectra aside, all frames as float64, twice."""
         return sound_bytes + sound_bytes // 4 // self.hop * self.mels * 8 * 2 + (64 << 20)
 
-    def heard(self, samples: np.ndarray) -> np.ndarray:
+    def log_mel(self, samples: np.ndarray) -> np.ndarray:
         """float32 [frames, mels]."""
         if len(samples) > LONGEST:
             raise too_large(

@@ -20,7 +20,7 @@ from mm.decode.frames import FilmPlan
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.limits import MediaLimits
 from mm.processors.base import Encode, Filling, no_texts, read_processor_files
-from mm.processors.qwen3_vl import film_scale, framed, told_seconds, within
+from mm.processors.qwen3_vl import film_scale, framed, with_timestamps, within
 from mm.processors.qwen_vl import QwenVL, Vision, lowered, token_id
 from mm.transform.image import PatchSettings, Scale
 
@@ -84,7 +84,7 @@ class Glm4V(QwenVL):
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "image":
             return super().process(item, digest, options)
-        return told_seconds(self.vision, item, digest, frame=0)
+        return with_timestamps(self.vision, item, digest, frame=0)
 
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts

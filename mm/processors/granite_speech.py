@@ -47,11 +47,11 @@ class GraniteSpeech(Whisper):
         return item_bytes // 4 // self.frames["hop_length"] * self.frames["n_mels"] * 8 * 3 + 2 * item_bytes
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
-        features = self.heard(item.data)
+        features = self.log_mel(item.data)
         rows = -(-len(features) // self.window) * self.per_window
         return Processed("audio", (Part("audio", digest, rows, {"input_features": features}),))
 
-    def heard(self, samples: np.ndarray) -> np.ndarray:
+    def log_mel(self, samples: np.ndarray) -> np.ndarray:
         """Pairs of mel frames, float32 [pairs, 2 * mels]."""
         of, half = self.frames, self.frames["win_length"] // 2
         samples = np.pad(samples, (0, max(0, of["n_fft"] // 2 + 1 - len(samples))))  # shorter ones have no mirror

@@ -84,7 +84,7 @@ class InternVL(Films):
         step = total / count
         return (step / 2 + np.arange(count) * step).astype(np.float32).astype(np.int64)
 
-    def shown(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
+    def film_features(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
         return tiles, frames * self.tokens
 
     def fill(self, processed: Processed) -> Filling:

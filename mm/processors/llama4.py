@@ -82,11 +82,11 @@ class Llama4(Pictures):
         high, wide, side = item.scale.height, item.scale.width, self.side
         height, width = item.data.shape[:2]
         new = fitted(height, width, min(max(height, side), high), min(max(width, side), wide))
-        shown = np.zeros((high, wide, 3), np.uint8)
-        shown[: new[0], : new[1]] = Scale(*new, self.patching.resample).array(item.data)
+        filled = np.zeros((high, wide, 3), np.uint8)
+        filled[: new[0], : new[1]] = Scale(*new, self.patching.resample).array(item.data)
         rows, columns = high // side, wide // side
         tiles = [
-            shown[row * side : (row + 1) * side, column * side : (column + 1) * side]
+            filled[row * side : (row + 1) * side, column * side : (column + 1) * side]
             for row in range(rows)
             for column in range(columns)
         ]
@@ -98,7 +98,7 @@ class Llama4(Pictures):
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts
         rows, columns = part.features["tiles"].tolist()
-        start, beside, below, whole, end = (self.one(word) for word in self.words.values())
+        start, separator, below, whole, end = (self.one(word) for word in self.words.values())
         ids, runs = [start], []
 
         def tile() -> None:
@@ -109,7 +109,7 @@ class Llama4(Pictures):
             for _ in range(rows):
                 for column in range(columns):
                     tile()
-                    ids.append(beside if column < columns - 1 else below)
+                    ids.append(separator if column < columns - 1 else below)
         ids.append(whole)
         tile()
         return Filling(np.array([*ids, end], np.int32), (tuple(runs),))

@@ -39,7 +39,7 @@ class OneVision(AnyRes, Films):
         self.film_id = token_id(config, "video", 151_647)
         self.media_token_ids = frozenset((self.image_id, self.film_id))
         mean = triple(self.raw.get("image_mean") or self.patching.mean)  # also where pixels are not normalised
-        self.beside = tuple(int(value * 255) for value in mean)  # the colour that makes a picture square
+        self.padding_colour = tuple(int(value * 255) for value in mean)  # the colour that makes a picture square
 
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:
         whole = modality == "image" and options.num_pictures > 1
@@ -54,11 +54,12 @@ class OneVision(AnyRes, Films):
     def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         if options.num_pictures == 1:
             return super().features(item, options)
-        tiles = self.tiles([squared(item.data, Scale(self.side, self.side, self.patching.resample), self.beside)])
+        scale = Scale(self.side, self.side, self.patching.resample)
+        tiles = self.tiles([squared(item.data, scale, self.padding_colour)])
         places = np.arange(self.grid**2 + 1, dtype=np.int64)[:, None]  # the newline stands behind the tile's rows
         return {**tiles, "places": places, "shares": np.ones(places.shape, np.float32)}, len(places)
 
-    def shown(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
+    def film_features(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
         places, shares = halved(frames, self.grid)
         return {**tiles, "places": places, "shares": shares}, len(places)
 

@@ -69,12 +69,12 @@ class Phi4MM(Whisper):
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "image":
-            shown, count = self.pictures.features(item, options)
-            return Processed("image", (Part("image", digest, count, shown),))
-        features = self.heard(item.data)
+            made, count = self.pictures.features(item, options)
+            return Processed("image", (Part("image", digest, count, made),))
+        features = self.log_mel(item.data)
         return Processed("audio", (Part("audio", digest, -(-len(features) // SHRINK), {"input_features": features}),))
 
-    def heard(self, samples: np.ndarray) -> np.ndarray:
+    def log_mel(self, samples: np.ndarray) -> np.ndarray:
         """Mel frames, float32 [frames, mels]."""
         samples = np.pad(samples, (0, max(0, WINDOW - len(samples))))
         frames = np.lib.stride_tricks.sliding_window_view(samples, WINDOW)[::HOP]

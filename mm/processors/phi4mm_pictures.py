@@ -125,15 +125,15 @@ def _shapes(most: int) -> list[tuple[int, int]]:
 def arranged(plan: Plan, side: int, patch: int) -> tuple[np.ndarray, np.ndarray]:
     """Extents int64 [1 + tiles, 2] in patches, and places int64 [rows] among the tiles' rows and two separators."""
     across = side // patch
-    filled = [total * side - shown for total, shown in ((plan.rows, plan.height), (plan.columns, plan.width))]
-    shown = [total * across - white // patch for total, white in zip((plan.rows, plan.columns), filled)]
+    filled = [total * side - visible for total, visible in ((plan.rows, plan.height), (plan.columns, plan.width))]
+    visible = [total * across - white // patch for total, white in zip((plan.rows, plan.columns), filled)]
     first = np.arange(max(plan.rows, plan.columns)) * across
-    high, wide = (np.clip(count - first, 0, across) for count in shown)
+    high, wide = (np.clip(count - first, 0, across) for count in visible)
     tiles = [(high[row], wide[column]) for row in range(plan.rows) for column in range(plan.columns)]
     extents = np.array([(across, across), *tiles], np.int64)
     grid = across // POOL
     separator = len(extents) * grid**2
-    lines, columns = (np.arange(-(-count // POOL)) for count in shown)
+    lines, columns = (np.arange(-(-count // POOL)) for count in visible)
     tile = 1 + (lines // grid)[:, None] * plan.columns + columns // grid
     itself = tile * grid**2 + (lines % grid)[:, None] * grid + columns % grid
     whole = np.arange(grid**2).reshape(grid, grid)

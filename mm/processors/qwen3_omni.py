@@ -47,18 +47,18 @@ class Qwen3Omni(QwenOmni):
         """The order inside a film with sound: (0 film or 1 sound, first row, end row)."""
         frames = int(film.features["grid_thw"][0][0])
         each, interval = film.num_tokens // frames, float(self._interval(film))
-        turns, heard = [], 0
+        turns, until_sound = [], 0
         for frame in range(frames):
             until = min(num_sound, math.ceil(frame * interval))
-            if until > heard:
-                turns.append((1, heard, until))
-                heard = until
+            if until > until_sound:
+                turns.append((1, until_sound, until))
+                until_sound = until
             turns.append((0, frame * each, (frame + 1) * each))
-        if heard < num_sound:
-            turns.append((1, heard, num_sound))
+        if until_sound < num_sound:
+            turns.append((1, until_sound, num_sound))
         return turns
 
-    def _heard_film(self, out: np.ndarray, token_ids: np.ndarray, item: Placed, following: int) -> int:
+    def _film_with_sound(self, out: np.ndarray, token_ids: np.ndarray, item: Placed, following: int) -> int:
         """Positions of a film with sound, between its bos and its eos."""
         start, end = item.start, item.start + len(item.filling.token_ids)
         out[:, start] = following

@@ -63,7 +63,7 @@ class Qwen3VL(QwenVL):
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "image":
             return super().process(item, digest, options)
-        return told_seconds(self.vision, item, digest, frame=-1)
+        return with_timestamps(self.vision, item, digest, frame=-1)
 
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts
@@ -77,7 +77,7 @@ class Qwen3VL(QwenVL):
         )
 
 
-def told_seconds(vision: Vision, item: MediaItem, digest: bytes, frame: int) -> Processed:
+def with_timestamps(vision: Vision, item: MediaItem, digest: bytes, frame: int) -> Processed:
     """A film with the second of each pair of frames: the middle of the first and of frame number `frame`."""
     features, count = vision.moving(item.data)
     assert item.seconds is not None, "this processor's plans say when frames are shown"

@@ -136,7 +136,7 @@ class QwenOmni:
                 out[:, item.start : done] = block
                 following = int(block.max()) + 1
             else:
-                following = self._heard_film(out, token_ids, item, following)
+                following = self._film_with_sound(out, token_ids, item, following)
         count_up(out, done, length, following)
         return out, int(out.max()) + 1 - length
 
@@ -157,13 +157,13 @@ class QwenOmni:
         """The order inside a film with sound: (0 film or 1 sound, first row, end row), two seconds at a time."""
         times = self.vision.grid_block(film.features["grid_thw"][0], 0, self._interval(film))[0]
         seen = self._chunks(times)
-        heard = self._chunks(np.arange(num_sound))
+        sounds = self._chunks(np.arange(num_sound))
         turns = []
-        for index in range(max(len(seen), len(heard))):
+        for index in range(max(len(seen), len(sounds))):
             if index < len(seen):
                 turns.append((0, *seen[index]))
-            if index < len(heard):
-                turns.append((1, *heard[index]))
+            if index < len(sounds):
+                turns.append((1, *sounds[index]))
         return turns
 
     def _chunks(self, times: np.ndarray) -> list[tuple[int, int]]:
@@ -178,7 +178,7 @@ class QwenOmni:
             index += 1
         return list(zip(bounds, [*bounds[1:], len(times)]))
 
-    def _heard_film(self, out: np.ndarray, token_ids: np.ndarray, item: Placed, following: int) -> int:
+    def _film_with_sound(self, out: np.ndarray, token_ids: np.ndarray, item: Placed, following: int) -> int:
         """Positions of a film with sound; its bos and eos share those of the vision bos and eos around it."""
         start, end = item.start, item.start + len(item.filling.token_ids)
         shared = start > 0 and token_ids[start - 1] == self._vision_start
@@ -192,10 +192,10 @@ class QwenOmni:
         """Positions of frames and sound from `following` on, and of the eos behind them, which it returns."""
         film, sound = item.processed.parts
         seen = self.vision.grid_block(film.features["grid_thw"][0], following, self._interval(film))
-        heard = np.broadcast_to(np.arange(following, following + sound.num_tokens), (3, sound.num_tokens))
+        sounds = np.broadcast_to(np.arange(following, following + sound.num_tokens), (3, sound.num_tokens))
         at, last = item.start + 1, following - 1
         for which, first, stop in self._turns(film, sound.num_tokens):
-            piece = (heard if which else seen)[:, first:stop]
+            piece = (sounds if which else seen)[:, first:stop]
             out[:, at : at + stop - first] = piece
             at += stop - first
             last = int(piece.max())  # of the last turn only, as trained

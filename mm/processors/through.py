@@ -124,15 +124,15 @@ class Through:
         ids = torch.from_numpy(token_ids.astype(np.int64))[None]
         kinds = sum((ids == token).int() * TYPES[kind] for kind, token in self.row_ids.items())
         parts = [part.features for place in placed for part in place.processed.parts]
-        told: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         for name in inspect.signature(self._axes.get_rope_index).parameters:
             if of_items := [features[name] for features in parts if name in features]:
-                told[name] = torch.from_numpy(np.concatenate(of_items))
-        found, _ = self._axes.get_rope_index(ids, mm_token_type_ids=kinds, attention_mask=torch.ones_like(ids), **told)
+                more[name] = torch.from_numpy(np.concatenate(of_items))
+        found, _ = self._axes.get_rope_index(ids, mm_token_type_ids=kinds, attention_mask=torch.ones_like(ids), **more)
         # The answer counts on from the last token, even where a film's seconds have gone further.
         return found[:, 0].numpy().astype(np.int32), int(found[:, 0, -1].max()) + 1 - length
 
-    def shown(self, kind: Modality, items: Sequence[MediaItem]) -> dict[str, Any]:
+    def processor_inputs(self, kind: Modality, items: Sequence[MediaItem]) -> dict[str, Any]:
         """Items as the processor takes them."""
         from PIL import Image
 
@@ -146,8 +146,8 @@ class Through:
 
     def _made(self, kind: Modality, text: str, items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
         """What the processor makes of items in a text."""
-        shown = self.shown(kind, items)
-        made = self.processor(text=[text], add_special_tokens=False, return_tensors="pt", **shown)
+        processor_inputs = self.processor_inputs(kind, items)
+        made = self.processor(text=[text], add_special_tokens=False, return_tensors="pt", **processor_inputs)
         found = {name: value.numpy() for name, value in made.items() if name not in OF_TEXT and hasattr(value, "numpy")}
         return {**found, TOKENS: made["input_ids"][0].numpy()}
 
@@ -166,19 +166,19 @@ class Through:
         ids = iter([alone[0][TOKENS], alone[1][TOKENS], alone[0][TOKENS]])
         want = np.concatenate([next(ids) if token == self.mark_ids[kind] else [token] for token in written])
         try:
-            beside = self._made(kind, text, items)[TOKENS]
+            together = self._made(kind, text, items)[TOKENS]
         except Exception as error:
             if kind != "audio":
                 raise ValueError(f"its processor fails with three blank {name}s: {_line(error)}") from None
-            beside = want  # some take a single sound in a text: each that stands alone is written so
-        if not np.array_equal(want, beside):
+            together = want  # some take a single sound in a text: each that stands alone is written so
+        if not np.array_equal(want, together):
             raise ValueError(f"its processor writes {name}s of one prompt otherwise than each of them alone")
         return max(sum(array.nbytes for array in each.values()) for each in alone)
 
 
-def runs_of(shown: np.ndarray) -> tuple[tuple[int, int], ...]:
+def runs_of(processor_inputs: np.ndarray) -> tuple[tuple[int, int], ...]:
     """(start, length) of each stretch of true values."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], shown.astype(np.int8), [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], processor_inputs.astype(np.int8), [0]])))
     return tuple((int(start), int(end - start)) for start, end in edges.reshape(-1, 2))
 
 

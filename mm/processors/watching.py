@@ -62,17 +62,17 @@ class Watching(Through):
             found = np.arange(total, dtype=np.int64)
         return found if len(found) else even(total, 1)
 
-    def shown(self, kind: Modality, items: Sequence[MediaItem]) -> dict[str, Any]:
+    def processor_inputs(self, kind: Modality, items: Sequence[MediaItem]) -> dict[str, Any]:
         if kind != "video":
-            return super().shown(kind, items)
-        told = []
+            return super().processor_inputs(kind, items)
+        metadata = []
         for item in items:
             plan = item.plan
             assert plan is not None, "films come with the plan by which they were decoded"
             _, height, width, _ = item.data.shape
-            told.append(metadata_of(plan.total, plan.fps, height, width, plan.indices))
+            metadata.append(metadata_of(plan.total, plan.fps, height, width, plan.indices))
         films = [np.ascontiguousarray(item.data) for item in items]
-        return {"videos": films, "video_metadata": told, "do_sample_frames": False}
+        return {"videos": films, "video_metadata": metadata, "do_sample_frames": False}
 
     def blank_item(self, kind: Modality, shape: tuple[int, ...]) -> MediaItem:
         item = super().blank_item(kind, shape)
@@ -88,7 +88,7 @@ def even(total: int, count: int) -> np.ndarray:
     return np.arange(count, dtype=np.int64) * total // count
 
 
-def metadata_of(total: int, fps: float, height: int, width: int, kept: np.ndarray) -> Any:
+def metadata_of(total: int, fps: float, height: int, width: int, indices: np.ndarray) -> Any:
     """The metadata that processors read of a film."""
     from transformers.video_utils import VideoMetadata
 
@@ -98,5 +98,5 @@ def metadata_of(total: int, fps: float, height: int, width: int, kept: np.ndarra
         height=height,
         width=width,
         duration=total / fps,
-        frames_indices=kept.tolist(),
+        frames_indices=indices.tolist(),
     )

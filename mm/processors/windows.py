@@ -43,12 +43,12 @@ class Voxtral(Whisper):
         return max(1, windows) * super().cost(modality, item_bytes)
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
-        features, rows = self.heard(item.data)
-        kept = self.kept(rows, len(item.data))
-        made = {"input_features": np.ascontiguousarray(features), **kept}
+        features, rows = self.log_mel(item.data)
+        row_counts = self.row_counts(rows, len(item.data))
+        made = {"input_features": np.ascontiguousarray(features), **row_counts}
         return Processed("audio", (Part("audio", digest, rows, made),))
 
-    def heard(self, samples: np.ndarray) -> tuple[np.ndarray, int]:
+    def log_mel(self, samples: np.ndarray) -> tuple[np.ndarray, int]:
         """Mel frames [windows, mels, frames], and the rows that the tower makes of them."""
         chunk = self.mel.chunk
         count = max(1, -(-len(samples) // chunk))
@@ -57,7 +57,7 @@ class Voxtral(Whisper):
         windows = mel.reshape(len(mel), count, -1).swapaxes(0, 1)
         return windows, count * (windows.shape[2] // 2 // self.stack)
 
-    def kept(self, rows: int, num_samples: int) -> dict[str, np.ndarray]:
+    def row_counts(self, rows: int, num_samples: int) -> dict[str, np.ndarray]:
         """How the tower learns where the sound ends."""
         return {"num_rows": np.array(rows, np.int64)}
 
@@ -71,7 +71,7 @@ class GlmAsr(Voxtral):
 
     audio_id = 59260
 
-    def heard(self, samples: np.ndarray) -> tuple[np.ndarray, int]:
+    def log_mel(self, samples: np.ndarray) -> tuple[np.ndarray, int]:
         chunk = self.mel.chunk
         frames = max(2 * self.stack - 1, num_frames(len(samples), self.mel))  # fewer make no row
         rows = (frames + 1) // 2 // self.stack
@@ -90,7 +90,7 @@ class AudioFlamingo(GlmAsr):
         super().__init__(folder, config, picture_bytes)
         self.stack = 2
 
-    def kept(self, rows: int, num_samples: int) -> dict[str, np.ndarray]:
+    def row_counts(self, rows: int, num_samples: int) -> dict[str, np.ndarray]:
         # Frames of a last window that makes no row are left out with that window.
         window = self.mel.chunk // self.mel.hop
         frames = max(2 * self.stack - 1, num_frames(num_samples, self.mel))

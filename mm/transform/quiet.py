@@ -3,7 +3,7 @@
 Pool only. In: float32 [samples], mono. Out: windows as (start, end) in samples, ascending and disjoint. Loudness and
 pauses are librosa's, in frames of 20 ms. A frame is quiet below a threshold between the recording's quiet and its loud
 frames, so that a noisy recording has quiet places too. librosa is imported at the first use, which takes 2 s of the
-interpreter: `prepare` does so in the pool of a server that is idle (server/start/lifespan).
+interpreter: `prepare` does so in the pool of a server that is idle (server/start/lifespan). numba compiles parts of it.
 
     loudness   .__/^^\\_/^\\____________/^^^\\__.
     windows     [        ]            [      ]      a pause as long as `pause` ends a window
@@ -12,7 +12,12 @@ interpreter: `prepare` does so in the pool of a server that is idle (server/star
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 import numpy as np
 
@@ -57,17 +62,34 @@ def quiet_end(samples: np.ndarray, rate: int, first: int, full: bool) -> int | N
     return (start + at + SMOOTH // 2 + 1) * frame if full or smooth[at] < threshold(loud) else None
 
 
+@cache
+def library() -> ModuleType:
+    """librosa. numba stores what it compiles in the folder of the package or in the user's cache; the installation of a
+    service may be read-only and its user without a home, and a temporary folder takes their place."""
+    import librosa
+
+    try:
+        _ = librosa.effects.split, librosa.feature.rms  # librosa's modules are imported by the names in them
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+        from numba import config
+
+        folder = tempfile.mkdtemp(prefix="omniloop-numba-")
+        atexit.register(shutil.rmtree, folder, True)
+        config.CACHE_DIR = folder  # type: ignore[attr-defined]
+        _ = librosa.effects.split, librosa.feature.rms
+    return librosa
+
+
 def prepare() -> None:
     """Imports librosa; the first time on a machine numba compiles, which takes longer."""
-    from librosa import effects, feature
-
-    _ = effects.split, feature.rms  # librosa's modules are imported by the names in them
+    library()
 
 
 def loudness(samples: np.ndarray, frame: int) -> np.ndarray:
     """Root mean square of each frame, the ragged last one included; float32 [frames]."""
-    from librosa import feature
-
+    feature = library().feature
     found = [np.zeros(0, np.float32)]
     step = max(1, _PIECE // frame) * frame
     for first in range(0, len(samples), step):
@@ -88,8 +110,7 @@ def threshold(loud: np.ndarray) -> float:
 
 def _parts(samples: np.ndarray, loud: np.ndarray, frame: int, pause: float) -> list[tuple[int, int]]:
     """Runs of frames between pauses, with their margins."""
-    from librosa import effects
-
+    effects = library().effects
     level, step = threshold(loud), max(1, _PIECE // frame) * frame
     found = []
     for first in range(0, len(samples), step):

@@ -68,7 +68,7 @@ class Background:
         if choice is not None:
             events, _, entries = choice.drain_events()
             if self.output.grow(events, entries):
-                self.record.tell()
+                self.record.notify()
 
     def _whole(self) -> dict[str, Any]:
         return self.shape.ended(self.answer, self.output)

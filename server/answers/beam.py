@@ -61,7 +61,7 @@ class BeamSearch:
         self.first: Delta | None = None  # of the first round: cached tokens, prompt log-probabilities
         params = self.job.request.sampling
         self.most = params.max_tokens
-        self.shown = params.logprobs
+        self.num_logprobs = params.logprobs
         self.eos = () if params.ignore_eos else params.eos_token_ids
         self.stops = params.stop_token_ids
 
@@ -85,7 +85,7 @@ class BeamSearch:
                 break
         if self.answer.error is None:
             open_ends = [replace(beam, finish=beam.finish or FinishReason.LENGTH) for beam in beams]
-            self.tell(self.ranked([*self.ended, *open_ends])[: self.width])
+            self.deliver(self.ranked([*self.ended, *open_ends])[: self.width])
 
     async def lines(self, beams: Sequence[Beam]) -> list[Line]:
         """What each beam may say next."""
@@ -106,9 +106,9 @@ class BeamSearch:
 
     async def round(self, beams: Sequence[Beam], lines: Sequence[Line]) -> list[TokenLogprob] | None:
         """The likeliest next tokens of every beam; None when the client or an operator has ended the answer."""
-        top = max(2 * self.width, self.shown or 0)
+        top = max(2 * self.width, self.num_logprobs or 0)
         requests = [
-            self.request(beam, (self.shown or 0) if line.listed else top, line.listed)
+            self.request(beam, (self.num_logprobs or 0) if line.listed else top, line.listed)
             for beam, line in zip(beams, lines)
         ]
         entries = await self.ask(requests)
@@ -117,7 +117,7 @@ class BeamSearch:
         ]
         if entries is None or not short:
             return entries
-        again = await self.ask([self.request(beams[at], self.shown or 0, lines[at].tokens) for at in short])
+        again = await self.ask([self.request(beams[at], self.num_logprobs or 0, lines[at].tokens) for at in short])
         for at, entry in zip(short, again or ()):
             entries[at] = entry
         return None if again is None else entries
@@ -195,10 +195,10 @@ class BeamSearch:
         elif token in self.stops:
             finish = FinishReason.STOP_TOKEN
         logprobs = beam.logprobs
-        if self.shown is not None:
-            shown = self.shown
-            told = TokenLogprob(token, logprob, rank, entry.top_ids[:shown], entry.top_logprobs[:shown])
-            logprobs = (*logprobs, told)
+        if self.num_logprobs is not None:
+            most = self.num_logprobs
+            line = TokenLogprob(token, logprob, rank, entry.top_ids[:most], entry.top_logprobs[:most])
+            logprobs = (*logprobs, line)
         return Beam((*beam.tokens, token), beam.total + logprob, logprobs, finish, beam.row)
 
     async def held(self, beams: Sequence[Beam]) -> list[Beam]:
@@ -230,7 +230,7 @@ class BeamSearch:
     def ranked(self, beams: Sequence[Beam]) -> list[Beam]:
         return sorted(beams, key=self.score, reverse=True)
 
-    def tell(self, best: Sequence[Beam]) -> None:
+    def deliver(self, best: Sequence[Beam]) -> None:
         """The choices, each in one Delta."""
         for index in range(self.width):
             beam = best[index] if index < len(best) else Beam(finish=FinishReason.ABORT)  # cut off in the first round

@@ -40,9 +40,9 @@ class Line:
         """The `most` likeliest of the allowed tokens that an entry lists."""
         if self.allowed is None:
             return list(zip(entry.top_ids, entry.top_logprobs))[:most]
-        told = dict(zip(entry.top_ids, entry.top_logprobs))
-        told = {token: told[token] for token in {*self.allowed.tolist()} & told.keys()}
-        return sorted(told.items(), key=lambda pair: (-pair[1], pair[0]))[:most]
+        logprobs_of = dict(zip(entry.top_ids, entry.top_logprobs))
+        logprobs_of = {token: logprobs_of[token] for token in {*self.allowed.tolist()} & logprobs_of.keys()}
+        return sorted(logprobs_of.items(), key=lambda pair: (-pair[1], pair[0]))[:most]
 
     def is_short(self, entry: TokenLogprob, most: int) -> bool:
         """Whether the entry may lack some of the `most` likeliest allowed tokens."""

@@ -35,7 +35,7 @@ class ResponseEvents:
         self.opened = 0  # items whose first event was sent
         self.head = b""  # of the open item's deltas
 
-    def tell(self, events: list[Event]) -> bytes:
+    def framed(self, events: list[Event]) -> bytes:
         frames = [frame(kind, self.number + at, fields) for at, (kind, fields) in enumerate(events)]
         self.number += len(frames)
         return b"".join(frames)
@@ -52,7 +52,7 @@ class ResponseEvents:
     def start(self, choice: Choice) -> bytes:
         choice.started = True
         begun = self.shape.at("in_progress")
-        return self.tell([("response.created", {"response": begun}), ("response.in_progress", {"response": begun})])
+        return self.framed([("response.created", {"response": begun}), ("response.in_progress", {"response": begun})])
 
     def grow(self, changes: list[Change]) -> bytes:
         """Deltas, and what begins and ends around them."""
@@ -68,21 +68,21 @@ class ResponseEvents:
     def next_item(self) -> bytes:
         at, items = self.opened, self.output.items
         self.opened += 1
-        frames = self.tell(closing(items[at - 1].ended("completed"), at - 1)) if at else b""
+        frames = self.framed(closing(items[at - 1].ended("completed"), at - 1)) if at else b""
         body = items[at].body
         self.head = delta_head(body, at)
-        return frames + self.tell(opening(body, at))
+        return frames + self.framed(opening(body, at))
 
     def finish(self) -> bytes:
         """Every `.done`, and the last state."""
         frames = self.grow(self.output.finish())
         last = self.shape.ended(self.answer, self.output)
         at = len(last["output"]) - 1
-        return frames + self.tell(closing(last["output"][at], at)) + self.end(last)
+        return frames + self.framed(closing(last["output"][at], at)) + self.end(last)
 
     def end(self, last: dict[str, Any]) -> bytes:
         self.on_end(last, self.output.cuts)
-        return self.tell([(LAST.get(last["status"], "response.incomplete"), {"response": last})])
+        return self.framed([(LAST.get(last["status"], "response.incomplete"), {"response": last})])
 
     def usage(self) -> bytes:
         return b""

@@ -21,7 +21,7 @@ from server.bench.reply import Reply
 from server.bench.share import Share
 
 STREAMS_PER_PROCESS = 64
-LEAD_S = 0.05  # between the word to start and the start: the word reaches all processes
+START_DELAY_S = 0.05  # between the word to start and the start: the word reaches all processes
 
 Ready = Callable[[], Awaitable[object]]
 
@@ -56,7 +56,7 @@ async def run(
         if ready is not None:
             await ready()
         begun_cpu = time.process_time()
-        outcome = Outcome(time.perf_counter() + LEAD_S)
+        outcome = Outcome(time.perf_counter() + START_DELAY_S)
 
         def record(answer: Reply) -> None:
             outcome.answers.append(answer)
@@ -71,7 +71,7 @@ async def run(
     try:
         if ready is not None:
             await ready()
-        outcome = Outcome(time.perf_counter() + LEAD_S, processes=count)
+        outcome = Outcome(time.perf_counter() + START_DELAY_S, processes=count)
         load = asyncio.gather(*(collect(one, at, outcome, seen, ended) for at, one in enumerate(workers)))
         stopped.add_done_callback(lambda _: close(workers))
         await load

@@ -18,7 +18,7 @@ class Progress:
     def __init__(self, total: int, noun: str) -> None:
         self.total, self.noun = max(1, total), noun
         self.begun = time.monotonic()
-        self.shown = 0.0
+        self.printed_at = 0.0
         self.on = sys.stderr.isatty()
 
     def __enter__(self) -> Self:
@@ -26,9 +26,9 @@ class Progress:
 
     def show(self, done: int) -> None:
         now = time.monotonic()
-        if not self.on or (now - self.shown < EVERY_S and done < self.total):
+        if not self.on or (now - self.printed_at < EVERY_S and done < self.total):
             return
-        self.shown = now
+        self.printed_at = now
         bar = "#" * (WIDTH * min(done, self.total) // self.total)
         rate = done / max(1e-9, now - self.begun)
         text = f"[{bar:<{WIDTH}}] {done} of {self.total} {self.noun}, {rate:.1f}/s "

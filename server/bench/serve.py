@@ -71,7 +71,7 @@ def get(target: Target, path: str) -> str:
 async def first_model(options: ServeOptions) -> str:
     """The model's name once the server answers. Raises ValueError when it does not."""
     target = Target.of(options.url, options.api_key)
-    until, told = time.monotonic() + options.ready_timeout, False
+    until, logged = time.monotonic() + options.ready_timeout, False
     while True:
         try:
             listed = json.loads(await asyncio.to_thread(get, target, "/v1/models"))
@@ -92,9 +92,9 @@ async def first_model(options: ServeOptions) -> str:
             raise ValueError(f"--url {options.url}: /v1/models lists no model; name one with --model") from None
         if time.monotonic() > until:
             raise ValueError(f"--url {options.url}: no server is ready there after {options.ready_timeout:g} s: {said}")
-        if not told:
+        if not logged:
             print(f"omniloop: waits up to {options.ready_timeout:g} s for {options.url} ({said})", file=sys.stderr)
-            told = True
+            logged = True
         await asyncio.sleep(0.2)
 
 
@@ -155,7 +155,7 @@ async def measure(options: ServeOptions) -> tuple[dict[str, Any], processes.Outc
 
     async def begin() -> None:
         if options.seconds:
-            loop.call_later(processes.LEAD_S + options.seconds, stop.set)
+            loop.call_later(processes.START_DELAY_S + options.seconds, stop.set)
 
     with on_interrupt(interrupt), Progress(options.num_prompts * options.turns, "requests") as progress:
         outcome = await processes.run(options, model, progress.show, stop, begin)

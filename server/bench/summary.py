@@ -68,14 +68,14 @@ def numbers(outcome: Outcome, options: ServeOptions, counted: dict[str, float]) 
     }
     if late:
         found["sent_late_ms_max"] = max(late) * 1e3
-    found |= spread(good, options.percentiles)
+    found |= distribution(good, options.percentiles)
     if options.goodput:
         met = sum(all(times_of(a).get(name, 0.0) <= limit for name, limit in options.goodput.items()) for a in good)
         found |= {"goodput_requests_per_s": met / seconds, "goodput_share": met / len(ended)}
     return found
 
 
-def spread(good: list[Reply], percentiles: tuple[int, ...]) -> dict[str, float]:
+def distribution(good: list[Reply], percentiles: tuple[int, ...]) -> dict[str, float]:
     """Mean, deviation and percentiles of each time."""
     each = [times_of(answer) for answer in good]
     found: dict[str, float] = {}

@@ -22,7 +22,7 @@ from server.bench.plot import Panel, draw_panels
 from server.bench.progress import Progress
 
 KEYS = {"command", "flags", "grid", "metrics"}
-SHOWN = {
+COMPARED = {
     "serve": ["requests_per_s", "output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p99"],
     "throughput": ["output_tokens_per_s", "total_tokens_per_s", "host_us_per_step"],
 }
@@ -57,7 +57,7 @@ def read(path: str) -> Plan:
     ):
         raise ValueError(f"--plan {path}: grid must name flags, each with a list of values")
     command = str(content["command"])
-    metrics = content.get("metrics") or SHOWN.get(command)
+    metrics = content.get("metrics") or COMPARED.get(command)
     if not metrics:
         raise ValueError(f"--plan {path}: name the metrics to show; {command} has no usual ones")
     return Plan(command, content.get("flags") or {}, grid, list(metrics))

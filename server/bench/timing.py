@@ -20,7 +20,7 @@ COLD = 1 << 28  # bytes that no cache holds
 COPIED, SIDE = {"cpu": 1 << 26, "cuda": 1 << 29}, {"cpu": 512, "cuda": 8192}  # bytes, and rows: sizes for the rates
 
 Call = Callable[[], object]
-Spread = tuple[float, float, float]  # seconds: median, p10, p90
+Times = tuple[float, float, float]  # seconds: median, p10, p90
 
 
 def chosen_device(name: str) -> str:
@@ -50,11 +50,11 @@ def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def time_of(calls: Sequence[Call], device: str, recorded: bool = True) -> float:
-    """Median seconds of a call; see `spread_of`."""
-    return spread_of(calls, device, recorded)[0]
+    """Median seconds of a call; see `times_of`."""
+    return times_of(calls, device, recorded)[0]
 
 
-def spread_of(calls: Sequence[Call], device: str, recorded: bool = True) -> Spread:
+def times_of(calls: Sequence[Call], device: str, recorded: bool = True) -> Times:
     """Seconds of a call, behind a first one of each. `recorded`: False for calls that look at what they computed."""
     for call in calls:
         call()

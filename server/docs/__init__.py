@@ -39,4 +39,7 @@ def html(name: str) -> str:
     from markdown_it import MarkdownIt
 
     made = MarkdownIt("commonmark", {"html": False}).enable("table").render(text(name))
+    # Wide code and tables scroll within the page; the focus lets a keyboard do so.
+    made = made.replace("<pre>", '<pre tabindex="0">').replace("</table>", "</table></div>")
+    made = made.replace("<table>", '<div class="wide" tabindex="0"><table>')
     return re.sub(r'href="(\w+)\.md(#[\w-]+)?"', r'href="\1\2"', made)

@@ -93,7 +93,7 @@ def plain(kind: Any) -> Any:
     return dict[str, Any] if typing.get_origin(kind) is Mapping else kind
 
 
-def shown(flag: Flag) -> str:
+def default_text(flag: Flag) -> str:
     """The default, as `--help` prints it."""
     if isinstance(flag.default, bool):
         return "on" if flag.default else "off"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 
 from server import docs
-from server.flags.command_line import GROUPS, Flag, UsageError, shown, value_name
+from server.flags.command_line import GROUPS, Flag, UsageError, default_text, value_name
 
 COMMANDS = {
     "serve": "start the server (the default command)",
@@ -110,7 +110,7 @@ CONFIG = row("--config FILE.yaml", "flags by the same names; the command line wi
 def line(flag: Flag) -> str:
     """One flag: name, value, text and default. A long text goes on below itself."""
     name = f"--{flag.name}{value_name(flag)}"
-    text = f"{flag.hints['help']} ({shown(flag)})"
+    text = f"{flag.hints['help']} ({default_text(flag)})"
     if len(row(name, text)) <= WIDTH:
         return row(name, text)
     indent = " " * (COLUMN + 3)

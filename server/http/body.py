@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 
 from _fast import id_lists, json_scan
-from server.errors import ApiError, from_validation, invalid, shown
+from server.errors import ApiError, from_validation, invalid, quoted
 from server.http.incoming import Incoming
 
 if TYPE_CHECKING:
@@ -170,5 +170,5 @@ def malformed(data: bytes, error: Exception) -> ApiError:
         text += ": its text is not UTF-8"
     elif found := _AT.search(str(error)):
         at = int(found[1])
-        text += f", near {shown(data[max(0, at - NEAR) : at + NEAR].decode(errors='replace'))}"
+        text += f", near {quoted(data[max(0, at - NEAR) : at + NEAR].decode(errors='replace'))}"
     return invalid(None, text, "invalid_json")

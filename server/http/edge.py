@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import ApiError, shown, unavailable
+from server.errors import ApiError, quoted, unavailable
 from server.http.exchange import PROBES
 from server.ops.limits import ADMIN, presented_key, wrong_key
 
@@ -59,8 +59,8 @@ class Edge:
     def check_origin(self, exchange: Exchange, origin: bytes, host: bytes) -> None:
         server = self.state.config.server
         if self.any_origin or origin in self.origins:
-            shown = origin if not self.any_origin else b"*"
-            exchange.headers.append((b"access-control-allow-origin", shown))
+            allowed = origin if not self.any_origin else b"*"
+            exchange.headers.append((b"access-control-allow-origin", allowed))
             exchange.headers.append((b"access-control-expose-headers", EXPOSED))
             if not self.any_origin:
                 exchange.headers.append((b"vary", b"origin"))
@@ -157,7 +157,7 @@ def check_rank(value: bytes) -> None:
         raise ApiError(
             400,
             "invalid_parameter",
-            f"X-Data-Parallel-Rank: got {shown(value.decode('latin1'))}; this server has one engine: send 0, or "
+            f"X-Data-Parallel-Rank: got {quoted(value.decode('latin1'))}; this server has one engine: send 0, or "
             "leave the header out",
         )
 

@@ -279,8 +279,8 @@ class Exchanges:
         if self.state.config.server.disable_access_log or not log.isEnabledFor(level):
             return
         method = exchange.method if exchange.method in KNOWN_METHODS else "other"
-        told: dict[str, object] = {"key": exchange.key_name, "reason": exchange.reason, **exchange.details}
-        more = {name: value for name, value in told.items() if value != ""}
+        found: dict[str, object] = {"key": exchange.key_name, "reason": exchange.reason, **exchange.details}
+        more = {name: value for name, value in found.items() if value != ""}
         fields: dict[str, object] = {"request_id": exchange.request_id, "method": method, "route": exchange.route}
         fields |= {"status": exchange.status, "ms": round(seconds * 1000, 1), **more}
         log.log(

@@ -24,7 +24,7 @@ class Line(NamedTuple):
     fd: int
 
 
-class Shown:
+class HeaderCase:
     """`yes` until a transport gives no access to its socket. Owner: loop."""
 
     yes = True
@@ -33,7 +33,7 @@ class Shown:
 def line_of(cycle: RequestResponseCycle) -> Line | None:
     """See above."""
     try:
-        if not (Shown.yes and cycle.response_started and cycle.chunked_encoding):
+        if not (HeaderCase.yes and cycle.response_started and cycle.chunked_encoding):
             return None
         transport = cycle.transport
         if cycle.response_complete or cycle.disconnected or transport.is_closing():
@@ -43,6 +43,6 @@ def line_of(cycle: RequestResponseCycle) -> Line | None:
         transport.get_write_buffer_size()  # asked before each write, so it has to be there
         return Line(transport, transport.get_extra_info("socket").fileno())
     except (AttributeError, NotImplementedError) as error:
-        Shown.yes = False
+        HeaderCase.yes = False
         log.warning("tokens go through the transport, which costs more: this uvicorn looks different (%s)", error)
         return None

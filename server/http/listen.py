@@ -27,6 +27,12 @@ from server.ops.descriptors import room_for
 from server.ops.proxies import TrustedProxies
 
 BACKLOG = 2048
+ADVICE = {
+    errno.EADDRINUSE: "end the process that listens there, or set another --port (0 picks a free one) or --uds",
+    errno.EACCES: "ports below 1024 need privileges, and a socket's folder must be writable; set another --port, --uds",
+    errno.EADDRNOTAVAIL: "--host must be an address of this machine, such as 127.0.0.1 or 0.0.0.0",
+}
+OTHER_ADVICE = "set another --host, --port or --uds"
 
 
 class BindError(Exception):
@@ -64,7 +70,8 @@ def bind(config: Config) -> socket.socket:
         return listener
     except (OSError, OverflowError) as error:
         where = server.uds or f"{server.host}:{server.port}"
-        raise BindError(f"cannot listen on {where}: {getattr(error, 'strerror', None) or error}") from None
+        text = f"cannot listen on {where}: {getattr(error, 'strerror', None) or error}"
+        raise BindError(f"{text}; {ADVICE.get(getattr(error, 'errno', 0), OTHER_ADVICE)}") from None
 
 
 def bind_unix(path: str) -> socket.socket:

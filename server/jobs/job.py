@@ -25,7 +25,7 @@ from server.http.exchange import Exchange
 from server.jobs.media_preload import MediaPreload
 from server.jobs.sampling import Asked
 from server.output.parser import Parsing
-from server.render.leads import with_leads
+from server.render.preambles import with_preambles
 from server.render.prompt import Prompt
 from server.state import AppState
 from server.structure.structure import Structure
@@ -56,11 +56,11 @@ async def prepare(
     salt: str = "",
     priority: int = 0,
     param: str = "messages",
-    ahead: MediaPreload | None = None,
+    preload: MediaPreload | None = None,
 ) -> Job:
     """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
     if prompt.media or prompt.rows:
-        spliced = await with_media(exchange, prompt, ahead or media_preload(exchange, salt))
+        spliced = await with_media(exchange, prompt, preload or media_preload(exchange, salt))
     else:
         spliced = Spliced(prompt.token_ids)
     return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
@@ -84,7 +84,7 @@ def job_of(
     """Lengths settled: how many tokens the prompt has and leaves."""
     state = exchange.state
     ids = spliced.prompt_token_ids
-    if (state.engine.model.lead or state.engine.model.adds_media) and not spliced.media:
+    if (state.engine.model.encoder_prefix or state.engine.model.adds_media) and not spliced.media:
         text = "this model only transcribes recordings; send them to /v1/audio/transcriptions"
         raise ApiError(400, "sound_required", text, param)
     if state.engine.model.adds_media and asked.beam:  # beams would go on behind the sound's end
@@ -175,23 +175,23 @@ def note_media(exchange: Exchange, report: MediaReport) -> None:
         exchange.details[f"media_{name}_ms"] = round(getattr(report, f"{name}_s") * 1000, 1)
     if report.replaced:
         exchange.replaced_frames += report.replaced
-        told = ";".join(f"{item}:" + ",".join(f"{k}={by}" for k, by in pairs) for item, pairs in report.replaced)
-        exchange.headers.append((b"x-replaced-frames", told[:MAX_HEADER].encode()))
+        replaced = ";".join(f"{item}:" + ",".join(f"{k}={by}" for k, by in pairs) for item, pairs in report.replaced)
+        exchange.headers.append((b"x-replaced-frames", replaced[:MAX_HEADER].encode()))
 
 
-async def with_media(exchange: Exchange, prompt: Prompt, ahead: MediaPreload) -> Spliced:
+async def with_media(exchange: Exchange, prompt: Prompt, preload: MediaPreload) -> Spliced:
     """The prompt with its placeholders widened to the loaded items."""
     if not prompt.media:
         rows = [(item.start, item.rows) for item in prompt.rows]
         return splice(prompt.token_ids, (), (), None, rows)
     state = exchange.state
     assert state.media is not None, "the renderer refuses media that the model does not take"
-    processed = await ahead.load(prompt.media)
-    leads = [item.lead for item in processed]
-    if any(leads):
+    processed = await preload.load(prompt.media)
+    preambles = [item.preamble for item in processed]
+    if any(preambles):
         loop = asyncio.get_running_loop()
-        prompt = await loop.run_in_executor(state.pool, with_leads, prompt, leads, state.tokenizer)
+        prompt = await loop.run_in_executor(state.pool, with_preambles, prompt, preambles, state.tokenizer)
     rows = [(item.start, item.rows) for item in prompt.rows]
     spliced = splice(prompt.token_ids, prompt.slots, processed, state.media.processor, rows)
-    note_media(exchange, ahead.report)
+    note_media(exchange, preload.report)
     return spliced

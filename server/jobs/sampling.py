@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 from engine.base.request import SamplingParams
-from server.errors import ApiError, invalid, not_here, shown, size_within
+from server.errors import ApiError, invalid, not_here, quoted, size_within
 from server.flags.config import FILE_DEFAULTS, Config, LimitsConfig
 from server.output.repetition import Repetition
 from server.render.vocabulary import Vocabulary
@@ -194,16 +194,16 @@ def number_of(
         return default
     found: float = in_range(name, defaults[name] if value is None else value, low, high)
     if name == "top_k" and int(found) != found:
-        raise invalid(name, f"{name}: got {shown(found)}; must be an integer")
+        raise invalid(name, f"{name}: got {quoted(found)}; must be an integer")
     if name in ("top_p", "repetition_penalty") and found <= 0:
-        raise invalid(name, f"{name}: got {shown(found)}; must be greater than 0")
+        raise invalid(name, f"{name}: got {quoted(found)}; must be greater than 0")
     return found
 
 
 def in_range(name: str, value: Any, low: float, high: float) -> Any:
     """`lo <= x <= hi` on a finite number; NaN fails both comparisons."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise invalid(name, f"{name}: got {shown(value)}; must be {_bound(low)} to {_bound(high)}")
+        raise invalid(name, f"{name}: got {quoted(value)}; must be {_bound(low)} to {_bound(high)}")
     return value
 
 
@@ -242,7 +242,7 @@ def check_id(param: str, token: int, vocabulary: Vocabulary) -> int:
 
 
 def token_out_of_range(param: str, token: Any, width: int) -> ApiError:
-    text = f"{param}: token id {shown(token)} is out of range; ids are 0 to {width - 1}"
+    text = f"{param}: token id {quoted(token)} is out of range; ids are 0 to {width - 1}"
     return invalid(param, text, "token_id_out_of_range")
 
 
@@ -255,7 +255,7 @@ def logit_bias_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabu
     found = []
     for text, value in body.logit_bias.items():
         if not (text.isascii() and text.isdigit() and len(text) < 12):
-            raise invalid("logit_bias", f"logit_bias: key {shown(text)} is not a token id")
+            raise invalid("logit_bias", f"logit_bias: key {quoted(text)} is not a token id")
         token = check_id("logit_bias", int(text), vocabulary)
         found.append((token, float(in_range(f"logit_bias.{text}", value, -100.0, 100.0))))
     return tuple(found)
@@ -308,7 +308,7 @@ def salt_of(body: SamplingFields | InputFields) -> str:
     if salt is None:
         return ""
     if not 1 <= len(salt) <= 128 or any(c in salt for c in "@/\\\0"):
-        got = f"{len(salt)} characters, {shown(salt)}"
+        got = f"{len(salt)} characters, {quoted(salt)}"
         raise invalid("cache_salt", f"cache_salt: got {got}; must have 1 to 128 characters and none of @ / \\ NUL")
     return salt
 

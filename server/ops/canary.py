@@ -79,7 +79,7 @@ class Canary:
         engine, answer = self._engine, Answer()
         try:
             async with asyncio.timeout(engine.config.step_timeout):
-                if engine.model.lead or engine.model.adds_media:
+                if engine.model.encoder_prefix or engine.model.adds_media:
                     await engine.turn()
                 else:
                     answer = await self._answer()

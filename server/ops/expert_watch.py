@@ -55,5 +55,5 @@ class ExpertWatch:
 
 def line(layers: list[LayerLoad]) -> str:
     """Of each layer the experts that tokens chose, and the busiest expert's share of the tokens."""
-    told = "; ".join(f"{layer.layer}: {layer.touched}, {layer.largest:.1%}" for layer in layers)
-    return f"experts of a step by layer, and the share of tokens at the busiest one: {told}"
+    shares = "; ".join(f"{layer.layer}: {layer.touched}, {layer.largest:.1%}" for layer in layers)
+    return f"experts of a step by layer, and the share of tokens at the busiest one: {shares}"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from starlette.types import Scope
 
 from engine.base.errors import ConfigError
-from server.errors import ApiError, queue_full, shown
+from server.errors import ApiError, queue_full, quoted
 
 log = logging.getLogger("omniloop")
 
@@ -90,9 +90,9 @@ def named(lines: list[KeyLine]) -> list[tuple[str, bytes]]:
         if name == ADMIN:
             raise ConfigError(f"{where}: the name {ADMIN} is that of --admin-api-key; give this key another")
         if digest in names:
-            raise ConfigError(f"{where}: this key has the name {shown(names[digest])} already; a key has one name")
+            raise ConfigError(f"{where}: this key has the name {quoted(names[digest])} already; a key has one name")
         if name in places:
-            raise ConfigError(f"{where}: {shown(name)} names another key already ({places[name]}); a name has one key")
+            raise ConfigError(f"{where}: {quoted(name)} names another key already ({places[name]}); a name has one key")
         names[digest] = name
         places[name] = where
     return [(name, digest) for digest, name in names.items()]
@@ -135,7 +135,7 @@ def weighed(line: str, where: str) -> tuple[str, int]:
         return line, 1
     text = word.removeprefix("weight=")
     if not text.isdecimal() or not 1 <= int(text) <= MOST_WEIGHT:
-        raise ConfigError(f"{where}: weight={shown(text)}; a weight is a whole number from 1 to {MOST_WEIGHT}")
+        raise ConfigError(f"{where}: weight={quoted(text)}; a weight is a whole number from 1 to {MOST_WEIGHT}")
     return key.rstrip(), int(text)
 
 

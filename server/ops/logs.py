@@ -122,9 +122,9 @@ def configure(server: ServerConfig) -> None:
 def log_prompt(request_id: str, text: str | None, request: Request, max_len: int) -> None:
     """The beginning of a prompt, and how it is to be continued (--enable-log-requests); without text, token ids."""
     ids = request.prompt_token_ids
-    shown = text if text is not None else " ".join(map(str, ids[: max_len // 4].tolist()))
+    text = text if text is not None else " ".join(map(str, ids[: max_len // 4].tolist()))
     params = ", ".join(f"{name}={value!r}" for name, value in changed_parameters(request.sampling))
-    words.info("%s asks: %s | %d tokens, n=%d, %s", request_id, shown[:max_len], len(ids), request.n, params[:1024])
+    words.info("%s asks: %s | %d tokens, n=%d, %s", request_id, text[:max_len], len(ids), request.n, params[:1024])
 
 
 def changed_parameters(sampling: SamplingParams) -> Iterator[tuple[str, Any]]:

@@ -60,20 +60,20 @@ class Spans:
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        ahead = time.time() - time.monotonic()  # spans are dated by the wall's clock
+        clock_offset = time.time() - time.monotonic()  # spans are dated by the wall's clock
         parent = TraceContextTextMapPropagator().extract({"traceparent": times.traceparent})
         span = self._tracer.start_span(
             f"{operation} {times.model}",
             context=parent,
             kind=SpanKind.SERVER,
             attributes=attributes_of(times, operation),
-            start_time=nanoseconds(times.arrival + ahead),
+            start_time=nanoseconds(times.arrival + clock_offset),
         )
         for name, begun, _ in times.phases()[1:]:
-            span.add_event(name, timestamp=nanoseconds(begun + ahead))
+            span.add_event(name, timestamp=nanoseconds(begun + clock_offset))
         if times.status >= 500:
             span.set_status(Status(StatusCode.ERROR, times.reason))
-        span.end(nanoseconds(times.ended + ahead))
+        span.end(nanoseconds(times.ended + clock_offset))
 
     def close(self) -> None:
         """Sends what waits, within CLOSE_MS or so; blocks."""

@@ -106,17 +106,17 @@ def line(state: Counted, before: Totals, now: Totals) -> str:
     stats = state.engine.stats
     seconds = max(now.at - before.at, 1e-9)
     steps = now.steps - before.steps
-    told = [
+    parts = [
         f"running {stats.running}, waiting {stats.waiting}",
         f"{(now.generated - before.generated) / seconds:,.0f} tokens/s, "
         f"prompts {(now.prompts - before.prompts) / seconds:,.0f} tokens/s",
     ]
     if steps:
-        told.append(f"step {1000 * (now.step_s - before.step_s) / steps:.1f} ms")
+        parts.append(f"step {1000 * (now.step_s - before.step_s) / steps:.1f} ms")
     cache = f"KV cache {100 * stats.kv_usage:.1f} %"
     if now.queries > before.queries:
         cache += f", prefix cache hits {100 * (now.hits - before.hits) / (now.queries - before.queries):.1f} %"
-    told.append(cache)
+    parts.append(cache)
     if now.preemptions > before.preemptions:
-        told.append(f"{now.preemptions - before.preemptions} preempted")
-    return "; ".join(told)
+        parts.append(f"{now.preemptions - before.preemptions} preempted")
+    return "; ".join(parts)

@@ -148,12 +148,12 @@ class ChoiceStream:
             self.parser.finish(cut)
         return self.parser.take()
 
-    def _stopped(self, delta: Delta, text: str, kept: int, runs_on: bool) -> Piece:
+    def _stopped(self, delta: Delta, text: str, num_tokens: int, runs_on: bool) -> Piece:
         self.ended = True
         return Piece(
             text,
-            delta.token_ids[:kept],
-            None if delta.logprobs is None else delta.logprobs[:kept],
+            delta.token_ids[:num_tokens],
+            None if delta.logprobs is None else delta.logprobs[:num_tokens],
             "stop",
             self.text.stopped,
             events=self._events(True),

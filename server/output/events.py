@@ -142,9 +142,9 @@ class Sink:
         elif text.isspace():
             self._space.append(text)
         elif text:
-            kept = text.rstrip()
-            self._add(Content, "".join(self._space) + kept)
-            self._space = [text[len(kept) :]] if len(kept) < len(text) else []
+            stripped = text.rstrip()
+            self._add(Content, "".join(self._space) + stripped)
+            self._space = [text[len(stripped) :]] if len(stripped) < len(text) else []
 
     def call(self, name: str) -> None:
         """A call begins. Raises TooManyCalls where calls are bounded and not dropped."""

@@ -44,7 +44,7 @@ def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: 
     yield from space(source)
     marker = yield from accept(source, RECIPIENT, form.channel, form.start, form.message)
     if not marker:  # text in front of the first channel
-        sink.content(source.kept())
+        sink.content(source.take_buffered())
         marker = yield from until(source, form.marks, sink.content)
     while marker:
         if marker in (form.end, form.call, form.stop):
@@ -55,7 +55,7 @@ def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: 
         while marker in (RECIPIENT, form.start, form.channel, form.constrain):
             header.append(" " if marker != RECIPIENT else "")
             marker = yield from until(source, (*form.marks, form.constrain), header.append)
-        words, read = "".join(header).split(), source.kept()
+        words, read = "".join(header).split(), source.take_buffered()
         if marker == form.message:
             sink.drop_space()
             if calls and sink.is_full and any(word.startswith(RECIPIENT) for word in words):

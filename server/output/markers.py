@@ -29,7 +29,7 @@ class Markers:
     table: TokenTable
     chars: Mapping[str, str] = field(default_factory=dict)  # marker -> its character
     ids: Mapping[str, int] = field(default_factory=dict)  # marker -> its token
-    shown: Spelling = PLAIN  # characters to text
+    with_special: Spelling = PLAIN  # characters to text
     skipped: Spelling = PLAIN  # the same without special tokens
 
     @classmethod

@@ -95,7 +95,7 @@ class OutputParser:
         try:
             self._ended = next(self._run, True) is True
         except TooManyCalls:  # the one that begins, and all behind it, as the model wrote it
-            self._sink.reject(self._source.kept())
+            self._sink.reject(self._source.take_buffered())
             self._run = _plain(self._source, self._sink)
             self._ended = next(self._run, True) is True
 
@@ -176,7 +176,7 @@ class Parsing:
             call_limit=self.call_limit,
             argument_limit=self.argument_limit,
             shows_reasoning=self.shows_reasoning,
-            spelling=markers.shown if self.shows_special else markers.skipped,
+            spelling=markers.with_special if self.shows_special else markers.skipped,
         )
         if parsers.harmony is not None:
             run = harmony(source, sink, parsers.harmony, reasons=parsers.reads_reasoning, calls=calls)

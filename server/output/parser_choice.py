@@ -104,13 +104,13 @@ def choose_parsers(
 ) -> Parsers:
     """The server's parsers; raises ConfigError for a name that is not known."""
     tool_table, reasoning_table = tables(plugins)
-    shown = "\n".join(templates)
+    templates_text = "\n".join(templates)
     chat_format = getattr(tokenizer, "chat_format", None)
     if chat_format is not None:
-        shown += "[TOOL_CALLS][THINK]" if "[THINK]" in tokenizer.special_spellings else "[TOOL_CALLS]"
-    tools = by_signs(shown, TOOL_SIGNS) or TOOLS_OF_TYPE.get(model_type, "none") if tools == "auto" else tools
+        templates_text += "[TOOL_CALLS][THINK]" if "[THINK]" in tokenizer.special_spellings else "[TOOL_CALLS]"
+    tools = by_signs(templates_text, TOOL_SIGNS) or TOOLS_OF_TYPE.get(model_type, "none") if tools == "auto" else tools
     if reasoning == "auto":
-        reasoning = by_signs(shown, REASONING_SIGNS) or REASONING_OF_TYPE.get(model_type, "none")
+        reasoning = by_signs(templates_text, REASONING_SIGNS) or REASONING_OF_TYPE.get(model_type, "none")
     tools = known(TOOLS_FLAG, tools, (*tool_table, *HARMONY_TOOLS))
     reasoning = known(REASONING_FLAG, reasoning, (*reasoning_table, *HARMONY_NAMES))
     return made(tokenizer, tools, tool_table.get(tools), reasoning, reasoning_table.get(reasoning))

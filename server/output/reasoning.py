@@ -100,9 +100,9 @@ def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh
         yield from space(source)
         found = yield from accept(source, *form.begins)
         if not found and not form.always:
-            sink.content(form.prefix + source.kept())
+            sink.content(form.prefix + source.take_buffered())
             return
-        space_first = source.kept()
+        space_first = source.take_buffered()
         if found and form.suffix and not (yield from _closed(source)):
             sink.content(form.prefix + space_first)
             return

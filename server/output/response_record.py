@@ -114,8 +114,8 @@ def delta_head(body: Item, at: int) -> bytes:
 
 
 def delta_frame(head: bytes, kind: str, number: int, text: str, logprobs: bytes = b"[]") -> bytes:
-    shown = b',"logprobs":' + logprobs if kind == "message" else b""
-    return head + dumps(text) + shown + b',"sequence_number":%d}\n\n' % number
+    logprob_text = b',"logprobs":' + logprobs if kind == "message" else b""
+    return head + dumps(text) + logprob_text + b',"sequence_number":%d}\n\n' % number
 
 
 def cuts_of(items: Iterable[Iterable[str]]) -> bytes:
@@ -164,33 +164,35 @@ class ResponseRecord:
     def cuts(self) -> bytes:
         return cuts_of(item.texts for item in self.items)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Calls the watchers: the items have grown or ended."""
         for watcher in list(self.watchers):
             watcher()
 
     def end(self, last: dict[str, Any]) -> None:
         self.last = last
-        self.tell()
+        self.notify()
 
     def since(self, number: int) -> tuple[bytes, int]:
         """(frames of the events from `number` on, the number of the next one)."""
-        told = _Told(number)
-        told.add([("response.created", {"response": self.begun}), ("response.in_progress", {"response": self.begun})])
+        emitted = _Emitted(number)
+        emitted.add(
+            [("response.created", {"response": self.begun}), ("response.in_progress", {"response": self.begun})]
+        )
         ended = [] if self.last is None else self.last["output"]
         for at, item in enumerate(self.items):
-            told.add(opening(item.body, at))
-            told.add_deltas(item, at)
+            emitted.add(opening(item.body, at))
+            emitted.add_deltas(item, at)
             if at < len(ended):
-                told.add(closing(ended[at], at))
+                emitted.add(closing(ended[at], at))
             elif at < len(self.items) - 1:
-                told.add(closing(item.ended("completed"), at))
+                emitted.add(closing(item.ended("completed"), at))
         if self.last is not None:
-            told.add([(LAST.get(self.last["status"], "response.incomplete"), {"response": self.last})])
-        return b"".join(told.frames), max(number, told.next)
+            emitted.add([(LAST.get(self.last["status"], "response.incomplete"), {"response": self.last})])
+        return b"".join(emitted.frames), max(number, emitted.next)
 
 
-class _Told:
+class _Emitted:
     """Frames of events from a number on."""
 
     def __init__(self, begin: int) -> None:

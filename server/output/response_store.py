@@ -49,7 +49,7 @@ class Turn:
     def size(self) -> int:
         return len(self.inputs) + len(self.outputs) + OVERHEAD
 
-    def heard(self) -> list[Item]:
+    def history(self) -> list[Item]:
         """What the conversation held when its newest answer began; any thread."""
         return (self.parent.items() if self.parent else []) + orjson.loads(self.inputs)
 

@@ -27,17 +27,17 @@ SPACE = " \t\r\n"
 class Source:
     """Text not read yet, from `at` on. `closed`: no more will come."""
 
-    __slots__ = ("_kept", "at", "closed", "text")
+    __slots__ = ("_buffered", "at", "closed", "text")
 
     def __init__(self, text: str = "", closed: bool = False) -> None:
         self.text = text
         self.at = 0
         self.closed = closed
-        self._kept: list[str] | None = None
+        self._buffered: list[str] | None = None
 
     def feed(self, text: str) -> None:
-        if self._kept is not None:
-            self._kept.append(self.text[: self.at])
+        if self._buffered is not None:
+            self._buffered.append(self.text[: self.at])
         self.text = self.text[self.at :] + text if self.at < len(self.text) else text
         self.at = 0
 
@@ -50,11 +50,11 @@ class Source:
         """Starts to buffer the text that is read; the last `back` characters are buffered too."""
         self.text = self.text[self.at - back :]
         self.at = back
-        self._kept = []
+        self._buffered = []
 
-    def kept(self) -> str:
+    def take_buffered(self) -> str:
         """The buffered text; ends the buffering."""
-        found = "".join(self._kept or ()) + self.text[: self.at]
+        found = "".join(self._buffered or ()) + self.text[: self.at]
         self.release()
         return found
 
@@ -62,7 +62,7 @@ class Source:
         """Ends the buffering."""
         self.text = self.text[self.at :]
         self.at = 0
-        self._kept = None
+        self._buffered = None
 
 
 class Finder:

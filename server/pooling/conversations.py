@@ -34,8 +34,8 @@ from server.pooling.tokens import (
     no_room,
     too_long,
 )
-from server.render.leads import with_leads
 from server.render.messages import MessageReader, MessageRules
+from server.render.preambles import with_preambles
 from server.render.prompt import Prompt, id_array
 from server.render.template_facts import TemplateFacts
 from server.state import AppState
@@ -100,10 +100,10 @@ class Conversations:
                 break
             self._as_parts = as_parts
             try:
-                shown = self.rendered([text_part(probe) for probe in probes])
+                rendered = self.rendered([text_part(probe) for probe in probes])
             except ApiError:
                 continue
-            if all(probe in shown for probe in probes):
+            if all(probe in rendered for probe in probes):
                 return
         roles = "`query` and `document`" if contents == 2 else "`user`"
         raise ApiError(
@@ -127,18 +127,18 @@ class Conversations:
         written = self._state.renderer.media.placeholders
         return "".join(part["text"] if part["type"] == "text" else written[part["type"]] for part in content)
 
-    def as_shown(self, items: Sequence[Seen]) -> Sequence[Seen]:
+    def in_order_of_template(self, items: Sequence[Seen]) -> Sequence[Seen]:
         """A conversation's contents in the order in which it shows them."""
         return items
 
-    def ids(self, texts: Sequence[str], cut: Cut, most: int | None, name: str, kept: str) -> np.ndarray:
+    def ids(self, texts: Sequence[str], cut: Cut, most: int | None, name: str, rest: str) -> np.ndarray:
         """Token ids of texts (pool). The last text may be cut, to `most` tokens where given. Refusals call the last
-        text `name` and the others `kept`."""
+        text `name` and the others `rest`."""
         tokenizer = self._state.tokenizer
         *before, text = texts
-        text = checked_text(self._state, text, name, *cut.kept(most))
-        before = [checked_text(self._state, one, kept, cut.limit) for one in before]  # longer ones are refused below
-        for one, path in ((text, name), *((one, kept) for one in before)):
+        text = checked_text(self._state, text, name, *cut.needed(most))
+        before = [checked_text(self._state, one, rest, cut.limit) for one in before]  # longer ones are refused below
+        for one, path in ((text, name), *((one, rest) for one in before)):
             self._state.renderer.media.refuse_in_text(one, path)
         if most is not None and len(own := tokenizer.encode(text)) > most:
             text = tokenizer.decode(own[:most])
@@ -149,7 +149,7 @@ class Conversations:
         ids = made(text)
         if len(ids) > cut.most:
             if (least := len(made(""))) >= cut.most:
-                raise no_room(cut, least, kept, AROUND_PAIR if before else AROUND_TEXT)
+                raise no_room(cut, least, rest, AROUND_PAIR if before else AROUND_TEXT)
             if cut.asked is None:
                 raise too_long(cut.limit, len(ids), name)
             own = tokenizer.encode(text)
@@ -165,12 +165,12 @@ class Conversations:
         assert state.media is not None, "a reader of messages refuses media where there is no tower"
         text = state.renderer.media.spaced(self.rendered([item.content for item in items]))
         ids = id_array([*state.tokenizer.encode(text), *self.ending])
-        items = self.as_shown(items)
+        items = self.in_order_of_template(items)
         media = [ref for item in items for ref in item.media]
         processed = [one for item in items for one in item.processed]
         prompt = Prompt(ids, tuple(media), state.renderer.media.slots(ids, media, name), text)
-        if any(leads := [one.lead for one in processed]):
-            prompt = with_leads(prompt, leads, state.tokenizer)
+        if any(preambles := [one.preamble for one in processed]):
+            prompt = with_preambles(prompt, preambles, state.tokenizer)
         made = splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
         if len(made.prompt_token_ids) > cut.most:
             raise no_room(cut, len(made.prompt_token_ids), name, WITH_MEDIA)
@@ -197,9 +197,9 @@ async def seen(exchange: Exchange, parts: Mapping[int, Parts], salt: str) -> dic
         first = len(reader.media)
         content = reader.parts(given, path)
         read[at] = content, slice(first, len(reader.media))
-    async with media_preload(exchange, salt) as ahead:
-        processed = await ahead.load(reader.media)
-    note_media(exchange, ahead.report)
+    async with media_preload(exchange, salt) as preload:
+        processed = await preload.load(reader.media)
+    note_media(exchange, preload.report)
     return {at: Seen(content, reader.media[own], processed[own]) for at, (content, own) in read.items()}
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from engine.base.model_config import PoolingConfig
 from mm.splice import Spliced
-from server.errors import ApiError, invalid, shown
+from server.errors import ApiError, invalid, quoted
 from server.pooling.conversations import JUDGE, Conversations, Parts, Seen, message, messages_of, text_part
 from server.pooling.roles import PROMPTS
 from server.pooling.tokens import (
@@ -85,9 +85,9 @@ class Pairs:
 
 def sides(one: Any, other: Any, name: str, other_name: str, most: int, sees: bool) -> Pairs:
     """The pairs of a body's two sides, 1 with N or N with N; `sees`: items may hold media."""
-    queries, shown = items(one, name, most, sees)
+    queries, found = items(one, name, most, sees)
     documents, others = items(other, other_name, most, sees)
-    parts = shown | {len(queries) + at: found for at, found in others.items()}
+    parts = found | {len(queries) + at: part for at, part in others.items()}
     return replace(paired(queries, documents, other_name), query_param=name, parts=parts)
 
 
@@ -138,11 +138,11 @@ def _with_media(item: Any, param: str) -> Parts | None:
 def _named(part: Any) -> str:
     """A part that is no text, for a refusal."""
     if not isinstance(part, dict):
-        return f"a part {shown(part)}"
+        return f"a part {quoted(part)}"
     kind = part.get("type") or next((key for key in BARE_KEYS if key in part and key != "text"), None)
     if kind is None or kind in ("text", "input_text"):
-        return f"an object with {', '.join(shown(key) for key in part)}" if part else "an empty object"
-    return f"a part of type {shown(kind)}; this model takes text only"
+        return f"an object with {', '.join(quoted(key) for key in part)}" if part else "an empty object"
+    return f"a part of type {quoted(kind)}; this model takes text only"
 
 
 def _text_of(item: Any, param: str, holds_media: bool) -> str:
@@ -200,16 +200,16 @@ def prepared(
     prompt = config.prompts.get(config.default_prompt or "", "")
     asked = [prompt + query for query in pairs.queries]
     queries = encoded(state, asked, pairs.query_param, cut.limit)  # longer ones are refused below
-    documents = encoded(state, pairs.documents, pairs.param, *cut.kept(per_document))
+    documents = encoded(state, pairs.documents, pairs.param, *cut.needed(per_document))
     before, between, after = state.frames.pair
     ids, seconds = [], np.zeros(len(pairs.of), np.int32)
     for at, (query, document) in enumerate(pairs.of):
-        lead = (*before, *queries[query], *between)
+        opening = (*before, *queries[query], *between)
         second = _cut_document(documents[document], per_document)
-        if len(lead) + len(after) >= cut.most:
-            raise no_room(cut, len(lead) + len(after), pairs.query_named(query), AROUND_PAIR)
-        ids.append(framed(second, lead, after, cut, pairs.document_named(document)))
-        seconds[at] = len(lead) if state.frames.has_types else 0
+        if len(opening) + len(after) >= cut.most:
+            raise no_room(cut, len(opening) + len(after), pairs.query_named(query), AROUND_PAIR)
+        ids.append(framed(second, opening, after, cut, pairs.document_named(document)))
+        seconds[at] = len(opening) if state.frames.has_types else 0
     return PooledInputs(ids, seconds if state.frames.has_types else None)
 
 
@@ -220,7 +220,7 @@ def _with_template(state: AppState, pairs: Pairs, cut: Cut, per_document: int | 
     for query, length in enumerate(lengths):
         if (got := len(before) + length + len(after)) >= cut.most:
             raise no_room(cut, got, pairs.query_named(query), AROUND_PAIR)
-    most, _ = cut.kept(per_document)
+    most, _ = cut.needed(per_document)
     joined = [heads[query] + pairs.documents[document] for query, document in pairs.of]
     texts = encoded(state, joined, pairs.param, None if most is None else most + max(lengths))
     found = []
@@ -253,7 +253,7 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
             continue
         if most is not None and prompt:  # tokens of the document are counted, not those before it
             most += len(encoded(state, [prompt], param)[0])
-        listed = [ids[:most] for ids in encoded(state, [prompt + text for text in texts], param, *cut.kept(most))]
+        listed = [ids[:most] for ids in encoded(state, [prompt + text for text in texts], param, *cut.needed(most))]
         frame = frame_of(state, role)
         paths = [where(param, at, len(texts)) for at in range(len(texts))]
         ids_of = [shaped(config, framed(ids, *frame, cut, path)) for ids, path in zip(listed, paths)]

@@ -60,9 +60,9 @@ async def text_or_picture(
 
 def check_queries(config: PoolingConfig, parts: Mapping[int, Parts], count: int) -> None:
     """400 for a picture among the first `count` items, which are queries, where pictures are pages."""
-    shown = min(parts, default=count)
-    if config.page and shown < count:
-        param = parts[shown][1]
+    first = min(parts, default=count)
+    if config.page and first < count:
+        param = parts[first][1]
         raise invalid(
             param,
             f"{param}: is an image; this model finds pages by a text, so send the query as a text and "
@@ -70,7 +70,7 @@ def check_queries(config: PoolingConfig, parts: Mapping[int, Parts], count: int)
         )
 
 
-async def shown(
+async def with_pictures(
     exchange: Exchange, inputs: PooledInputs, parts: Mapping[int, Parts], cut: Cut, salt: str
 ) -> PooledInputs:
     """The inputs with these pictures in the place of their texts."""
@@ -94,8 +94,8 @@ async def loaded(
     """Each picture's input in the place of its item, and the picture ready for its tower."""
     state = exchange.state
     assert state.media is not None, "a reader of messages refuses pictures where there is no tower"
-    async with media_preload(exchange, salt) as ahead:
-        processed = await ahead.load(list(refs.values()))
+    async with media_preload(exchange, salt) as preload:
+        processed = await preload.load(list(refs.values()))
     processor, page = state.media.processor, pooling_of(state).page
     assert processor is not None, "the model has a tower"
     placeholder = processor.placeholder("image")
@@ -105,7 +105,7 @@ async def loaded(
     for at, ref in refs.items():
         if len(made[at].prompt_token_ids) > cut.limit:
             raise no_room(Cut(cut.limit), len(made[at].prompt_token_ids), ref.param or "input", WITH_MEDIA)
-    note_media(exchange, ahead.report)
+    note_media(exchange, preload.report)
     return replaced(inputs, made)
 
 

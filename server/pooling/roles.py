@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.errors import invalid, shown
+from server.errors import invalid, quoted
 
 PROMPTS = {  # names of the checkpoint's prompts
     "query": ("retrieval.query", "query"),
@@ -32,5 +32,5 @@ def prompt_named(param: str, asked: str, prompts: Mapping[str, str], exact: bool
     found = next((spelled[name] for name in (*PROMPTS.get(role, ()), role) if name in spelled), None)
     if found is None and (exact or (role not in PROMPTS and role not in OTHERS)):
         known = ", ".join(dict.fromkeys((*prompts, *PROMPTS, *ROLES, *(() if exact else OTHERS))))
-        raise invalid(param, f"{param}: got {shown(asked)}; must be one of {known}")
+        raise invalid(param, f"{param}: got {quoted(asked)}; must be one of {known}")
     return found

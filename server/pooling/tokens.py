@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.base.model_config import PoolingConfig
 from engine.base.request import MediaInput
-from server.errors import ApiError, invalid, shown
+from server.errors import ApiError, invalid, quoted
 from server.render.prompt import Side, id_array
 from server.state import AppState
 
@@ -43,7 +43,7 @@ class Cut:
     def most(self) -> int:
         return self.limit if self.asked is None or self.asked == -1 else min(self.limit, self.asked)
 
-    def kept(self, per_document: int | None = None) -> tuple[int | None, Side]:
+    def needed(self, per_document: int | None = None) -> tuple[int | None, Side]:
         """How many tokens of a text are needed, None: all of them; and from which side they are cut."""
         if per_document is not None and per_document <= self.limit:
             return per_document, "right"
@@ -69,7 +69,7 @@ def cut_of(state: AppState, asked: int | None, side: str | None) -> Cut:
         text = f"truncate_prompt_tokens: got {asked}; must be -1 (the limit) or 0 to {limit}"
         raise invalid("truncate_prompt_tokens", text)
     if side not in (None, "left", "right"):
-        raise invalid("truncation_side", f"truncation_side: got {shown(side or '')}; must be left or right")
+        raise invalid("truncation_side", f"truncation_side: got {quoted(side or '')}; must be left or right")
     return Cut(limit, asked, "left" if side == "left" else "right")
 
 
@@ -120,7 +120,7 @@ async def tokenized(
 
         def encode() -> PooledInputs:
             frame = frame_of(state, role) if special else ((), ())
-            listed = encoded(state, texts, param, *cut.kept())
+            listed = encoded(state, texts, param, *cut.needed())
             made = [
                 shaped(config, framed(ids, *frame, cut, where(param, k, len(listed)))) for k, ids in enumerate(listed)
             ]
@@ -244,7 +244,7 @@ def counted_from(
             raise ApiError(
                 400,
                 "empty_prompt",
-                f"{name}: has no tokens behind the prompt {shown(prompt)}, which this "
+                f"{name}: has no tokens behind the prompt {quoted(prompt)}, which this "
                 f"model leaves out; send a text, or cut it to more than {count} tokens",
                 name,
             )
@@ -281,9 +281,9 @@ def too_long(limit: int, got: int, name: str) -> ApiError:
     )
 
 
-def no_room(cut: Cut, got: int, name: str, kept: str = AROUND_TEXT) -> ApiError:
+def no_room(cut: Cut, got: int, name: str, what: str = AROUND_TEXT) -> ApiError:
     """`got`: tokens of the part that is never cut. It must leave room for a text; with media it must fit."""
-    takes, least = f"{kept} ({name}) takes {got} tokens and is never cut", got + (kept != WITH_MEDIA)
+    takes, least = f"{what} ({name}) takes {got} tokens and is never cut", got + (what != WITH_MEDIA)
     if cut.most < cut.limit:
         text = f"truncate_prompt_tokens: got {cut.asked}; {takes}, so send at least {least}"
         return invalid("truncate_prompt_tokens", text)

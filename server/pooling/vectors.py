@@ -14,7 +14,7 @@ import orjson
 
 from _fast import base64_text
 from engine.base.model_config import Activation, PoolingConfig
-from server.errors import invalid, shown
+from server.errors import invalid, quoted
 
 Format = Literal["float", "base64", "bytes"]
 FORMATS = ("float", "base64", "bytes")
@@ -69,15 +69,15 @@ def of_tokens(lines: np.ndarray, ids: np.ndarray, pooling: PoolingConfig, task: 
     `role`: query, document or anything else; of documents some models leave out punctuation.
     """
     if pooling.skipped and role == "document":
-        kept = ~np.isin(ids, pooling.skipped)
-        lines, ids = lines[kept], ids[kept]
+        selected = ~np.isin(ids, pooling.skipped)
+        lines, ids = lines[selected], ids[selected]
     at = 0
     for name, head in pooling.heads_of_tokens.items():
         width = head.layers[-1].out_features if pooling.token_heads else lines.shape[1]
         if name == task:
             first, last = head.dropped
-            kept = lines[first : len(lines) - last, at : at + width]
-            return kept if pooling.step_tag is None else kept[ids == pooling.step_tag]
+            selected = lines[first : len(lines) - last, at : at + width]
+            return selected if pooling.step_tag is None else selected[ids == pooling.step_tag]
         at += width
     raise AssertionError(f"{task} is none of this model's tasks")
 
@@ -87,15 +87,15 @@ def format_of(asked: str | None, dtype: str | None, endianness: str | None) -> t
     form = "float" if asked is None else asked
     if form not in FORMATS:
         raise invalid(
-            "encoding_format", f"encoding_format: got {shown(form) or EMPTY}; must be one of {', '.join(FORMATS)}"
+            "encoding_format", f"encoding_format: got {quoted(form) or EMPTY}; must be one of {', '.join(FORMATS)}"
         )
     kind = "float32" if dtype is None else dtype
     if kind not in DTYPES:
-        raise invalid("embed_dtype", f"embed_dtype: got {shown(kind) or EMPTY}; must be one of {', '.join(DTYPES)}")
+        raise invalid("embed_dtype", f"embed_dtype: got {quoted(kind) or EMPTY}; must be one of {', '.join(DTYPES)}")
     if kind != "float32" and form == "float":
         raise invalid("embed_dtype", "embed_dtype: numbers in JSON have none; send encoding_format base64 or bytes")
     if endianness not in (None, "native", "little"):
-        raise invalid("endianness", f"endianness: got {shown(endianness) or EMPTY}; must be native or little")
+        raise invalid("endianness", f"endianness: got {quoted(endianness) or EMPTY}; must be native or little")
     return form, DTYPES[kind]  # type: ignore[return-value]
 
 

@@ -29,7 +29,7 @@ class WrittenPair(Conversations):
         query, document = map(self.plain, contents)
         return f"**Document**:\n{document}\n**Query**:\n{query}"
 
-    def as_shown(self, items: Sequence[Seen]) -> Sequence[Seen]:
+    def in_order_of_template(self, items: Sequence[Seen]) -> Sequence[Seen]:
         return items[::-1]
 
 

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from server.render.conversation import Conversation, Part, text_part
-from server.render.errors import RenderError, invalid, kind_of, shown, untyped
+from server.render.errors import RenderError, invalid, kind_of, quoted, untyped
 from server.render.tools import ToolPlace, tool_name, tool_place
 
 BILLING = "x-anthropic-billing-header"
@@ -38,7 +38,7 @@ def read_blocks(system: str | list[dict[str, Any]] | None, messages: list[dict[s
         elif role == "assistant":
             _assistant(conversation, _blocks(content, f"{path}.content"), path)
         else:
-            got = shown(role) if isinstance(role, str) else kind_of(role)
+            got = quoted(role) if isinstance(role, str) else kind_of(role)
             raise invalid(f"{path}.role: got {got}; must be user, assistant or system", f"{path}.role")
     conversation.close()
     return conversation
@@ -149,12 +149,12 @@ def _part(block: dict[str, Any], path: str) -> list[Part]:
         return [] if block.get("content") is None else [text_part(_string(block, "content", path), path)]
     if kind == "tool_reference":
         return [text_part(_string(block, "tool_name", path), path, f"{path}.tool_name")]
-    raise invalid(f"{path}.type: {shown(kind)} is not taken here; known blocks are {BLOCKS}", f"{path}.type")
+    raise invalid(f"{path}.type: {quoted(kind)} is not taken here; known blocks are {BLOCKS}", f"{path}.type")
 
 
 def _text(block: dict[str, Any], path: str) -> Part:
     if block["type"] != "text":
-        raise invalid(f"{path}.type: got {shown(block['type'])}; must be text", f"{path}.type")
+        raise invalid(f"{path}.type: got {quoted(block['type'])}; must be text", f"{path}.type")
     # A string that stood for a block has no field of its own.
     return text_part(_string(block, "text", path), path, f"{path}.text" if path.endswith("]") else path)
 
@@ -181,10 +181,10 @@ def _image_url(block: dict[str, Any], path: str) -> tuple[str, str]:
     if source.get("type") == "base64":
         kind = _string(source, "media_type", where)
         if not _IMAGE_TYPE.match(kind):
-            raise invalid(f"{where}.media_type: got {shown(kind)}; must be such as image/png", f"{where}.media_type")
+            raise invalid(f"{where}.media_type: got {quoted(kind)}; must be such as image/png", f"{where}.media_type")
         return f"data:{kind};base64,{_string(source, 'data', where)}", f"{where}.data"
     given = source.get("type")
-    got = shown(given) if isinstance(given, str) else kind_of(given)
+    got = quoted(given) if isinstance(given, str) else kind_of(given)
     raise invalid(f"{where}.type: got {got}; must be base64 or url", f"{where}.type")
 
 
@@ -220,7 +220,7 @@ def _is_hosted(tool: dict[str, Any]) -> bool:
 
 def read_tools(tools: list[dict[str, Any]] | None) -> tuple[list[dict[str, Any]], list[str]]:
     """(tools as templates know them, types of dropped server tools)."""
-    kept: list[dict[str, Any]] = []
+    held: list[dict[str, Any]] = []
     dropped: list[str] = []
     for at, tool in enumerate(tools or ()):
         path = f"tools[{at}]"
@@ -234,5 +234,5 @@ def read_tools(tools: list[dict[str, Any]] | None) -> tuple[list[dict[str, Any]]
         if tool.get("description") is not None:
             function["description"] = _string(tool, "description", path)
         function["parameters"] = schema or {"type": "object", "properties": {}}
-        kept.append({"type": "function", "function": function})
-    return kept, dropped
+        held.append({"type": "function", "function": function})
+    return held, dropped

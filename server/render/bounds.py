@@ -90,7 +90,7 @@ def weight(value: Any) -> int:
     return total
 
 
-def shown(value: Any) -> Any:
+def charged(value: Any) -> Any:
     """A value about to become text."""
     if not isinstance(value, str | int | float | bool | None):
         size = weight(value)
@@ -125,15 +125,15 @@ def check_binop(operator: str, left: Any, right: Any) -> None:
 def percent(text: Any, values: Any) -> int:
     """Size of `text % values`."""
     found = _PERCENT.findall(text if isinstance(text, str) else text.decode("latin1"))
-    told = sum(int(number) for pair in found for number in pair if number.isdigit())
+    total = sum(int(number) for pair in found for number in pair if number.isdigit())
     stars = sum(number == "*" for pair in found for number in pair)
     if isinstance(values, dict):
         widest = len(found) * max(map(weight, values.values()), default=0)
     else:
         widest = weight(values)
         numbers = values if isinstance(values, tuple) else (values,)
-        told += stars * max((abs(one) for one in numbers if isinstance(one, int)), default=0)
-    return len(text) + told + widest
+        total += stars * max((abs(one) for one in numbers if isinstance(one, int)), default=0)
+    return len(text) + total + widest
 
 
 # -- methods

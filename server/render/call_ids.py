@@ -20,11 +20,11 @@ NAMED = re.compile(r"functions\.(.+):[0-9]+")
 LONG_ID, SHORT_ID, NAME = "a-long-id-of-a-call", "abcdefgh9", "name-of-a-tool"
 
 
-def id_form(shown: Callable[[str], str | None]) -> IdForm:
+def id_form(render: Callable[[str], str | None]) -> IdForm:
     """The parameter renders a conversation that has a call of NAME with an id; None if the template rejects it."""
-    text = shown(LONG_ID)
+    text = render(LONG_ID)
     if text is None:
-        return "any" if shown(SHORT_ID) is None else "short"
+        return "any" if render(SHORT_ID) is None else "short"
     return "named" if LONG_ID in text and NAME not in text else "any"
 
 

@@ -138,8 +138,8 @@ class Renderer:
                 if marks is not None:
                     raise invalid("prompt_embeds: this checkpoint's chat format takes none", "messages")
                 ids, media = self._formatted(messages, tools, documents, continue_final_message, template_kwargs)
-                kept = truncate(ids, truncate_prompt_tokens, truncation_side, self._max_len)
-                return self._prompt(kept, media, self.tokenizer.decode(kept), "messages")
+                cut = truncate(ids, truncate_prompt_tokens, truncation_side, self._max_len)
+                return self._prompt(cut, media, self.tokenizer.decode(cut), "messages")
             escapes = Escapes(self.tokenizer.special_spellings) if self.config.escape_special_tokens else None
             text, media = self._render(
                 messages,
@@ -283,8 +283,8 @@ class Renderer:
         else:
             listed = self.tokenizer.encode_segments(segments, add_special_tokens)
         ids = id_array(listed)
-        if limit is not None and len(kept := truncate(ids, limit, side, self._max_len)) < len(ids):
-            ids, text = kept, self.tokenizer.decode(kept)
+        if limit is not None and len(cut := truncate(ids, limit, side, self._max_len)) < len(ids):
+            ids, text = cut, self.tokenizer.decode(cut)
         return self._prompt(ids, media, text, param)
 
     def _check_size(self, size: int, param: str) -> None:

@@ -118,7 +118,7 @@ class Conversation:
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self.root = "messages"  # what the client calls the whole
-        self._shown: list[Part] = []  # media of tool results, for the next user message
+        self._media_of_results: list[Part] = []  # media of tool results, for the next user message
         self._names: dict[str, str] = {}  # id of a call -> name of its tool
 
     def system(self, parts: list[Part], path: str, role: str = "system") -> None:
@@ -127,8 +127,8 @@ class Conversation:
             self.turns.append(Turn(role, path, parts))
 
     def user(self, parts: list[Part], path: str) -> None:
-        shown, self._shown = self._shown, []
-        self._turn("user", path).append(shown + parts)
+        media, self._media_of_results = self._media_of_results, []
+        self._turn("user", path).append(media + parts)
 
     def assistant(self, parts: list[Part], path: str, *, reasoning: Part | None = None) -> None:
         self._show()
@@ -148,7 +148,7 @@ class Conversation:
     def result(self, call_id: str, parts: list[Part], path: str) -> None:
         """What a tool answered."""
         texts = [part for part in parts if part.kind == "text"]
-        self._shown += [part for part in parts if part.kind != "text"]
+        self._media_of_results += [part for part in parts if part.kind != "text"]
         texts = texts or [text_part("", path)]
         self.turns.append(Turn("tool", path, texts, answers=call_id, name=self._names.get(call_id, "")))
 
@@ -157,8 +157,8 @@ class Conversation:
         self._show()
 
     def _show(self) -> None:
-        if self._shown:
-            self.user([], self._shown[0].path)
+        if self._media_of_results:
+            self.user([], self._media_of_results[0].path)
 
     def _turn(self, role: str, path: str) -> Turn:
         """The running message of this speaker, or a new one."""
@@ -178,8 +178,8 @@ class Conversation:
         """
         for turn in self.turns:
             if len(turn.parts) > renderer.config.max_parts:
-                told = f"{turn.path} has {len(turn.parts)} parts; at most {renderer.config.max_parts}."
-                raise invalid(told, turn.path)
+                text = f"{turn.path} has {len(turn.parts)} parts; at most {renderer.config.max_parts}."
+                raise invalid(text, turn.path)
         inside = any(turn.role in ("system", "developer") for turn in self.turns[1:])
         if inside and not await shows(renderer, "system inside", _SYSTEM_INSIDE):
             self.hoist()
@@ -228,7 +228,7 @@ class Conversation:
             count = 2 * count if 2 * count < len(others) else max(count + 1, len(others) - 1)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def client_paths(self) -> Iterator[None]:
         """Errors of rendering and of loading media in this context name the paths of the client's request."""
         try:
             yield

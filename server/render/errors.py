@@ -31,7 +31,7 @@ def invalid(message: str, param: str | None = None) -> RenderError:
     return RenderError(400, "invalid_parameter", message, param)
 
 
-def shown(text: str, limit: int = 80) -> str:
+def quoted(text: str, limit: int = 80) -> str:
     """A client's text as an error may quote it: one line, cut short."""
     cut = text if len(text) <= limit else text[:limit] + "…"
     return repr(cut)

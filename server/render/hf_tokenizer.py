@@ -118,11 +118,11 @@ def _frame(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, 
     front, back = before, after
     bos, eos = (core.token_to_id(named.get(f"{name}_token", "")) for name in ("bos", "eos"))
     if bos is not None and config.get("add_bos_token") is not None:
-        kept = before[1:] if before[:1] == [bos] else before
-        front = [bos, *kept] if config["add_bos_token"] else kept
+        rest = before[1:] if before[:1] == [bos] else before
+        front = [bos, *rest] if config["add_bos_token"] else rest
     if eos is not None and config.get("add_eos_token") is not None:
-        kept = after[:-1] if after[-1:] == [eos] else after
-        back = [*kept, eos] if config["add_eos_token"] else kept
+        rest = after[:-1] if after[-1:] == [eos] else after
+        back = [*rest, eos] if config["add_eos_token"] else rest
     if (front, back) == (before, after):
         return
     single = [*map(str, front), "$A", *map(str, back)]

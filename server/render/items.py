@@ -13,7 +13,7 @@ from typing import Any
 
 from server.render.anchors import unanchored
 from server.render.conversation import Conversation, Part, text_part
-from server.render.errors import invalid, kind_of, shown, untyped
+from server.render.errors import invalid, kind_of, quoted, untyped
 from server.render.tools import ToolPlace, tool_name, tool_place
 
 Item = dict[str, Any]
@@ -82,11 +82,11 @@ def listed(items: list[Item], key: str) -> list[Item]:
         if not name or name in names:  # clients repeat items
             name = f"{kind}_{key}_{at}"
         names.add(name)
-        told = {**item, "type": kind, "id": name, "status": item.get("status") or "completed"}
+        written = {**item, "type": kind, "id": name, "status": item.get("status") or "completed"}
         if kind == "message" and isinstance(content, str):
             said = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
-            told["content"] = [{**said, "text": content}]
-        found.append(told)
+            written["content"] = [{**said, "text": content}]
+        found.append(written)
     return found
 
 
@@ -119,7 +119,7 @@ def _item(conversation: Conversation, item: Item, path: str) -> None:
     elif kind == "reasoning":
         _reasoning(conversation, item, path)
     elif not isinstance(kind, str) or kind not in HOSTED_ITEMS:
-        got = shown(kind) if isinstance(kind, str) else "no string"
+        got = quoted(kind) if isinstance(kind, str) else "no string"
         raise invalid(f"{path}.type: got {got}; known items are {ITEMS}", f"{path}.type")
 
 
@@ -135,7 +135,7 @@ def _message(conversation: Conversation, item: Item, path: str) -> None:
             raise invalid(f"{path}.content: only text is taken in a {role} message", f"{path}.content")
         conversation.system(parts, path, role)
     else:
-        got = shown(role) if isinstance(role, str) else kind_of(role)
+        got = quoted(role) if isinstance(role, str) else kind_of(role)
         raise invalid(f"{path}.role: got {got}; must be user, assistant, system or developer", f"{path}.role")
 
 
@@ -216,7 +216,7 @@ def _string(item: Item, key: str, path: str) -> str:
 
 def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item], int]:
     """(tools as templates know them, the same as the response echoes them, number of dropped built-in tools)."""
-    kept: list[Item] = []
+    held: list[Item] = []
     echoed: list[Item] = []
     dropped = 0
     for at, tool in enumerate(tools or ()):
@@ -224,15 +224,15 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
         space = tool.get("type") == "namespace"
         read = [_own(*one) for one in (_members(tool, path) if space else [(tool, path, "")])]
         own = [one for one in read if one is not None]
-        kept += [known for known, _ in own]
+        held += [known for known, _ in own]
         dropped += len(read) - len(own)
-        shown_tools = [echo for _, echo in own]
+        listed = [echo for _, echo in own]
         if space:
             described = "" if tool.get("description") is None else _string(tool, "description", path)
             head = {"type": "namespace", "name": tool["name"], "description": described}
-            shown_tools = [{**head, "tools": shown_tools}]
-        echoed += shown_tools
-    return kept, echoed, dropped
+            listed = [{**head, "tools": listed}]
+        echoed += listed
+    return held, echoed, dropped
 
 
 def _members(tool: Item, path: str) -> list[tuple[Item, str, str]]:
@@ -314,7 +314,7 @@ def _got(value: Any) -> str:
     """What a field held, as a text may quote it."""
     if value is None:
         return "nothing"
-    return shown(value if isinstance(value, str) else json.dumps(value, default=str))
+    return quoted(value if isinstance(value, str) else json.dumps(value, default=str))
 
 
 def known_tools(echoed: list[Item]) -> dict[str, Item]:

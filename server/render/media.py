@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.base.request import Modality
 from mm.item import MediaRef
-from server.render.errors import RenderError, shown
+from server.render.errors import RenderError, quoted
 from server.render.tokenizer import Tokenizer
 
 MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
@@ -74,7 +74,7 @@ class MediaTokens:
                 raise RenderError(
                     400,
                     "placeholder_mismatch",
-                    f"{param} contains {shown(spelled)}, which marks the place of a media item; "
+                    f"{param} contains {quoted(spelled)}, which marks the place of a media item; "
                     "send the item as a content part, and leave the marker out of the text.",
                     param,
                 )
@@ -128,8 +128,8 @@ class MediaTokens:
         if found:
             text += "each item needs exactly one, in order, made by the server from a content part."
         else:
-            heard = any(ref.modality == "audio" for ref in media)
-            ways = ["send recordings to /v1/audio/transcriptions"] * heard
+            takes_audio = any(ref.modality == "audio" for ref in media)
+            ways = ["send recordings to /v1/audio/transcriptions"] * takes_audio
             ways += ["start the server with a --chat-template that writes media parts"] * self.has_templates
             text += f"the chat {'template' if self.has_templates else 'format'} leaves media out"
             text += f": {', or '.join(ways)}." if ways else "."
@@ -138,5 +138,5 @@ class MediaTokens:
 
 def _listed(modalities: Iterable[str]) -> str:
     names = list(modalities)
-    shown_names = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    return f"{len(names)} ({shown_names})" if names else "none"
+    listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return f"{len(names)} ({listed})" if names else "none"

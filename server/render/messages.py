@@ -18,7 +18,7 @@ import orjson
 from engine.base.request import Modality
 from mm.item import GivenRows, MediaRef
 from server.render.call_ids import CallIds, IdForm
-from server.render.errors import RenderError, invalid, kind_of, shown
+from server.render.errors import RenderError, invalid, kind_of, quoted
 from server.render.escape import Escapes
 from server.render.media import MediaTokens
 from server.render.template import ContentFormat
@@ -110,7 +110,7 @@ class MessageReader:
             raise invalid(f"{path} is {kind_of(message)}; it must be an object with role and content.", path)
         role = message.get("role")
         if role not in ROLES:
-            got = shown(role) if isinstance(role, str) else "missing" if role is None else "no string"
+            got = quoted(role) if isinstance(role, str) else "missing" if role is None else "no string"
             raise invalid(f"{path}.role is {got}; it must be one of {', '.join(ROLES)}.", f"{path}.role")
         if role == "developer" and not self.rules.facts.knows_developer:
             role = "system"
@@ -227,7 +227,7 @@ class MessageReader:
             )
         if kind in EMBEDS:
             return self._item(self._rows(part, kind, path))
-        raise invalid(f"{path}.type is {shown(kind)}; it must be one of {PART_TYPES}.", f"{path}.type")
+        raise invalid(f"{path}.type is {quoted(kind)}; it must be one of {PART_TYPES}.", f"{path}.type")
 
     def _text(self, value: Any, path: str) -> str:
         if not isinstance(value, str):
@@ -271,7 +271,7 @@ class MessageReader:
         named = payload if isinstance(payload, dict) else {kind: payload}
         rows, grid = named.get(kind), named.get("image_grid_thw")
         if not isinstance(rows, str) or not isinstance(grid, str | None) or named.keys() - {kind, "image_grid_thw"}:
-            got = f"an object of {shown(', '.join(payload))}" if isinstance(payload, dict) else kind_of(payload)
+            got = f"an object of {quoted(', '.join(payload))}" if isinstance(payload, dict) else kind_of(payload)
             allowed = f"base64 of a tensor, or an object of {kind} and image_grid_thw, both base64"
             raise invalid(f"{where} is {got}; it must be {allowed}.", where)
         return MediaRef("image", GivenRows(rows, grid), None, None, where)
@@ -304,7 +304,7 @@ class MessageReader:
             raise RenderError(
                 400,
                 "media_unsupported",
-                f"{where} is {shown(data[5:37].split(';')[0])}; send image, audio or video.",
+                f"{where} is {quoted(data[5:37].split(';')[0])}; send image, audio or video.",
                 where,
             )
         modality: Modality = kind  # type: ignore[assignment]

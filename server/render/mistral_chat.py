@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from server.render.call_ids import shortened
-from server.render.errors import RenderError, invalid, shown
+from server.render.errors import RenderError, invalid, quoted
 
 # In place of the payload, which the placeholder's encoder does not look at.
 NOTHING = "data:,"
@@ -74,7 +74,7 @@ class MistralChat:
             )
             return self._library.encode_chat_completion(request).tokens
         except (MistralCommonException, ValueError) as error:
-            raise _refused(f": {shown(_first_line(error), 300)}") from error
+            raise _refused(f": {quoted(_first_line(error), 300)}") from error
         except Exception as error:  # assertions about its own rules, whose text may hold anything
             raise _refused(f" ({type(error).__name__}).") from error
 

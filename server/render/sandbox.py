@@ -82,7 +82,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def concat(self, pieces: Iterable[Any]) -> str:
         """The text of a macro, of a block that is set, of `a ~ b`."""
-        texts = [piece if isinstance(piece, str) else str(bounds.shown(piece)) for piece in pieces]
+        texts = [piece if isinstance(piece, str) else str(bounds.charged(piece)) for piece in pieces]
         bounds.spend(sum(map(len, texts)))
         return "".join(texts)
 
@@ -193,7 +193,7 @@ def _reading(filter_: Callable[..., Any], skipped: int) -> Callable[..., Any]:
 
     @functools.wraps(filter_)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        bounds.shown(args[skipped])
+        bounds.charged(args[skipped])
         return filter_(*args, **kwargs)
 
     return counted
@@ -213,7 +213,7 @@ def add_ticks(tree: nodes.Template) -> None:
 
 def _make() -> Sandbox:
     sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
-    sandbox.finalize = bounds.shown
+    sandbox.finalize = bounds.charged
     filters = sandbox.filters
     for name, size in bounds.FILTERS.items():
         filters[name] = _bounded(filters[name], size, int(hasattr(filters[name], "jinja_pass_arg")))

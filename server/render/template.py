@@ -20,7 +20,7 @@ import jinja2
 from server.render.bounds import failed, rendering
 from server.render.call_ids import NAME, SHORT_ID, IdForm, id_form
 from server.render.calls import THOUGHTS, as_thoughts, has_calls, has_several, one_by_one, says_both, with_texts
-from server.render.errors import RenderError, shown
+from server.render.errors import RenderError, quoted
 from server.render.sandbox import SANDBOX, TICK, add_ticks
 from server.render.template_facts import TemplateFacts, read_facts
 
@@ -52,7 +52,7 @@ class ChatTemplate:
             code = SANDBOX.compile(tree)
             self._template = jinja2.Template.from_code(SANDBOX, code, SANDBOX.make_globals(None))
         except (jinja2.TemplateError, RecursionError) as error:
-            raise failed(f"The chat template does not compile: {shown(str(error), 200)}") from error
+            raise failed(f"The chat template does not compile: {quoted(str(error), 200)}") from error
         self.content_format: ContentFormat = (
             content_format if content_format in ("string", "openai") else self.facts.content_format  # type: ignore
         )
@@ -139,7 +139,7 @@ class ChatTemplate:
         except jinja2.exceptions.SecurityError as error:  # its text may hold the address of an object
             raise failed("The chat template does what its sandbox forbids.") from error
         except jinja2.TemplateError as error:
-            raise failed(f"The chat template refused the conversation: {shown(str(error), 200)}") from error
+            raise failed(f"The chat template refused the conversation: {quoted(str(error), 200)}") from error
         except RecursionError as error:
             raise failed("The chat template nests too deeply.") from error
         except Exception as error:  # a template can raise whatever its expressions raise; its text may hold anything

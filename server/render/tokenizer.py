@@ -102,12 +102,14 @@ class Tokenizer(ABC):
 
     def info(self) -> dict[str, Any]:
         """tokenizer_config.json for clients: tokens as plain text, the template in use, nothing that names a path."""
-        shown = {name: value for name, value in self.config.items() if not name.endswith(("_file", "_path", "_paths"))}
-        shown.pop("added_tokens_decoder", None)
-        shown.update(self.special_tokens)
+        settings = {
+            name: value for name, value in self.config.items() if not name.endswith(("_file", "_path", "_paths"))
+        }
+        settings.pop("added_tokens_decoder", None)
+        settings.update(self.special_tokens)
         for name in NAMED_TOKENS:
-            shown.setdefault(name, None)
-        return {**shown, "chat_template": self.chat_templates.get("default"), "vocab_size": self.vocab_size}
+            settings.setdefault(name, None)
+        return {**settings, "chat_template": self.chat_templates.get("default"), "vocab_size": self.vocab_size}
 
     @property
     def vocab_size(self) -> int:

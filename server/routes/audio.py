@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mm.recording import Recording
-from server.errors import from_validation, invalid, not_here, shown
+from server.errors import from_validation, invalid, not_here, quoted
 from server.http.exchange import Exchange, exchange_of
 from server.http.uploads import Form, uploaded
 from server.http.watch import client_present
@@ -27,10 +27,10 @@ from server.routes.endpoint import check_model, gateway_priority, generating_rou
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.common import SamplingFields
 from server.speech.choose import hearer_of
-from server.speech.heard import FORMATS, MEDIA_TYPES, Transcript, Word, body, joined
 from server.speech.hearer import Hearer, Said, Task
 from server.speech.languages import code_of, separator
 from server.speech.listening import Listening, all_logprobs
+from server.speech.segments import FORMATS, MEDIA_TYPES, Transcript, Word, body, joined
 from server.speech.speech_stream import SpeechStream
 
 Kind = TypeVar("Kind", bound=SpeechForm)
@@ -179,22 +179,22 @@ def wants_logprobs(fields: SpeechForm) -> bool:
     asked: Sequence[str] = getattr(fields, "include", None) or ()
     for word in asked:
         if word != "logprobs":
-            raise invalid("include", f"include: got {shown(word)}; must be logprobs")
+            raise invalid("include", f"include: got {quoted(word)}; must be logprobs")
     if asked and (fields.response_format or "json") != "json":
         raise invalid("include", f"include: logprobs come with response_format json, not {fields.response_format}")
     return bool(asked)
 
 
-def granularities_of(fields: SpeechForm, tells_words: bool) -> Sequence[str]:
+def granularities_of(fields: SpeechForm, has_word_times: bool) -> Sequence[str]:
     """What has times in the answer. Raises ApiError for times that the model does not give."""
     asked: Sequence[str] = getattr(fields, "timestamp_granularities", None) or ()
     for word in asked:
         if word not in ("segment", "word"):
-            text = f"timestamp_granularities: got {shown(word)}; must be segment or word"
+            text = f"timestamp_granularities: got {quoted(word)}; must be segment or word"
             raise invalid("timestamp_granularities", text)
     if asked and fields.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "timestamp_granularities: only with response_format verbose_json")
-    if "word" in asked and not tells_words:
+    if "word" in asked and not has_word_times:
         text = "timestamp_granularities: word: this model has times of segments only; send segment, or use Whisper"
         raise not_here("timestamp_granularities", text)
     return asked or ("segment",)

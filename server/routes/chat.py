@@ -24,9 +24,9 @@ from server.jobs.media_preload import MediaPreload
 from server.jobs.sampling import Asked, priority_of, salt_of
 from server.output.parser import Parsing
 from server.render.prompt import Prompt
-from server.routes.chat_answer import echo_of, shown_top, text_of, whole
+from server.routes.chat_answer import echo_of, num_top, text_of, whole
 from server.routes.chat_fields import check, names_function
-from server.routes.chunks import ChatChunks, ChatShown
+from server.routes.chunks import ChatChunks, ChatExtras
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
 from server.routes.tools import ToolTable
 from server.schema.chat import ChatBody
@@ -49,7 +49,7 @@ async def create(request: Request) -> Response | None:
         chat = state.config.chat
         named = names_function(body.tool_choice)
         echo = echo_of(state, body) if body.echo else ""
-        shown = ChatShown(names, shown_top(body), chat.response_role, echo, chat.reasoning_field, named)
+        shown = ChatExtras(names, num_top(body), chat.response_role, echo, chat.reasoning_field, named)
         return ChatChunks(answer, name, model, bool(body.return_token_ids), shown)
 
     async def response(answer: Answer) -> Response:
@@ -80,29 +80,29 @@ def parsing_for(state: AppState, body: ChatBody, tools: ToolTable) -> Parsing | 
 
 async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, tools: ToolTable, header: str = "") -> Job:
     """The conversation, ready for the engine; `header` is X-Vllm-Priority."""
-    state, ahead = exchange.state, None
+    state, preload = exchange.state, None
     salt = "" if body.cache_salt is None else salt_of(body)
     if any(isinstance(message.get("content"), list) for message in body.messages):
-        ahead = media_preload(exchange, salt, media_options.of_request(state, body))
-    async with preparing(exchange), ahead or nullcontext():
-        prompt = await render(state, body, tools, ahead)
+        preload = media_preload(exchange, salt, media_options.of_request(state, body))
+    async with preparing(exchange), preload or nullcontext():
+        prompt = await render(state, body, tools, preload)
         priority = priority_of(body, state.config, header) if body.priority or header else 0
-        return await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
+        return await prepare(exchange, prompt, asked, salt=salt, priority=priority, preload=preload)
 
 
-async def render(state: AppState, body: ChatBody, tools: ToolTable, ahead: MediaPreload | None) -> Prompt:
+async def render(state: AppState, body: ChatBody, tools: ToolTable, preload: MediaPreload | None) -> Prompt:
     """Media first: their pictures take longer than the text, and the pool begins with what it gets first.
 
-    `ahead` None: no message has parts, so there are no media.
+    `preload` None: no message has parts, so there are no media.
     """
     kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
     marks, generate = None, body.add_generation_prompt
-    if ahead is not None:
+    if preload is not None:
         marks = await prompt_rows.marked(state, body)
-        await ahead.begin(state.renderer.embedded(body.messages))
+        await preload.begin(state.renderer.embedded(body.messages))
     return await state.renderer.chat(
         body.messages,
         tools=tools.offered,

@@ -20,7 +20,7 @@ from server.schema.chat import ChatBody
 from server.state import AppState
 
 
-def shown_top(body: ChatBody) -> int:
+def num_top(body: ChatBody) -> int:
     """How many of an entry's likeliest to show: what was asked for, or all there are when ids were named too."""
     return -1 if body.logprob_token_ids else body.top_logprobs or 0
 
@@ -84,7 +84,7 @@ def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNam
         message,
         chat_finish(choice, named=names_function(body.tool_choice)),
         choice.stop_reason,
-        logprobs=names.chat(entries, shown_top(body)) if with_logprobs else None,
+        logprobs=names.chat(entries, num_top(body)) if with_logprobs else None,
         token_ids=token_ids if body.return_token_ids else None,
     )
     return made | routed.of_answer(choice)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from server.errors import invalid, not_here, shown
+from server.errors import invalid, not_here, quoted
 from server.jobs import media_options
 from server.jobs.sampling import Asked, in_range, resolve
 from server.render.tools import tool_name, tool_place
@@ -54,10 +54,10 @@ def check_special(state: AppState, body: ChatBody) -> ToolTable:
         if getattr(body, name) is not None:
             raise invalid(name, f"{name}: was replaced by {instead}; send {instead}")
     if set(body.modalities or ()) - {"text"}:
-        raise not_here("modalities", f"modalities: got {shown(body.modalities)}; answers are text, so send ['text']")
+        raise not_here("modalities", f"modalities: got {quoted(body.modalities)}; answers are text, so send ['text']")
     tools = ToolTable.of(state, body.tools, calls_of(state, body))
     if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
-        got = shown(body.reasoning_effort)
+        got = quoted(body.reasoning_effort)
         raise invalid("reasoning_effort", f"reasoning_effort: got {got}; must be one of {', '.join(EFFORTS)}")
     budget = body.thinking_token_budget
     if budget is not None:
@@ -83,7 +83,7 @@ def calls_of(state: AppState, body: ChatBody) -> Calls:
     for at, tool in enumerate(body.tools or ()):
         check_function(tool, f"tools[{at}]")
     if choice is not None and choice not in ("auto", "none", "required") and not isinstance(choice, dict):
-        raise invalid("tool_choice", f"tool_choice: got {shown(choice)}; must be auto, none, required or a function")
+        raise invalid("tool_choice", f"tool_choice: got {quoted(choice)}; must be auto, none, required or a function")
     name, only = None, None
     if names_function(choice):
         name = named_by(choice)
@@ -103,7 +103,7 @@ def check_function(tool: dict[str, Any], path: str) -> None:
     """A tool is a function with a name and, where it has parameters, their schema."""
     function = tool.get("function")
     if function is None and tool.get("type") not in (None, "function"):
-        raise invalid(f"{path}.type", f"{path}.type: got {shown(tool['type'])}; this route takes function")
+        raise invalid(f"{path}.type", f"{path}.type: got {quoted(tool['type'])}; this route takes function")
     if not isinstance(function, dict):
         raise invalid(f"{path}.function", f"{path}.function: must be an object with a name")
     tool_name(function.get("name"), f"{path}.function")

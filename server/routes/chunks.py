@@ -109,7 +109,7 @@ def delta_of(event: Event, fields: tuple[str, ...]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatShown:
+class ChatExtras:
     """What a chat stream sends in addition to its text."""
 
     names: TokenNames
@@ -125,11 +125,13 @@ class ChatChunks(Chunks):
 
     kind = "chat.completion.chunk"
 
-    def __init__(self, answer: Answer, response_id: str, model: str, return_token_ids: bool, shown: ChatShown) -> None:
+    def __init__(
+        self, answer: Answer, response_id: str, model: str, return_token_ids: bool, options: ChatExtras
+    ) -> None:
         super().__init__(answer, response_id, model, return_token_ids)
-        self.shown = shown
-        self.fields = reasoning_names(shown.reasoning_field)
-        self.role = b',"delta":{"role":' + dumps(shown.role) + b',"content":""},"logprobs":null,"finish_reason":null'
+        self.options = options
+        self.fields = reasoning_names(options.reasoning_field)
+        self.role = b',"delta":{"role":' + dumps(options.role) + b',"content":""},"logprobs":null,"finish_reason":null'
         indices = range(len(answer.choices))
         self.before = [self.head + b'{"index":%d,"delta":{"content":' % at for at in indices]
         self.after = b'},"logprobs":null,"finish_reason":null' + b"}]}\n\n"
@@ -166,7 +168,7 @@ class ChatChunks(Chunks):
         for delta in [*deltas, b"{}"] if ends else deltas:
             last = ends and len(frames) == len(deltas)
             begin = self.head + b'{"index":%d,"delta":' % choice.index + delta + b',"logprobs":'
-            end = ending(choice, self.shown.named) + self.routed(choice) if last else b',"finish_reason":null'
+            end = ending(choice, self.options.named) + self.routed(choice) if last else b',"finish_reason":null'
             frames.append(begin + self.logprobs(logprobs) + end + self.ids(token_ids) + self.close(choice))
             token_ids, logprobs = [], []
         return b"".join(frames)
@@ -178,15 +180,15 @@ class ChatChunks(Chunks):
         if self.return_token_ids:
             prompt = b',"prompt_token_ids":' + dumps(choice.job.request.prompt_token_ids.tolist())
         role = self.head + b'{"index":%d' % choice.index + self.role + prompt + self.close(choice)
-        if not self.shown.echo:
+        if not self.options.echo:
             return role
-        said = self.before[choice.index] + dumps(self.shown.echo) + b'},"logprobs":null,"finish_reason":null'
+        said = self.before[choice.index] + dumps(self.options.echo) + b'},"logprobs":null,"finish_reason":null'
         return role + said + self.close(choice)
 
     def logprobs(self, entries: list[TokenLogprob]) -> bytes:
         if self.answer.asked.params.logprobs is None or not entries:
             return b"null"
-        return dumps(self.shown.names.chat(entries, self.shown.top))
+        return dumps(self.options.names.chat(entries, self.options.top))
 
 
 class CompletionChunks(Chunks):
@@ -220,11 +222,11 @@ class CompletionChunks(Chunks):
         if self.is_plain and choice.finish_reason is None and not first:
             return self.before[choice.index] + dumps(choice.drain_text()) + self.after
         text, token_ids, entries = choice.drain()
-        shown = echo_text(self.answer.state.tokenizer, choice.job.prompt) + text if first and self.echo else text
+        options = echo_text(self.answer.state.tokenizer, choice.job.prompt) + text if first and self.echo else text
         prompt = b""
         if first and self.return_token_ids:
             prompt = b',"prompt_token_ids":' + dumps(choice.job.request.prompt_token_ids.tolist())
-        body = self.before[choice.index] + dumps(shown) + b',"logprobs":' + self.logprobs(choice, entries, first)
+        body = self.before[choice.index] + dumps(options) + b',"logprobs":' + self.logprobs(choice, entries, first)
         return body + ending(choice) + prompt + self.ids(token_ids) + self.routed(choice) + self.close(choice)
 
     def logprobs(self, choice: Choice, entries: list[TokenLogprob], first: bool) -> bytes:

@@ -140,9 +140,9 @@ def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:
     if asked.n * num_prompts > limits.max_choices:
         most = limits.max_choices
         raise invalid("n", f"n: {num_prompts} prompts of {asked.n} choices are more than {most} in all")
-    shown, wanted = asked.params.logprobs, asked.params.prompt_logprobs
-    if body.echo and shown is not None:  # the echo shows as many of the prompt as of the answer
-        most = shown if wanted is None else -1 if -1 in (shown, wanted) else max(shown, wanted)
+    top, wanted = asked.params.logprobs, asked.params.prompt_logprobs
+    if body.echo and top is not None:  # the echo shows as many of the prompt as of the answer
+        most = top if wanted is None else -1 if -1 in (top, wanted) else max(top, wanted)
         asked = replace(asked, params=replace(asked.params, prompt_logprobs=most))
     return asked
 
@@ -209,16 +209,16 @@ def whole_choice(
         told = body.echo and prompt_entries is not None
         first = maker.add_prompt(prompt_ids, prompt_entries) if told and prompt_entries else None
         logprobs = joined(first, maker.add(entries)) if first else maker.add(entries)
-    shown_prompt = None
+    prompt_logprobs = None
     if body.prompt_logprobs is not None and prompt_entries is not None:
-        shown_prompt = names_of(answer.state, body).prompt(prompt_entries, body.prompt_logprobs)
+        prompt_logprobs = names_of(answer.state, body).prompt(prompt_entries, body.prompt_logprobs)
     made = completion_choice(
         choice.index,
         echo_text(answer.state.tokenizer, choice.job.prompt) + text if body.echo else text,
         choice.finish_reason,
         choice.stop_reason,
         logprobs=logprobs,
-        prompt_logprobs=shown_prompt,
+        prompt_logprobs=prompt_logprobs,
         prompt_token_ids=prompt_ids if body.return_token_ids else None,
         token_ids=token_ids if body.return_token_ids else None,
     )

@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from engine.base.errors import NotReadyError
 from server import __version__
-from server.errors import ApiError, from_engine, invalid, not_here, shown
+from server.errors import ApiError, from_engine, invalid, not_here, quoted
 from server.http.exchange import exchange_of, state_of
 from server.http.watch import client_present
 from server.ops import ledger, tracing
@@ -63,7 +63,7 @@ async def pause(request: Request) -> Response:
     state = state_of(request)
     mode = request.query_params.get("mode", "abort")
     if mode not in MODES:
-        raise invalid("mode", f"mode: got {shown(mode)}; must be one of {', '.join(MODES)}")
+        raise invalid("mode", f"mode: got {quoted(mode)}; must be one of {', '.join(MODES)}")
     state.running.clear()
     if mode == "keep":
         state.engine.pause()
@@ -125,7 +125,7 @@ async def start_profile(request: Request) -> Response:
     state = state_of(request)
     kernels = request.query_params.get("kernels", "false")
     if kernels not in ("true", "false"):
-        raise invalid("kernels", f"kernels: got {shown(kernels)}; must be true or false")
+        raise invalid("kernels", f"kernels: got {quoted(kernels)}; must be true or false")
     if state.trace is not None:
         raise ApiError(409, "profiling", "a timeline is being taken; end it with /stop_profile, or leave --trace out")
     try:
@@ -176,7 +176,7 @@ async def server_info(request: Request) -> Response:
     exchange = exchange_of(request)
     form = request.query_params.get("config_format", "text")
     if form not in ("text", "json"):
-        raise invalid("config_format", f"config_format: got {shown(form)}; must be text or json")
+        raise invalid("config_format", f"config_format: got {quoted(form)}; must be text or json")
     settings, counts = public(exchange.state), exchange.state.ledger()
     counts["exchanges"] -= 1  # this one
     held = ledger.sorted_out(counts)

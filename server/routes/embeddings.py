@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.base.model_config import PoolingConfig
-from server.errors import invalid, not_here, shown
+from server.errors import invalid, not_here, quoted
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
@@ -25,8 +25,7 @@ from server.jobs.job import media_preload, with_media
 from server.jobs.sampling import priority_of, salt_of
 from server.pooling.conversations import Conversations, Parts, message, messages_of, replaced, seen
 from server.pooling.pairs import INSTEAD, items
-from server.pooling.pictures import check_queries, text_or_picture
-from server.pooling.pictures import shown as shown_instead
+from server.pooling.pictures import check_queries, text_or_picture, with_pictures
 from server.pooling.roles import prompt_named
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import (
@@ -122,7 +121,7 @@ def tasks_of(state: AppState, body: EmbeddingBody) -> list[str]:
     one_of("task", body.task, TASKS)
     asked = [tasks[0]] if body.task is None else body.task.split("&")
     if not set(asked) <= set(tasks):
-        raise invalid("task", f"task: got {shown(body.task)}; this model has {' and '.join(tasks)}")
+        raise invalid("task", f"task: got {quoted(body.task)}; this model has {' and '.join(tasks)}")
     return asked
 
 
@@ -216,8 +215,8 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
         raise invalid("messages", "messages: make no tokens; send at least one", "empty_prompt")
     if not prompt.media:
         return PooledInputs([prompt.token_ids])
-    async with media_preload(exchange, salt) as ahead:
-        spliced = await with_media(exchange, prompt, ahead)
+    async with media_preload(exchange, salt) as preload:
+        spliced = await with_media(exchange, prompt, preload)
     if len(spliced.prompt_token_ids) > cut.limit:
         raise no_room(Cut(cut.limit), len(spliced.prompt_token_ids), "messages", WITH_MEDIA)
     return PooledInputs([spliced.prompt_token_ids], media=spliced.media, positions=spliced.positions)
@@ -242,7 +241,7 @@ async def inputs_made(exchange: Exchange, body: ClassifyBody, cut: Cut, salt: st
         return made
     if config.one_each:
         check_queries(config, parts, len(inputs) if body.prompt_name == "query" else 0)
-        return await shown_instead(exchange, made, parts, cut, salt)
+        return await with_pictures(exchange, made, parts, cut, salt)
     found, prompts = await seen(exchange, parts, salt), dict.fromkeys(parts, before)
     return await in_pool_if(True, state, lambda: replaced(made, messages_of(state, config, found, parts, prompts, cut)))
 
@@ -272,7 +271,7 @@ def prompt_of(state: AppState, name: str | None) -> str:
         return config.prompts.get(config.default_prompt or "", "")
     if name not in config.prompts:
         known = ", ".join(config.prompts) or "none"
-        raise invalid("prompt_name", f"prompt_name: got {shown(name) or 'an empty name'}; this model has {known}")
+        raise invalid("prompt_name", f"prompt_name: got {quoted(name) or 'an empty name'}; this model has {known}")
     return config.prompts[name]
 
 

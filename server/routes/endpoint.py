@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError, invalid, not_found, not_here, shown, size_within
+from server.errors import ApiError, invalid, not_found, not_here, quoted, size_within
 from server.http.exchange import Exchange, exchange_of, state_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Side
@@ -77,7 +77,7 @@ def check_model(state: AppState, name: str | None) -> str:
     most = state.config.limits.max_name_bytes
     if size_within(name, most) > most:
         raise ApiError(400, "invalid_parameter", f"model: is longer than {most} bytes", "model")
-    raise not_found(f"model {shown(name)} does not exist; this server has {', '.join(state.names)}", "model")
+    raise not_found(f"model {quoted(name)} does not exist; this server has {', '.join(state.names)}", "model")
 
 
 def names_of(state: AppState, body: SamplingFields) -> TokenNames:
@@ -110,7 +110,7 @@ def refuse_experts(asked: bool | None) -> None:
 
 def one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
     if value is not None and value not in allowed:
-        raise invalid(name, f"{name}: got {shown(value)}; must be one of {', '.join(allowed)}")
+        raise invalid(name, f"{name}: got {quoted(value)}; must be one of {', '.join(allowed)}")
 
 
 def side_of(side: str | None) -> Side:
@@ -118,4 +118,4 @@ def side_of(side: str | None) -> Side:
         return "left"
     if side == "right":
         return "right"
-    raise invalid("truncation_side", f"truncation_side: got {shown(side)}; must be left or right")
+    raise invalid("truncation_side", f"truncation_side: got {quoted(side)}; must be left or right")

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from server.answers.answer import Answer
 from server.answers.messages import MessageEvents, whole_message
 from server.answers.respond import answer_with, json_body
-from server.errors import ApiError, invalid, shown
+from server.errors import ApiError, invalid, quoted
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
@@ -134,7 +134,7 @@ def output_structure(state: AppState, body: MessagesBody) -> Structure | None:
         if not isinstance(asked, dict):
             raise invalid(param, f"{param}: got {kind_of(asked)}; must be an object of the type json_schema")
         given = asked.get("type")
-        got = shown(given) if isinstance(given, str) else kind_of(given)
+        got = quoted(given) if isinstance(given, str) else kind_of(given)
         raise invalid(f"{param}.type", f"{param}.type: got {got}; must be json_schema")
     return format_structure(asked, param, state.config.limits)
 
@@ -149,7 +149,7 @@ def thinking_budget(state: AppState, body: MessagesBody) -> int | None:
 
 def at_least_one(name: str, value: Any) -> None:
     if type(value) is not int or value < 1:
-        raise invalid(name, f"{name}: got {shown(value)}; must be an integer of at least 1")
+        raise invalid(name, f"{name}: got {quoted(value)}; must be an integer of at least 1")
 
 
 def check_prompt_fields(body: CountBody) -> None:
@@ -163,7 +163,7 @@ def check_prompt_fields(body: CountBody) -> None:
     config = body.output_config or {}
     effort = config.get("effort")
     if effort is not None and effort not in EFFORTS:
-        text = f"output_config.effort: got {shown(effort)}; must be one of {', '.join(EFFORTS)}"
+        text = f"output_config.effort: got {quoted(effort)}; must be one of {', '.join(EFFORTS)}"
         raise invalid("output_config.effort", text)
 
 
@@ -175,14 +175,14 @@ def check_tools(state: AppState, body: CountBody, calls_back: bool) -> ToolTable
     choice = body.tool_choice or {"type": "auto"}
     kind, name = choice.get("type"), choice.get("name")
     if kind not in ("auto", "any", "tool", "none"):
-        raise invalid("tool_choice.type", f"tool_choice.type: got {shown(kind)}; must be auto, any, tool or none")
+        raise invalid("tool_choice.type", f"tool_choice.type: got {quoted(kind)}; must be auto, any, tool or none")
     may_call = kind != "none" and calls_back
     check_calls(state, body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call)
     only = frozenset((check_name("tool_choice.name", name, kept),)) if kind == "tool" and kept else None
     one = choice.get("disable_parallel_tool_use")
     if not isinstance(one, bool | None):
         path = "tool_choice.disable_parallel_tool_use"
-        raise invalid(path, f"{path}: got {shown(one)}; must be true or false")
+        raise invalid(path, f"{path}: got {quoted(one)}; must be true or false")
     most = 1 if one or kind == "tool" else 0
     calls = Calls(kind != "none", kind in ("any", "tool") and bool(kept), only, most)
     return ToolTable.of(state, kept or None, calls)
@@ -201,10 +201,10 @@ async def prompt_of(
         if prefill and conversation.turns[-1].calls:
             raise invalid("messages", "messages: the last one holds a tool_use; send its tool_result after it")
         await conversation.settle(state.renderer)
-        with conversation.told():
-            async with media_preload(exchange, salt) as ahead:
+        with conversation.client_paths():
+            async with media_preload(exchange, salt) as preload:
                 messages = conversation.messages()
-                await ahead.begin(renderer.embedded(messages))
+                await preload.begin(renderer.embedded(messages))
                 prompt = await renderer.chat(
                     messages,
                     tools=tools.offered,
@@ -212,7 +212,7 @@ async def prompt_of(
                     continue_final_message=prefill,
                     template_kwargs=template_kwargs(body),
                 )
-                return await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
+                return await prepare(exchange, prompt, asked, salt=salt, priority=priority, preload=preload)
 
 
 def template_kwargs(body: CountBody) -> dict[str, Any]:

@@ -24,9 +24,11 @@ body { max-width: 48rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.5 syst
 :root { color-scheme: light dark; }
 pre, code { font: 0.9rem/1.4 ui-monospace, monospace; }
 pre { overflow-x: auto; padding: 0.75rem; border: 1px solid #8886; border-radius: 4px; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; }
 td, th { border: 1px solid #8886; padding: 0.25rem 0.5rem; text-align: left; vertical-align: top; }
 img { max-width: 100%; }
+p, li { overflow-wrap: anywhere; }
 """
 DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 HEADERS = {

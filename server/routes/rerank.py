@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.base.model_config import PoolingConfig
-from server.errors import invalid, not_here, shown
+from server.errors import invalid, not_here, quoted
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
@@ -33,7 +33,7 @@ from server.pooling.pairs import (
     sides,
 )
 from server.pooling.pictures import check_queries
-from server.pooling.pictures import shown as with_rows
+from server.pooling.pictures import with_pictures as with_rows
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import Cut, PooledInputs, cut_of, in_pool_if, pooling_of
 from server.pooling.vectors import LARGE, activated, finished, of_tokens
@@ -78,11 +78,11 @@ async def rerank(request: Request) -> Response:
     pairs = sides(body.query, body.documents, "query", "documents", state.config.pooling.max_documents, sees(state))
     about, scores = await scored(request, body, "rerank-", pairs, per_document, body.instruction)
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n or None]
-    shown = body.return_documents is not False
+    with_documents = body.return_documents is not False
     results = [
         {
             "index": index,
-            **({"document": {"text": pairs.documents[index]}} if shown else {}),
+            **({"document": {"text": pairs.documents[index]}} if with_documents else {}),
             "relevance_score": scores[index],
         }
         for index in order
@@ -148,7 +148,7 @@ def compares_tokens(config: PoolingConfig, task: str | None) -> bool:
         return config.tokens_only
     known = [known for known in config.tasks if known in ("embed", "token_embed")] or ["classify"]
     if task not in known:
-        raise invalid("task", f"task: got {shown(task)}; this model compares by {' and '.join(known)}")
+        raise invalid("task", f"task: got {quoted(task)}; this model compares by {' and '.join(known)}")
     return task == "token_embed"
 
 
@@ -190,8 +190,8 @@ async def inputs_of(
     if config.one_each:
         return await with_rows(exchange, made, pairs.parts, cut, salt)
     found = await seen(exchange, pairs.parts, salt)
-    shown = seen_apart if config.task == "embed" else seen_together
-    return await in_pool_if(True, state, lambda: replaced(made, shown(state, config, pairs, found, cut, instruction)))
+    insert = seen_apart if config.task == "embed" else seen_together
+    return await in_pool_if(True, state, lambda: replaced(made, insert(state, config, pairs, found, cut, instruction)))
 
 
 ROUTES = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.errors import invalid, not_here, shown
+from server.errors import invalid, not_here, quoted
 from server.jobs.sampling import Asked, in_range, resolve
 from server.routes.chat_fields import EFFORTS
 from server.routes.endpoint import one_of, refuse_experts
@@ -44,7 +44,7 @@ def check(state: AppState, body: ResponsesBody) -> Asked:
     for at, value in enumerate(body.include or ()):
         if value not in INCLUDE:
             known = ", ".join(INCLUDE)
-            raise invalid(f"include[{at}]", f"include[{at}]: got {shown(value)}; must be one of {known}")
+            raise invalid(f"include[{at}]", f"include[{at}]: got {quoted(value)}; must be one of {known}")
     wanted = LOGPROBS in (body.include or ())
     if body.top_logprobs and not wanted:
         raise invalid("top_logprobs", f"top_logprobs: needs {LOGPROBS} in include")

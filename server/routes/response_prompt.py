@@ -90,8 +90,8 @@ async def render(
     said = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else {}
     kwargs = {**said, **(body.chat_template_kwargs or {})}
     messages = conversation.messages()
-    with conversation.told():
-        async with media_preload(exchange, salt) as ahead:
-            await ahead.begin(renderer.embedded(messages))
+    with conversation.client_paths():
+        async with media_preload(exchange, salt) as preload:
+            await preload.begin(renderer.embedded(messages))
             prompt = await renderer.chat(messages, tools=tools.offered, template_kwargs=kwargs)
-            return await prepare(exchange, prompt, asked, salt=salt, priority=priority, param="input", ahead=ahead)
+            return await prepare(exchange, prompt, asked, salt=salt, priority=priority, param="input", preload=preload)

@@ -25,7 +25,7 @@ log = logging.getLogger("omniloop")
 
 def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tuple[ToolTable, list[dict[str, Any]]]:
     """The tools that this server knows with what the request says of calls, and all tools for the echo."""
-    kept, echoed, dropped = read_response_tools(body.tools)
+    known, echoed, dropped = read_response_tools(body.tools)
     if dropped:
         log.warning("%d tools that only OpenAI's servers run were left out of a request", dropped)
     choice = body.tool_choice
@@ -37,15 +37,15 @@ def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tu
     only: frozenset[str] | None = None
     most = 1 if body.parallel_tool_calls is False else 0
     if isinstance(choice, dict) and choice["type"] == "allowed_tools":
-        choice, only = allowed_tools(choice, "tool_choice", kept, is_hosted=is_hosted)
+        choice, only = allowed_tools(choice, "tool_choice", known, is_hosted=is_hosted)
     may_call = choice != "none" and calls_back
-    check_calls(state, body.tools, kept, must_call=choice not in (None, "none", "auto"), may_call=may_call)
+    check_calls(state, body.tools, known, must_call=choice not in (None, "none", "auto"), may_call=may_call)
     must = choice == "required" and (only is None or bool(only))
     if isinstance(choice, dict):
         must, most = choice["type"] in ("function", "custom"), 1
-        only = frozenset((check_name("tool_choice.name", choice.get("name"), kept),)) if must else None
-    calls = Calls(choice != "none", must and bool(kept), only, most)
-    return ToolTable.of(state, kept or None, calls), echoed
+        only = frozenset((check_name("tool_choice.name", choice.get("name"), known),)) if must else None
+    calls = Calls(choice != "none", must and bool(known), only, most)
+    return ToolTable.of(state, known or None, calls), echoed
 
 
 def is_hosted(tool: dict[str, Any]) -> bool:
@@ -53,7 +53,7 @@ def is_hosted(tool: dict[str, Any]) -> bool:
     return isinstance(tool.get("type"), str) and tool["type"] not in ("function", "custom", "namespace")
 
 
-def tell_unheld(exchange: Exchange, body: ResponsesBody, calls: Calls) -> None:
+def note_unenforced(exchange: Exchange, body: ResponsesBody, calls: Calls) -> None:
     """A header for custom tools whose Lark grammar no call is held to; coding clients send one with every request."""
     if calls.may and any(grammar_syntax(tool) == "lark" for tool, _, _ in listed_tools(body.tools)):
         exchange.headers.append((b"x-structured-relaxed", b"format"))

@@ -36,7 +36,7 @@ from server.routes.response_background import MakePrompt, in_background
 from server.routes.response_fields import check, check_input
 from server.routes.response_prompt import earlier, prompt_of
 from server.routes.response_shape import shape_of
-from server.routes.response_tools import check_tools, parsing_for, tell_unheld
+from server.routes.response_tools import check_tools, note_unenforced, parsing_for
 from server.schema.common import SamplingFields
 from server.schema.responses import InputBody, ResponsesBody
 
@@ -50,7 +50,7 @@ async def create(request: Request) -> Response | None:
     model = check_model(state, body.model)
     asked = check(state, body)
     tools, echoed = check_tools(state, body)
-    tell_unheld(exchange, body, tools.calls)
+    note_unenforced(exchange, body, tools.calls)
     asked = tools.holding(state, asked, tool_places(body.tools))
     parsing = parsing_for(state, body, tools)
     parent = earlier(state, exchange.key_name, body.previous_response_id)

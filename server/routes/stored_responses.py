@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.answers.watch_response import WatchedResponse
-from server.errors import invalid, not_found, shown
+from server.errors import invalid, not_found, quoted
 from server.http.exchange import exchange_of
 from server.http.watch import client_present
 from server.output.response_store import Stored
@@ -25,7 +25,7 @@ NUMBER = re.compile(r"-?[0-9]{1,9}\Z")
 
 
 def missing(name: str) -> str:
-    return f"there is no stored response {shown(name)}"
+    return f"there is no stored response {quoted(name)}"
 
 
 def stored(request: Request) -> Stored:
@@ -52,10 +52,10 @@ async def retrieve(request: Request) -> Response | None:
     """The response as it is, or with stream=true its events, those after `starting_after` where that is given."""
     query = request.query_params
     if query.get("stream", "false") not in ("true", "false"):
-        raise invalid("stream", f"stream: got {shown(query['stream'])}; must be true or false")
+        raise invalid("stream", f"stream: got {quoted(query['stream'])}; must be true or false")
     after = query.get("starting_after", "-1")
     if not NUMBER.match(after):
-        raise invalid("starting_after", f"starting_after: got {shown(after)}; must be the number of an event")
+        raise invalid("starting_after", f"starting_after: got {quoted(after)}; must be the number of an event")
     entry = stored(request)
     if query.get("stream") != "true":
         return body_of(entry)
@@ -88,15 +88,15 @@ async def input_items(request: Request) -> Response:
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     one_of("order", order, ("asc", "desc"))
     if not NUMBER.match(limit) or not 1 <= int(limit) <= MOST_LISTED:
-        raise invalid("limit", f"limit: got {shown(limit)}; must be 1 to {MOST_LISTED}")
+        raise invalid("limit", f"limit: got {quoted(limit)}; must be 1 to {MOST_LISTED}")
 
     def page() -> bytes:
-        items = listed(entry.turn.heard(), entry.name.removeprefix("resp_"))
+        items = listed(entry.turn.history(), entry.name.removeprefix("resp_"))
         if order == "desc":
             items.reverse()
         names = [item["id"] for item in items]
         if after is not None and after not in names:
-            raise invalid("after", f"after: got {shown(after)}; must be the id of one of this response's input items")
+            raise invalid("after", f"after: got {quoted(after)}; must be the id of one of this response's input items")
         begin = 0 if after is None else names.index(after) + 1
         some = items[begin : begin + int(limit)]
         ends = {"first_id": some[0]["id"], "last_id": some[-1]["id"]} if some else {"first_id": None, "last_id": None}

@@ -66,10 +66,10 @@ async def create(request: Request) -> Response | None:
 def sampling_of(body: GenerateBody) -> TokenSampling:
     """`sampling_params` with what this body says outside of them."""
     fields = body.sampling_params or TokenSampling()
-    beside = body.return_routed_experts
+    routed = body.return_routed_experts
     return msgspec.structs.replace(
         fields,
-        return_routed_experts=fields.return_routed_experts if beside is None else beside,
+        return_routed_experts=fields.return_routed_experts if routed is None else routed,
         stream=body.stream,
         stream_options=body.stream_options,
         cache_salt=body.cache_salt,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from server.errors import invalid, not_here, shown
+from server.errors import invalid, not_here, quoted
 from server.jobs.sampling import Asked
 from server.output.parser import Parsing
 from server.render.tools import ToolPlace
@@ -58,19 +58,19 @@ NO_TOOLS = ToolTable(None, Calls(), None)
 def check_calls(
     state: AppState,
     sent: Sequence[Any] | None,
-    kept: Sequence[Tool] | None,
+    known: Sequence[Tool] | None,
     *,
     must_call: bool,
     may_call: bool,
 ) -> None:
     """Refuses a choice that cannot be met, and tools where a call may come back that no parser of the model reads.
 
-    `sent`: the client's tools; `kept`: the tools of them that this server knows.
+    `sent`: the client's tools; `known`: the tools of them that this server knows.
     """
     if must_call and not sent:
         raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
     cannot = not (must_call or state.parsers.can_call)
-    if kept and may_call and cannot and state.config.chat.tool_call_parser != "none":
+    if known and may_call and cannot and state.config.chat.tool_call_parser != "none":
         raise not_here(
             "tools",
             "tools: the format of this model's tool calls is not known; send tool_choice none or no tools, or start "
@@ -78,19 +78,19 @@ def check_calls(
         )
 
 
-def check_name(param: str, name: Any, kept: Sequence[Tool] | None) -> str:
+def check_name(param: str, name: Any, known: Sequence[Tool] | None) -> str:
     """A name of one of the tools, sent as the field `param`."""
-    names = [tool["function"]["name"] for tool in kept or ()]
+    names = [tool["function"]["name"] for tool in known or ()]
     if not isinstance(name, str) or name not in names:
-        few = ", ".join(map(shown, names[:8])) or "none"
-        raise invalid(param, f"{param}: got {shown(name)}; must be one of the tools: {few}")
+        few = ", ".join(map(quoted, names[:8])) or "none"
+        raise invalid(param, f"{param}: got {quoted(name)}; must be one of the tools: {few}")
     return name
 
 
 def allowed_tools(
     said: Any,
     path: str,
-    kept: Sequence[Tool] | None,
+    known: Sequence[Tool] | None,
     function_of: Callable[[Tool], Any] = lambda tool: tool,
     is_hosted: Callable[[Tool], bool] = lambda tool: False,
 ) -> tuple[str, frozenset[str]]:
@@ -111,7 +111,7 @@ def allowed_tools(
         function = function_of(entry) if isinstance(entry, dict) else None
         if not isinstance(function, dict):
             raise invalid(f"{path}.tools[{at}]", f"{path}.tools[{at}]: must be an object that names a function")
-        names.add(check_name(f"{path}.tools[{at}].name", function.get("name"), kept))
+        names.add(check_name(f"{path}.tools[{at}].name", function.get("name"), known))
     return str(mode), frozenset(names)
 
 

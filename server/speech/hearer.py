@@ -20,8 +20,8 @@ from server.http.exchange import Exchange
 from server.jobs.job import Job, job_of
 from server.jobs.sampling import Asked
 from server.render.prompt import Prompt
-from server.speech.heard import Segment, Word, average_logprob, compression_ratio
 from server.speech.languages import name_of
+from server.speech.segments import Segment, Word, average_logprob, compression_ratio
 from server.state import AppState
 
 MAX_ID = 1 << 31
@@ -62,7 +62,7 @@ class Said:
     temperature: float = 0.0
     no_speech_prob: float | None = None
     words: Sequence[Word] = ()  # times count from the window's beginning
-    num_told: int = 0  # tokens whose text was emitted before the output ended
+    num_reported: int = 0  # tokens whose text was emitted before the output ended
 
 
 class Ask(Protocol):
@@ -86,7 +86,7 @@ class Hearer(Protocol):
     async def begin(self, ask: Ask, first: Processed) -> None:
         """Called once, with the first window, before any window is transcribed."""
 
-    async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
+    async def transcribe(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
         """Transcribes one window."""
 
     def segments(self, window: Window, said: Said) -> Sequence[Segment]:
@@ -116,7 +116,7 @@ class ChatHearer:
     async def begin(self, ask: Ask, first: Processed) -> None:
         self._prompt = await self._rendered()
 
-    async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
+    async def transcribe(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
         assert self._prompt is not None, "begin comes first"
         return await ask(self._job(processed, self._prompt, self._task.asked), number)
 

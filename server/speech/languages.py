@@ -5,7 +5,7 @@ Pure. A code that is not here is refused. Texts in the languages of `UNSPACED` a
 
 from __future__ import annotations
 
-from server.errors import invalid, shown
+from server.errors import invalid, quoted
 
 LANGUAGES = {
     "en": "english", "zh": "chinese", "de": "german", "es": "spanish", "ru": "russian", "ko": "korean",
@@ -37,7 +37,7 @@ def code_of(param: str, given: str | None) -> str:
     word = given.strip().lower()
     code = _CODES.get(word, word)
     if code not in LANGUAGES:
-        text = f"{param}: got {shown(given)}; must be an ISO 639-1 code such as en, de or ja"
+        text = f"{param}: got {quoted(given)}; must be an ISO 639-1 code such as en, de or ja"
         raise invalid(param, text)
     return code
 

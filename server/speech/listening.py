@@ -37,7 +37,7 @@ ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
 
 
 # (window, its next text, the tokens of that text if log-probabilities are requested); text "": the window has ended
-Tell = Callable[[int, str, Sequence[TokenLogprob]], None]
+OnText = Callable[[int, str, Sequence[TokenLogprob]], None]
 
 
 def logprobs_of(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ class Listening:
     def __init__(self, exchange: Exchange, task: Task, hearer: Hearer) -> None:
         self.exchange = exchange
         self.task = task
-        self.told: Tell = ignore_text
+        self.on_text: OnText = ignore_text
         self.error: ApiError | None = None
         self.prompt_tokens = 0
         self.audio_tokens = 0
@@ -160,8 +160,8 @@ class Listening:
                 await self._hearer.begin(self.ask, processed)
                 self._begun.set()
             await self._begun.wait()
-            said[number] = await self._hearer.hear(self.ask, number, recording.windows[number], processed)
-            self.told(number, "", ())
+            said[number] = await self._hearer.transcribe(self.ask, number, recording.windows[number], processed)
+            self.on_text(number, "", ())
 
     async def _processed(self, recording: Recording, number: int) -> Processed:
         """One window as the model takes it."""
@@ -208,8 +208,8 @@ class Listening:
                         new = self._take(delta, text, said, text_below, goes_on)
                         said.text += new
                         if new and window is not None:
-                            self.told(window, new, said.logprobs[said.num_told : len(said.token_ids)])
-                            said.num_told = len(said.token_ids)
+                            self.on_text(window, new, said.logprobs[said.num_reported : len(said.token_ids)])
+                            said.num_reported = len(said.token_ids)
             finally:
                 self._streams.discard(stream)
         finally:

@@ -59,7 +59,7 @@ class LiveListening(Listening):
             if len(sound.samples):
                 said.append(Said(temperature=self.task.asked.params.temperature))
                 await self._window(sound, len(said) - 1, said[-1])
-                self.told(len(said) - 1, "", ())
+                self.on_text(len(said) - 1, "", ())
             elif sound.complete:
                 return
             else:
@@ -70,29 +70,29 @@ class LiveListening(Listening):
         window's samples at its end."""
         processor, digest = self._processor, secrets.token_bytes(DIGEST_BYTES)
         text = TextStream(self._state.tokenizer, at_start=True)
-        heard, tokens = 0, len(processor.tokens)
+        done, tokens = 0, len(processor.tokens)
         while not self._aborted and not sound.dropped:
-            end = await self._end(sound, heard, tokens + max(FRESH_ROWS, tokens // SHARE))
+            end = await self._end(sound, done, tokens + max(FRESH_ROWS, tokens // SHARE))
             if sound.dropped:
                 return
-            heard = len(sound.samples) if end is None else end
+            done = len(sound.samples) if end is None else end
             job = self._live.question(await self._prepared(sound, end, digest), said.token_ids)
             if not said.token_ids:
                 self._count_prompt(job)
             reason = await self._answer(job, said, text, number, goes_on=end is None)
             tokens = len(processor.tokens) + len(said.token_ids)
             if end is None and reason in ENDED_BY_TOKEN:
-                end = min(heard, (tokens + 1 - processor.before) * processor.samples)
+                end = min(done, (tokens + 1 - processor.before) * processor.samples)
             if end is not None:
                 sound.forget(end)
                 return
 
-    async def _end(self, sound: GrowingSound, heard: int, rows: int) -> int | None:
+    async def _end(self, sound: GrowingSound, done: int, rows: int) -> int | None:
         """Waits for sound. Where the window ends, in samples; None: it goes on, and so many of its rows are settled."""
         longest, wanted = self._longest, (rows - self._processor.before) * self._processor.samples
         while True:
             await self._come(sound, min(wanted, longest))
-            count, first = len(sound.samples), max(heard, longest // 2)
+            count, first = len(sound.samples), max(done, longest // 2)
             if count <= longest and sound.complete:
                 return count
             if count > first:

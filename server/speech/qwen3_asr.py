@@ -24,7 +24,7 @@ from server.speech.hearer import SILENT_SOUND, Ask, ChatHearer, Said, Task
 from server.speech.languages import LANGUAGES, name_of
 
 LANGUAGE, MARK, NONE = "language ", "<asr_text>", "None"  # "None": no speech
-HEARD = frozenset((
+TRANSCRIBED = frozenset((
     "ar", "yue", "zh", "cs", "da", "nl", "en", "tl", "fi", "fr", "de", "el", "hi", "hu", "id", "it", "ja", "ko", "mk",
     "ms", "fa", "pl", "pt", "ro", "ru", "es", "sv", "th", "tr", "vi",
 ))  # fmt: skip
@@ -46,8 +46,8 @@ class Qwen3AsrHearer(ChatHearer):
     def __init__(self, exchange: Exchange, task: Task) -> None:
         if task.name == "translate":
             raise not_here(None, "Qwen3-ASR transcribes and does not translate; use /v1/audio/transcriptions")
-        if task.language and task.language not in HEARD:
-            text = f"language: got {task.language}; this model transcribes {', '.join(sorted(HEARD))}"
+        if task.language and task.language not in TRANSCRIBED:
+            text = f"language: got {task.language}; this model transcribes {', '.join(sorted(TRANSCRIBED))}"
             raise invalid("language", text)
         super().__init__(exchange, task)
         self._first = ""  # the first window's language
@@ -56,7 +56,7 @@ class Qwen3AsrHearer(ChatHearer):
     def language(self) -> str:
         return self._task.language or self._first
 
-    async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
+    async def transcribe(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
         language = spoken(self._task.language) if self._task.language else await self._listened(ask, processed)
         if number == 0:
             self._first = CODES.get(language, "")

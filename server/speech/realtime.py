@@ -27,7 +27,7 @@ import orjson
 from starlette.types import Message, Receive
 
 from mm.errors import MediaError
-from server.errors import ApiError, from_media, invalid, shown
+from server.errors import ApiError, from_media, invalid, quoted
 from server.http.exchange import Exchange, nothing
 from server.schema.audio import TranscriptionForm
 from server.schema.realtime import Append, Clear, Commit, Event, Input, Update
@@ -67,7 +67,7 @@ class RealtimeSession:
         self._plain = False  # vLLM's form
         self._live: GrowingSound | None = None  # the open turn's, if the model transcribes live
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._worker = TurnWorker(exchange, self.tell, self._events.join, task_of, self._count_less)
+        self._worker = TurnWorker(exchange, self.emit, self._events.join, task_of, self._count_less)
 
     @property
     def _state(self) -> AppState:
@@ -80,7 +80,7 @@ class RealtimeSession:
     async def run(self) -> None:
         """Until the client has left, or the session cannot go on."""
         arrival = self._exchange.arrival
-        self.tell("session.created", id=self._id, created=int(time.time()), session=self._settings.described(self._id))
+        self.emit("session.created", id=self._id, created=int(time.time()), session=self._settings.described(self._id))
         tasks = [asyncio.ensure_future(part()) for part in (self._read, self._worker.run, self._write)]
         self._exchange.on_drain = self._leave
         try:
@@ -113,7 +113,7 @@ class RealtimeSession:
             self._live.end()
         self._worker.leave()
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, **fields: Any) -> None:
         """Queues one server event."""
         event = plain(kind, fields) if self._plain else {"type": kind, "event_id": new_id("event"), **fields}
         if event is not None:
@@ -144,7 +144,7 @@ class RealtimeSession:
                 await self._take(event, pcm)
             except (ApiError, MediaError) as error:
                 told = from_media(error) if isinstance(error, MediaError) else error
-                self.tell("error", error={**described(told), "event_id": name})
+                self.emit("error", error={**described(told), "event_id": name})
 
     async def _next(self) -> Message | None:
         """The next message; None: nothing came for so long that the session ends. Answers to pings are no events."""
@@ -159,7 +159,7 @@ class RealtimeSession:
             text = (
                 f"no event came for {seconds:g} s; open another session when there is audio (--realtime-idle-timeout)"
             )
-            self.tell("error", error={**described(ApiError(408, "session_idle", text)), "event_id": None})
+            self.emit("error", error={**described(ApiError(408, "session_idle", text)), "event_id": None})
             await self._events.join()
             return None
 
@@ -172,7 +172,7 @@ class RealtimeSession:
             self._begin_plain(event.model)
         elif isinstance(event, Clear):
             self._forget_all()
-            self.tell("input_audio_buffer.cleared")
+            self.emit("input_audio_buffer.cleared")
         else:
             given = event.session.input if hasattr(event.session, "input") else event.session.audio.input
             self._update(given, event.session.include)
@@ -192,7 +192,7 @@ class RealtimeSession:
         settings = self._settings
         if include is not None:
             if set(include) - {LOGPROBS}:
-                raise invalid("session.include", f"session.include: got {shown(include)}; must be [], or {LOGPROBS}")
+                raise invalid("session.include", f"session.include: got {quoted(include)}; must be [], or {LOGPROBS}")
             settings = replace(settings, form=form_with(settings.form, include=["logprobs"] if include else None))
         if given.format is not msgspec.UNSET and given.format.rate != settings.rate:
             rate = given.format.rate
@@ -216,7 +216,7 @@ class RealtimeSession:
         self._settings = settings
         if found_anew:
             self._find_anew()
-        self.tell("session.updated", session=self._settings.described(self._id))
+        self.emit("session.updated", session=self._settings.described(self._id))
 
     def _find_anew(self) -> None:
         """In what comes; an open turn goes on, else what the buffer holds is looked through."""
@@ -250,7 +250,7 @@ class RealtimeSession:
                 await self._begin_turn(max(edge.at, sound.origin))
             else:
                 milliseconds = edge.at * 1000 // self._settings.rate
-                self.tell("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=self._item_id)
+                self.emit("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=self._item_id)
                 await self._commit(edge.at)
         now = sound.seen
         if self._turn_start is None:  # before a turn nothing is needed but its padding
@@ -265,8 +265,8 @@ class RealtimeSession:
         """A turn begins at sample `start`. A model that transcribes live gets the turn at once."""
         self._turn_start = start
         form, rate = self._settings.form, self._settings.rate
-        self.tell("input_audio_buffer.speech_started", audio_start_ms=start * 1000 // rate, item_id=self._item_id)
-        if self._worker.hears_live(form):
+        self.emit("input_audio_buffer.speech_started", audio_start_ms=start * 1000 // rate, item_id=self._item_id)
+        if self._worker.transcribes_live(form):
             self._live = GrowingSound(rate)
             await self._worker.put(Turn(self._item_id, self._live, form, rate, self._plain))
 
@@ -324,7 +324,7 @@ class RealtimeSession:
         assert self._turn_start is not None, "a turn is open"
         live, self._live = self._live, None
         pcm, item_id, settings = self._sound.between(self._turn_start, end), self._item_id, self._settings
-        self.tell("input_audio_buffer.committed", item_id=item_id, previous_item_id=self._last_item_id)
+        self.emit("input_audio_buffer.committed", item_id=item_id, previous_item_id=self._last_item_id)
         self._last_item_id, self._item_id, self._turn_start = item_id, new_id("item"), None
         if live is None:
             turn = Turn(item_id, pcm, settings.form, settings.rate, self._plain)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from mm.sources import decode_base64, parse_base64
-from server.errors import ApiError, from_validation, invalid, shown
+from server.errors import ApiError, from_validation, invalid, quoted
 from server.schema.realtime import EVENT_TYPES, ONLY_VALUES, Append, Event, TurnDetection, read_event
 from server.speech.turns import Vad
 
@@ -59,7 +59,7 @@ def _got(text: str | bytes, path: str) -> str:
     value: Any = msgspec.json.decode(text)
     for name in path.split("."):
         value = value.get(name, MISSING) if isinstance(value, dict) else MISSING
-    return "nothing" if value is MISSING else shown(value) or '""'
+    return "nothing" if value is MISSING else quoted(value) or '""'
 
 
 def plain(kind: str, fields: dict[str, Any]) -> dict[str, Any] | None:

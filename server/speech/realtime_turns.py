@@ -27,7 +27,7 @@ from server.speech.choose import hearer_of
 from server.speech.growing import GrowingSound
 from server.speech.hearer import Task
 from server.speech.languages import separator
-from server.speech.listening import Listening, Tell, all_logprobs, logprobs_of
+from server.speech.listening import Listening, OnText, all_logprobs, logprobs_of
 from server.speech.live import LiveListening
 from server.speech.realtime_events import described, wave
 from server.speech.speech_stream import InOrder
@@ -36,7 +36,7 @@ from server.speech.voxtral_realtime import VoxtralRealtimeHearer
 TaskOf = Callable[[TranscriptionForm], Task]
 
 
-class TellEvent(Protocol):
+class EmitEvent(Protocol):
     def __call__(self, kind: str, **fields: Any) -> None:
         """Queues one event of the session."""
 
@@ -75,34 +75,34 @@ class TurnWorker:
     def __init__(
         self,
         exchange: Exchange,
-        tell: TellEvent,
-        told: Callable[[], Any],
+        emit: EmitEvent,
+        sent_all: Callable[[], Any],
         task_of: TaskOf,
-        heard: Callable[[], None],
+        freed: Callable[[], None],
     ) -> None:
-        """`told` waits until all events have been sent. `task_of` makes a Task of a form, or raises ApiError.
-        `heard` is called when a turn's samples are freed."""
+        """`sent_all` waits until all events have been sent. `task_of` makes a Task of a form, or raises ApiError.
+        `freed` is called when a turn's samples are freed."""
         self.turns: asyncio.Queue[Turn | None] = asyncio.Queue(maxsize=1)  # None: the text has ended
         self._exchange, self._state = exchange, exchange.state
-        self._tell, self._told, self._task_of = tell, told, task_of
+        self._emit, self._sent_all, self._task_of = emit, sent_all, task_of
         self._whole: Whole | None = None  # the text in progress, in vLLM's form
         self._leaving: asyncio.Future[None] | None = None
-        self._unheard: list[Turn] = []
-        self._heard = heard
+        self._waiting_turns: list[Turn] = []
+        self._freed = freed
 
     @property
     def nbytes(self) -> int:
         """Bytes of the turns that are not transcribed yet."""
-        return sum(turn.nbytes for turn in self._unheard)
+        return sum(turn.nbytes for turn in self._waiting_turns)
 
     @property
     def is_busy(self) -> bool:
         """Whether an ended turn is not transcribed yet."""
-        return any(isinstance(turn.sound, bytes) or turn.sound.ended for turn in self._unheard)
+        return any(isinstance(turn.sound, bytes) or turn.sound.ended for turn in self._waiting_turns)
 
     def hold(self, turn: Turn) -> None:
         """Counts the bytes of a turn that will be queued."""
-        self._unheard.append(turn)
+        self._waiting_turns.append(turn)
 
     async def put(self, turn: Turn) -> None:
         """Queues a turn; waits until the worker has taken the turn before."""
@@ -113,7 +113,7 @@ class TurnWorker:
         """The session ends after the turns that are queued."""
         self._leaving = asyncio.ensure_future(self.turns.put(None))
 
-    def hears_live(self, form: TranscriptionForm) -> bool:
+    def transcribes_live(self, form: TranscriptionForm) -> bool:
         """Whether the served model transcribes a turn while it is spoken."""
         return isinstance(hearer_of(self._exchange, self._task_of(form)), VoxtralRealtimeHearer)
 
@@ -127,8 +127,8 @@ class TurnWorker:
                     await self._try(turn)
                 elif self._whole is not None or self._leaving is None:
                     whole, self._whole = self._whole or Whole(InOrder(str)), None
-                    self._tell("transcription.done", text=whole.order.text, usage=whole.usage())
-                await self._told()  # a client that does not read delays only its own session
+                    self._emit("transcription.done", text=whole.order.text, usage=whole.usage())
+                await self._sent_all()  # a client that does not read delays only its own session
         finally:
             if self._leaving is not None:
                 self._leaving.cancel()
@@ -136,7 +136,7 @@ class TurnWorker:
     async def _try(self, turn: Turn) -> None:
         """Transcribes a turn; an error ends that turn and is sent as an event."""
         try:
-            await self._hear(turn)
+            await self._transcribe(turn)
         except (ApiError, MediaError) as error:
             self._failed(turn, from_media(error) if isinstance(error, MediaError) else error)
         except Exception as error:
@@ -145,16 +145,16 @@ class TurnWorker:
         finally:
             if isinstance(turn.sound, GrowingSound):
                 turn.sound.drop()  # samples that come later are ignored
-            self._unheard.remove(turn)
-            self._heard()
+            self._waiting_turns.remove(turn)
+            self._freed()
 
     def _failed(self, turn: Turn, error: ApiError) -> None:
         if self._whole is not None:
             self._whole.order.skip()
         kind = "conversation.item.input_audio_transcription.failed"
-        self._tell(kind, item_id=turn.item_id, content_index=0, error=described(error))
+        self._emit(kind, item_id=turn.item_id, content_index=0, error=described(error))
 
-    async def _hear(self, turn: Turn) -> None:
+    async def _transcribe(self, turn: Turn) -> None:
         exchange, state = self._exchange, self._state
         exchange.first_token, exchange.arrival = 0.0, time.monotonic()  # each turn has its own deadlines
         task = self._task_of(turn.form)
@@ -163,17 +163,17 @@ class TurnWorker:
         if turn.plain:
             self._whole = self._whole or Whole(order)
             order, first = self._whole.order, self._whole.order.front
-        told = self._teller(turn, order, first, task.with_logprobs)
+        on_text = self._text_sender(turn, order, first, task.with_logprobs)
         listening: Listening
         with exchange.hold(1, "speech"):
             if isinstance(turn.sound, GrowingSound):
-                assert isinstance(hearer, VoxtralRealtimeHearer), "others hear what is committed"
+                assert isinstance(hearer, VoxtralRealtimeHearer), "other models transcribe what is committed"
                 listening = live = LiveListening(exchange, task, hearer)
-                live.told = told
+                live.on_text = on_text
                 said, seconds = await live.follow(turn.sound), turn.sound.seconds
             else:
                 listening = Listening(exchange, task, hearer)
-                listening.told = told
+                listening.on_text = on_text
                 assert state.media is not None, "the route has looked for a model that hears"
                 wav, scope = wave(turn.sound, turn.rate), scope_of(exchange, task.salt)
                 async with state.media.recording(wav, hearer.cutting(), scope) as recording:
@@ -187,16 +187,16 @@ class TurnWorker:
         kind = "conversation.item.input_audio_transcription.completed"
         usage = {"type": "duration", "seconds": math.ceil(seconds)}
         more = {"logprobs": all_logprobs(state.tokenizer, said)} if task.with_logprobs else {}
-        self._tell(kind, item_id=turn.item_id, content_index=0, transcript=order.text, usage=usage, **more)
+        self._emit(kind, item_id=turn.item_id, content_index=0, transcript=order.text, usage=usage, **more)
 
-    def _teller(self, turn: Turn, order: InOrder, first: int, with_logprobs: bool) -> Tell:
+    def _text_sender(self, turn: Turn, order: InOrder, first: int, with_logprobs: bool) -> OnText:
         kind, tokenizer = "conversation.item.input_audio_transcription.delta", self._state.tokenizer
 
-        def told(window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
+        def on_text(window: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
             if isinstance(turn.sound, GrowingSound) and turn.sound.dropped:
                 return
             if new := order.add(first + window, text, tokens):
                 more = {"logprobs": logprobs_of(tokenizer, order.take_tokens())} if with_logprobs else {}
-                self._tell(kind, item_id=turn.item_id, content_index=0, delta=new, **more)
+                self._emit(kind, item_id=turn.item_id, content_index=0, delta=new, **more)
 
-        return told
+        return on_text

@@ -81,10 +81,10 @@ class InOrder:
         text = self._held + self._waiting.pop(self._front, "")
         if not self._begun:
             text = text.lstrip()
-        kept = text.rstrip()
-        self._held = text[len(kept) :]
-        if kept:
-            self.text += kept if self._begun or not self.text else self._space() + kept
+        stripped = text.rstrip()
+        self._held = text[len(stripped) :]
+        if stripped:
+            self.text += stripped if self._begun or not self.text else self._space() + stripped
             self._begun = True
 
 
@@ -101,7 +101,7 @@ class SpeechStream:
         self._tokenizer = listening.exchange.state.tokenizer
         self._new = ""
         self._last: bytes = b""
-        listening.told = self._take
+        listening.on_text = self._take
 
     async def run(self, recording: Recording) -> None:
         """Runs until the last byte is written; raises ApiError while the response has not begun."""
@@ -166,8 +166,8 @@ class SpeechStream:
         return b"data: " + orjson.dumps({**self._fields, **event}) + b"\n\n"
 
     def _usage(self) -> dict[str, Any]:
-        heard = self.listening
-        prompt, generated, audio = heard.prompt_tokens, heard.generated_tokens, heard.audio_tokens
+        listening = self.listening
+        prompt, generated, audio = listening.prompt_tokens, listening.generated_tokens, listening.audio_tokens
         return {
             "type": "tokens",
             "prompt_tokens": prompt,

@@ -32,8 +32,8 @@ from server.jobs.job import Job, job_of
 from server.jobs.sampling import Asked
 from server.render.prompt import Prompt
 from server.render.whisper_tokens import WhisperTokens
-from server.speech.heard import Segment, Word, average_logprob, compression_ratio
 from server.speech.hearer import Ask, Said, Task
+from server.speech.segments import Segment, Word, average_logprob, compression_ratio
 from server.speech.timed import text_of, timed
 from server.speech.words import FRAME_S, words_of
 
@@ -59,12 +59,12 @@ class WhisperHearer:
         self._exchange = exchange
         self._task = task
         self._tokens = tokens
-        self._heard = task.language or ("" if tokens.languages else "en")
+        self._language = task.language or ("" if tokens.languages else "en")
         self._previous = self._previous_ids()
 
     @property
     def language(self) -> str:
-        return self._task.to_language or self._heard
+        return self._task.to_language or self._language
 
     def cutting(self) -> Cutting:
         state = self._exchange.state
@@ -78,16 +78,16 @@ class WhisperHearer:
         tokens, state, text = self._tokens, self._exchange.state, self._task.prompt
         if not text or tokens.previous is None:
             return []
-        most = (state.engine.model.max_position - state.engine.model.lead) // 2 - 1
+        most = (state.engine.model.max_position - state.engine.model.encoder_prefix) // 2 - 1
         ids = [token for token in state.tokenizer.encode(" " + text) if token < tokens.first_marker]
         return [tokens.previous, *ids[-most:]]
 
     async def begin(self, ask: Ask, first: Processed) -> None:
         """Detects the language of the first window and uses it for all windows."""
-        if not self._heard:
-            self._heard, _ = await self._listened(ask, first)
+        if not self._language:
+            self._language, _ = await self._listened(ask, first)
 
-    async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
+    async def transcribe(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
         task = self._task
         if task.asked.stream:  # emitted text cannot be taken back
             return await ask(self._job(processed, task.asked.params.temperature), number, self._tokens.first_marker)
@@ -153,11 +153,11 @@ class WhisperHearer:
         asked = replace(self._task.asked, params=params, max_tokens=1)
         said = await ask(self._made(processed, [*self._previous, tokens.start], asked))
         if not said.logprobs:  # aborted
-            return self._heard, 0.0
+            return self._language, 0.0
         entry = said.logprobs[0]
         found = dict(zip(entry.top_ids, entry.top_logprobs)).get(tokens.no_speech, -math.inf)
         codes = {token: code for code, token in tokens.languages.items()}
-        return codes.get(entry.token_id, self._heard), math.exp(found)
+        return codes.get(entry.token_id, self._language), math.exp(found)
 
     def _job(self, processed: Processed, temperature: float) -> Job:
         """The question for the text of a window."""
@@ -184,7 +184,7 @@ class WhisperHearer:
             return [tokens.start]
         wanted = tokens.translate if self._task.name == "translate" else tokens.transcribe
         assert wanted is not None
-        return [tokens.start, tokens.languages[self._heard], wanted]
+        return [tokens.start, tokens.languages[self._language], wanted]
 
     def _made(self, processed: Processed, ids: list[int], asked: Asked) -> Job:
         task, state = self._task, self._exchange.state

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from server.speech.heard import Word
 from server.speech.languages import UNSPACED
+from server.speech.segments import Word
 
 FRAME_S = 0.02  # a row of the encoder
 BEFORE = "\"'“¡¿([{-"  # marks that belong to the word behind them
@@ -48,8 +48,8 @@ def words_of(
 
 def aligned(weights: np.ndarray, smooth: int) -> np.ndarray:
     """[heads, lines, rows] -> float64 [lines, rows]: normalised over the lines, smoothed over the rows, averaged."""
-    spread = weights.std(axis=1, keepdims=True)
-    normal = (weights - weights.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1)
+    deviation = weights.std(axis=1, keepdims=True)
+    normal = (weights - weights.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1)
     half = smooth // 2
     if half and normal.shape[2] > half:
         padded = np.pad(normal, ((0, 0), (0, 0), (half, half)), mode="reflect")

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from mm.limits import MediaLimits
+from server.flags.command_line import size
 from server.flags.config import Config, LimitsConfig
 
 log = logging.getLogger("omniloop")
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 # Group, field, bytes of a unit, and the share of the memory that it may be. All of them together are two thirds.
 SHARES: tuple[tuple[str, str, int, float], ...] = (
     ("media", "decoded_budget_bytes", 1, 1 / 4),
@@ -44,7 +45,7 @@ def fitted(config: Config, memory: int) -> Config:
 def report(config: Config, memory: int) -> None:
     """Logs which budgets of a fitted configuration the memory has cut."""
     cut = [
-        f"--{name.replace('_', '-')} {value if isinstance(value, int) else round(value, 2)}"
+        f"--{name.replace('_', '-')} {size(value) if isinstance(value, int) else round(value, 2)}"
         for group, name, value in _cuts(memory)
         if getattr(getattr(config, group), name) == value
     ]
@@ -57,4 +58,4 @@ def _cuts(memory: int) -> Iterator[tuple[str, str, Any]]:
     for group, name, unit, share in SHARES:
         usual, most = getattr(DEFAULTS[group], name), memory * share / unit
         if most < usual:
-            yield group, name, type(usual)(most)
+            yield group, name, int(most) // MIB * MIB if unit == 1 else most

@@ -89,9 +89,9 @@ def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
     """How many bytes, in the files and on the device."""
     if found.quantised is not None:
         yield found.quantised
-    kept = f"{gib(found.weight_bytes)} on the device, computed in {str(found.dtype).removeprefix('torch.')}"
+    in_memory = f"{gib(found.weight_bytes)} on the device, computed in {str(found.dtype).removeprefix('torch.')}"
     if shards is None:
-        yield f"weights: random (--load-format dummy), {kept}"
+        yield f"weights: random (--load-format dummy), {in_memory}"
         return
     sizes: Counter[str] = Counter()
     for shard in shards:
@@ -99,7 +99,7 @@ def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
             sizes[tensor.dtype] += tensor.num_bytes
     dtypes = ", ".join(f"{gib(size)} {dtype}" for dtype, size in sizes.most_common())
     files = "1 file" if len(shards) == 1 else f"{len(shards)} files"
-    yield f"weights: {dtypes} in {files}, {found.num_tensors:,} tensors are read; {kept}"
+    yield f"weights: {dtypes} in {files}, {found.num_tensors:,} tensors are read; {in_memory}"
 
 
 def of_device(config: Config, found: Estimate) -> Iterator[str]:

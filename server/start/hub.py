@@ -47,10 +47,10 @@ from engine.weights.progress import ProgressLine
 log = logging.getLogger("omniloop")
 
 # Files other than weights: configurations, tokenizers in every format that is read here, templates, the weights' index.
-BESIDE = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "additional_chat_templates/*.jinja")
+OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "additional_chat_templates/*.jinja")
 # Small, and says that a model is made of adapters.
 ALWAYS = tuple(f"{name}/{ADAPTER_CONFIG}" for name in ("*-lora", *FOLDERS.values()))
-NOT_BESIDE = ("*/*.json", "*.bin.index.json", "*.h5.index.json", "*.msgpack.index.json", "*/*.model")
+NOT_TAKEN = ("*/*.json", "*.bin.index.json", "*.h5.index.json", "*.msgpack.index.json", "*/*.model")
 LISTING_S = 15.0  # the hub's answer to the first request
 
 
@@ -245,8 +245,8 @@ def other_files(names: Collection[str]) -> list[str]:
         for name in sorted(names)
         if any(fnmatchcase(name, known) for known in ALWAYS)
         or (
-            any(fnmatchcase(name, pattern) for pattern in BESIDE)
-            and not any(fnmatchcase(name, pattern) for pattern in NOT_BESIDE)
+            any(fnmatchcase(name, pattern) for pattern in OTHER_FILES)
+            and not any(fnmatchcase(name, pattern) for pattern in NOT_TAKEN)
         )
     ]
 

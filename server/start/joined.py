@@ -39,7 +39,7 @@ def join(folder: Path, own: list[Shard], locate: Locate, cache: str, weights: bo
     """The joined folder, and the headers of all its weights; `own`: those of the checkpoint, where
     weights are wanted."""
     config = read_json(folder / CONFIG)
-    named, shards, beside = _named(config), list(own), _other_files(folder)
+    named, shards, others = _named(config), list(own), _other_files(folder)
     for key, name in named.items():
         section, prefix = PARTS[key]
         inside = any(tensor.startswith(prefix) for shard in own for tensor in shard.tensors)
@@ -47,10 +47,10 @@ def join(folder: Path, own: list[Shard], locate: Locate, cache: str, weights: bo
         config[section] = read_json(part / CONFIG)
         config[key], config[f"joined_{key}"] = None, None if inside else name
         shards += found
-        beside = {**_other_files(part), **beside}
+        others = {**_other_files(part), **others}
     if any(shard.names is not None for shard in shards):
         raise ConfigError(f"{folder}: a part of it has Mistral's layout, which cannot be joined with others")
-    return _written(config, beside, shards, Path(cache or _home())), shards
+    return _written(config, others, shards, Path(cache or _home())), shards
 
 
 def _named(config: dict[str, Any]) -> dict[str, str]:
@@ -71,8 +71,8 @@ def _other_files(folder: Path) -> dict[str, Path]:
     return {path.name: path.resolve() for path in files if path.suffix in (".json", ".jinja", ".model")}
 
 
-def _written(config: dict[str, Any], beside: dict[str, Path], shards: list[Shard], base: Path) -> Path:
-    links = {name: path for name, path in beside.items() if name != CONFIG and not name.endswith(INDEX)}
+def _written(config: dict[str, Any], others: dict[str, Path], shards: list[Shard], base: Path) -> Path:
+    links = {name: path for name, path in others.items() if name != CONFIG and not name.endswith(INDEX)}
     owners: dict[str, str] = {}
     for number, shard in enumerate(shards):
         if shard.path.exists():  # headers alone may have been read

@@ -34,7 +34,7 @@ log = logging.getLogger("omniloop")
 JOIN_S = 10.0  # for threads and sockets after the drain
 FETCH_S = 2.0  # for a download to give up, which it does when bytes arrive
 IDLE_S = 5.0  # without an open request, before libraries are imported that later requests need
-TOLD_S = 2.0  # for the answers of requests that the drain aborts
+ANSWERED_S = 2.0  # for the answers of requests that the drain aborts
 
 
 class Lifespan:
@@ -140,7 +140,7 @@ class Lifespan:
         await self.hurry_or(self.quiet(server.shutdown_timeout))
         for exchange in list(state.open_exchanges):
             exchange.cancel()
-        await self.quiet(TOLD_S)
+        await self.quiet(ANSWERED_S)
         if state.phase == "draining" and getattr(state, "engine", None) is not None:
             held = await ledger.settled(state.ledger)
             words = ", ".join(f"{name} {count}" for name, count in held.items())

@@ -74,8 +74,8 @@ def complete(state: AppState) -> None:
     config, engine = state.config, state.engine
     generation = engine.model.generation if config.model.generation_config == "auto" else {}
     state.defaults = defaults_from(generation, config.model.override_generation_config)
-    tell_defaults(state.defaults)
-    tell_vocabularies(state.tokenizer.vocab_size, engine.model.text.vocab_size)
+    log_defaults(state.defaults)
+    log_vocabularies(state.tokenizer.vocab_size, engine.model.text.vocab_size)
     tokenizer, width = state.tokenizer, engine.model.text.vocab_size
     ends = (*engine.model.eos_token_ids, *(token for token in tokenizer.ends if token < width))
     state.vocabulary = Vocabulary(width, tuple(dict.fromkeys(ends)), tokenizer.encode, tokenizer.require_texts)
@@ -114,18 +114,18 @@ def complete(state: AppState) -> None:
             metrics.helpers = state.media.helpers.counts
 
 
-def tell_defaults(defaults: Mapping[str, Any]) -> None:
+def log_defaults(defaults: Mapping[str, Any]) -> None:
     """One line: a checkpoint's own defaults change what clients get that ask for nothing."""
     if defaults:
-        told = ", ".join(f"{name}={value}" for name, value in defaults.items())
+        defaults_text = ", ".join(f"{name}={value}" for name, value in defaults.items())
         log.info(
             "sampling defaults of the checkpoint and --override-generation-config: %s; "
             "--generation-config vllm ignores the checkpoint's",
-            told,
+            defaults_text,
         )
 
 
-def tell_vocabularies(tokens: int, rows: int) -> None:
+def log_vocabularies(tokens: int, rows: int) -> None:
     """One line where texts may hold tokens that the model does not have; prompts with them are refused one by one."""
     if tokens > rows:
         log.warning(

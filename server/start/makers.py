@@ -131,7 +131,7 @@ def make_parsers(state: AppState) -> Parsers:
 def whisper_tokens(state: AppState) -> WhisperTokens | None:
     """The markers of a Whisper; None for any other model, and without a tokenizer."""
     model = state.engine.model
-    if not model.lead or state.config.model.skip_tokenizer_init:
+    if not model.encoder_prefix or state.config.model.skip_tokenizer_init:
         return None
     from server.render.whisper_tokens import WhisperTokens
     from server.speech.languages import LANGUAGES
@@ -163,9 +163,9 @@ def make_loader(state: AppState) -> MediaLoader | None:
         processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, texts)
     except ValueError as error:
         raise ConfigError(f"--model {model.folder}: {error}") from None
-    heard = {"audio", "video"} <= set(model.modalities)  # a film's own sound track
+    with_sound = {"audio", "video"} <= set(model.modalities)  # a film's own sound track
     chat = state.config.chat
-    standing = {"use_audio_in_video": heard, "background": colour(chat.image_background)}
+    standing = {"use_audio_in_video": with_sound, "background": colour(chat.image_background)}
     options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, **standing)
     limits = state.engine.limits
     return MediaLoader(

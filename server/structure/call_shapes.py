@@ -4,7 +4,7 @@ Owner: none, pure functions; called in the pool. In: a format, the ids of its ma
 and the schema of its arguments as the grammar's `%json` takes it. Out: Lark. Markers that are tokens stand as ids, so
 that no other spelling of them is a call; white space between calls may be left out.
 
-    start: LEAD? before call (between call)* after          a call must come
+    start: PREFIX? before call (between call)* after          a call must come
     start: (TEXT section)* TEXT                             calls may come, in free text, behind a marker's token
     start: (open section)* REST                             the same where the marker is text, which `open` ends with
     start: FIRST (section TEXT)* | NL bare                  calls may come at once, without a marker: other text does
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from server.errors import shown
+from server.errors import quoted
 from server.output.source import fits_tool
 from server.output.tools import json_calls, python_calls, tag_calls
 from server.output.tools.base import ToolFormat
@@ -79,13 +79,13 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
 def _nameable(form: ToolFormat, tools: Sequence[Tool]) -> list[Tool]:
     """The tools whose names the form's parser reads again; others are refused where they are strict."""
     can_name: Callable[[str], bool] = python_calls.can_name if form.machine is python_calls.code else fits_tool
-    kept = [tool for tool in tools if form.machine is json_calls.calls or can_name(tool.name)]
+    named = [tool for tool in tools if form.machine is json_calls.calls or can_name(tool.name)]
     for tool in tools:
-        if tool not in kept:
+        if tool not in named:
             tool.leave("name", tool.path)
-    if not kept:
-        raise wrong(tools[0].path, f"a call of {shown(tools[0].name)} cannot be written in this model's form of calls")
-    return kept
+    if not named:
+        raise wrong(tools[0].path, f"a call of {quoted(tools[0].name)} cannot be written in this model's form of calls")
+    return named
 
 
 def wake_of(form: ToolFormat, ids: Mapping[str, int]) -> int | None:

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from server.errors import shown
+from server.errors import quoted
 from server.output.tools.base import kinds_of
 from server.structure.patterns import searched
 from server.structure.schema_faults import too_complex, wrong
@@ -134,7 +134,7 @@ class Values(ABC):
         found = [(name, name in needed, value) for name, value in self._ordered({**named, **missing})]
         for name, _, _ in found:
             if not self._can_name(name):
-                self._tool.leave("properties", f"{path}.properties.{shown(name)}")
+                self._tool.leave("properties", f"{path}.properties.{quoted(name)}")
         return [member for member in found if self._can_name(member[0])]
 
     def value(self, schema: Any, path: str) -> str:
@@ -333,8 +333,8 @@ def _narrowed(schema: dict[str, Any], kind: str) -> dict[str, Any] | None:
     values = [schema["const"]] if "const" in schema else schema["enum"]
     named = schema.get("type", list(TYPES))
     allowed = {named} if isinstance(named, str) else {*named}
-    kept = [value for value in values if _kind_of(value) & allowed]
-    return {"enum": kept} if kept else None
+    taken = [value for value in values if _kind_of(value) & allowed]
+    return {"enum": taken} if taken else None
 
 
 def _kind_of(value: Any) -> frozenset[str]:

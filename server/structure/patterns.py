@@ -57,10 +57,10 @@ def _reading(pattern: str) -> str:
     import llguidance
 
     text = json.dumps({"grammars": [{"json_schema": {"type": "string", "pattern": pattern}}]})
-    told = llguidance.LLMatcher.validate_grammar(text)
-    if "parse error" in told:
+    reason = llguidance.LLMatcher.validate_grammar(text)
+    if "parse error" in reason:
         return "is not a well-formed regular expression; check its brackets, counts and escapes"
-    return "^ and $ can stand at the two ends only" if "lookaround" in told else ""
+    return "^ and $ can stand at the two ends only" if "lookaround" in reason else ""
 
 
 def expression(pattern: str) -> str:

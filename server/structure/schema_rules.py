@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
-from server.errors import ApiError, shown
+from server.errors import ApiError, quoted
 from server.flags.config import LimitsConfig
 from server.structure.exact_numbers import EXACT, MOST_REMAINDERS, are_exact, inside, num_remainders
 from server.structure.patterns import check_pattern, json_pattern
@@ -99,7 +99,9 @@ class Cleaner:
         if not isinstance(value, dict):
             raise wrong(path, "must be an object of schemas")
         as_written = self._expression if key == "patternProperties" else _same
-        found[key] = {as_written(name, path): self.clean(item, f"{path}.{shown(name)}") for name, item in value.items()}
+        found[key] = {
+            as_written(name, path): self.clean(item, f"{path}.{quoted(name)}") for name, item in value.items()
+        }
 
     def _number(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         """A bound of numbers, or what they are multiples of."""
@@ -108,7 +110,7 @@ class Cleaner:
         elif isinstance(value, bool) or not isinstance(value, int | float) or not are_exact(value):
             raise wrong(path, f"must be {EXACT}")
         elif key == "multipleOf" and (value <= 0 or int(value) != value):
-            raise wrong(path, f"got {shown(value)}; must be a positive integer")
+            raise wrong(path, f"got {quoted(value)}; must be a positive integer")
         elif key == "multipleOf" and num_remainders(int(value)) > MOST_REMAINDERS:
             raise too_complex(path, f"without the zeros at its end it must be at most {MOST_REMAINDERS}")
         else:
@@ -126,7 +128,7 @@ class Cleaner:
         """A type, or a list of types."""
         names = value if isinstance(value, list) else [value]
         if not names or any(not isinstance(name, str) or name not in TYPES for name in names):
-            raise wrong(path, f"got {shown(value)}; must be of {', '.join(TYPES)}")
+            raise wrong(path, f"got {quoted(value)}; must be of {', '.join(TYPES)}")
         found[key] = value
 
     def _required(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
@@ -166,7 +168,7 @@ class Cleaner:
         """The format of a string, as the rules that enforce it."""
         rules = format_rules(value)
         if rules is None:
-            raise wrong(path, f"got {shown(value)}; the formats that are enforced are {', '.join(ENFORCED)}")
+            raise wrong(path, f"got {quoted(value)}; the formats that are enforced are {', '.join(ENFORCED)}")
         if value in FORMATS:
             found[key] = value
         if rules:
@@ -175,7 +177,7 @@ class Cleaner:
     def _ref(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         """A reference to a schema inside the document."""
         if not isinstance(value, str) or self._target(value) is None:
-            raise wrong(path, f"got {shown(value)}; must point to a schema of this document, as #/$defs/name")
+            raise wrong(path, f"got {quoted(value)}; must point to a schema of this document, as #/$defs/name")
         seen, target = {value}, self._target(value)
         while isinstance(target, dict) and isinstance(target.get("$ref"), str) and target["$ref"] not in self._ended:
             if target["$ref"] in seen:
@@ -201,8 +203,8 @@ class Cleaner:
         """Keywords of objects that depend on each other."""
         rest = found.pop("unevaluatedProperties", None)
         if rest not in (None, True, {}):
-            spread = ("anyOf", "allOf", "oneOf", "$ref", "if", "additionalProperties", "dependentSchemas")
-            if any(name in schema for name in spread):
+            keywords = ("anyOf", "allOf", "oneOf", "$ref", "if", "additionalProperties", "dependentSchemas")
+            if any(name in schema for name in keywords):
                 self.refuse("unevaluatedProperties", path)
             else:  # every property is evaluated here
                 found["additionalProperties"] = rest
@@ -246,8 +248,8 @@ class Cleaner:
         open_only, rest = not found.get("patternProperties"), found.get("additionalProperties", True)
         if open_only and said == {"enum"}:
             known = found.get("properties", {})
-            kept = dict.fromkeys(name for name in names["enum"] if isinstance(name, str))
-            found["properties"] = {name: known.get(name, rest) for name in kept}
+            taken = dict.fromkeys(name for name in names["enum"] if isinstance(name, str))
+            found["properties"] = {name: known.get(name, rest) for name in taken}
             found["additionalProperties"] = False
         elif open_only and said == {"pattern"} and not found.get("properties"):
             found["patternProperties"] = {names["pattern"]: rest}

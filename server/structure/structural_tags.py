@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from engine.base.grammar import GrammarSpec
-from server.errors import shown
+from server.errors import quoted
 from server.flags.config import LimitsConfig
 from server.structure.call_values import literal, plain
 from server.structure.patterns import check_pattern, expression
@@ -92,17 +92,17 @@ class Writer:
                 return self._separated(form, path)
             case "any_text" | "triggered_tags":
                 raise wrong(path, f"{kind} goes on to the end of the answer; it must be the last of a sequence")
-        raise wrong(f"{path}.type", f"got {shown(kind)}; must be one of {PARTS}")
+        raise wrong(f"{path}.type", f"got {quoted(kind)}; must be one of {PARTS}")
 
     def triggered(self, tags: Any, triggers: Any, path: str, key: str, star: str, *, rest: bool) -> str:
         """Free text in which a trigger opens one of the tags that begin with it."""
         if not isinstance(tags, list) or not tags:
-            raise wrong(f"{path}{key}", f"got {shown(tags)}; must be a list of at least one tag")
+            raise wrong(f"{path}{key}", f"got {quoted(tags)}; must be a list of at least one tag")
         if not isinstance(triggers, list) or not all(isinstance(text, str) and text for text in triggers or [0]):
-            raise wrong(f"{path}.triggers", f"got {shown(triggers)}; must be texts, none of them empty")
+            raise wrong(f"{path}.triggers", f"got {quoted(triggers)}; must be texts, none of them empty")
         if len(tags) + len(triggers) > self._limits.schema_max_enum:  # each tag looks for its trigger among all
-            told = f"has {len(tags)} tags and {len(triggers)} triggers; at most {self._limits.schema_max_enum} in all"
-            raise too_complex(path, f"{told} are allowed (--schema-max-enum)")
+            counts = f"has {len(tags)} tags and {len(triggers)} triggers; at most {self._limits.schema_max_enum} in all"
+            raise too_complex(path, f"{counts} are allowed (--schema-max-enum)")
         opened: dict[str, list[str]] = {}
         for at, tag in enumerate(tags):
             where = f"{path}{key}[{at}]"
@@ -110,7 +110,7 @@ class Writer:
             trigger = next((text for text in triggers if begin.startswith(text)), None)
             if trigger is None:
                 raise wrong(
-                    f"{where}.begin", f"got {shown(begin)}; must begin with one of the triggers {shown(triggers)}"
+                    f"{where}.begin", f"got {quoted(begin)}; must begin with one of the triggers {quoted(triggers)}"
                 )
             opened.setdefault(trigger, []).append(self._tag(tag, where, begin.removeprefix(trigger)))
         called = []
@@ -130,7 +130,7 @@ class Writer:
     def _several(self, form: dict[str, Any], kind: str, path: str, last: bool) -> str:
         elements = form.get("elements")
         if not isinstance(elements, list) or not elements:
-            raise wrong(f"{path}.elements", f"got {shown(elements)}; must be a list of at least one part")
+            raise wrong(f"{path}.elements", f"got {quoted(elements)}; must be a list of at least one part")
         ends = len(elements) - 1 if kind == "sequence" else None
         parts = [
             self.part(one, f"{path}.elements[{at}]", last=last and ends in (None, at))
@@ -141,7 +141,7 @@ class Writer:
     def _separated(self, form: dict[str, Any], path: str) -> str:
         tags, separator = form.get("tags"), self._text(form, "separator", path)
         if not isinstance(tags, list) or not tags:
-            raise wrong(f"{path}.tags", f"got {shown(tags)}; must be a list of at least one tag")
+            raise wrong(f"{path}.tags", f"got {quoted(tags)}; must be a list of at least one tag")
         tag = self._ruled([self._tag(one, f"{path}.tags[{at}]") for at, one in enumerate(tags)], " | ")
         several = tag if form.get("stop_after_first") else f"{tag} ({literal(separator)} {tag})*"
         return f"({several})" if form.get("at_least_one") else f"({several})?"
@@ -174,7 +174,7 @@ class Writer:
     def _text(self, form: dict[str, Any], key: str, path: str) -> str:
         text = form.get(key)
         if not isinstance(text, str) or not text:
-            raise wrong(f"{path}.{key}", f"got {shown(text)}; must be a text that is not empty")
+            raise wrong(f"{path}.{key}", f"got {quoted(text)}; must be a text that is not empty")
         return text
 
     def _name(self, kind: str) -> str:

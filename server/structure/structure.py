@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from engine.base.grammar import GrammarSpec
-from server.errors import ApiError, invalid, shown
+from server.errors import ApiError, invalid, quoted
 from server.flags.config import LimitsConfig
 from server.schema.common import SamplingFields
 from server.structure.call_values import literal
@@ -51,7 +51,7 @@ class Structure:
 def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None:
     """Of chat and completions. Raises ApiError for two kinds at a time, and for unknown kinds."""
     if removed := [name for name in REMOVED if getattr(body, name) is not None]:
-        tell_removed(", ".join(removed))
+        warn_removed(", ".join(removed))
     asked = format_structure(body.response_format, "response_format", limits)
     fields = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
     if not fields:
@@ -64,7 +64,7 @@ def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None
             raise invalid(f"{name}.{key}", f"{name}.{key}: is not known; there are {', '.join((*KINDS, *OPTIONS))}")
     for key in ("json_object", "disable_any_whitespace"):
         if not isinstance(fields.get(key), bool | None):
-            raise invalid(f"{name}.{key}", f"{name}.{key}: got {shown(fields[key])}; must be true or false")
+            raise invalid(f"{name}.{key}", f"{name}.{key}: got {quoted(fields[key])}; must be true or false")
     kinds = [key for key in KINDS if fields.get(key) not in (None, False)]
     if len(kinds) != 1:
         got = " and ".join(kinds) or "none"
@@ -74,7 +74,7 @@ def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None
 
 
 @cache
-def tell_removed(names: str) -> None:
+def warn_removed(names: str) -> None:
     """One warning in the process's life, whatever clients go on sending."""
     logger.warning("a request has %s, which has no effect; send structured_outputs instead", names)
 
@@ -96,7 +96,7 @@ def format_structure(asked: dict[str, Any] | None, param: str, limits: LimitsCon
         return _structure("structural_tag", asked, param, SEPARATORS, limits)
     if kind != "json_schema":
         known = "text, json_object, json_schema, structural_tag"
-        raise invalid(f"{param}.type", f"{param}.type: got {shown(kind)}; must be one of {known}")
+        raise invalid(f"{param}.type", f"{param}.type: got {quoted(kind)}; must be one of {known}")
     inner: Any = asked
     path = param
     if "json_schema" in asked or param == "response_format":

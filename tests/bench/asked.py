@@ -43,7 +43,7 @@ class Came:
 
 
 def parts_of(url: str, shape: str, asked: Case, seconds: float, answers: int, folder: Path) -> list[ServeOptions]:
-    """The loads of a case; the loads of its second case (`asked.beside`) come last."""
+    """The loads of a case; the loads of its second case (`asked.background`) come last."""
     whole = options_of(url, shape, asked, seconds, answers, folder)
     rules = ({}, asked.streams - asked.ruled), (dict(asked.fields), asked.ruled)
     found = [
@@ -53,7 +53,9 @@ def parts_of(url: str, shape: str, asked: Case, seconds: float, answers: int, fo
         for at, (fields, count) in enumerate(rules)
         if count
     ]
-    return found + (parts_of(url, shape, asked.beside, seconds, answers, folder) if asked.beside is not None else [])
+    return found + (
+        parts_of(url, shape, asked.background, seconds, answers, folder) if asked.background is not None else []
+    )
 
 
 def processes_of(asked: Case, streams: int) -> int:
@@ -106,7 +108,7 @@ def write_prompts(file: Path, asked: Case, vocab: int) -> None:
 def load(
     parts: Sequence[ServeOptions],
     model: str,
-    num_beside: int = 0,
+    num_background: int = 0,
     warm_s: float = 0.0,
     measure_s: float = 0.0,
     warm: Callable[[], None] | None = None,
@@ -114,9 +116,9 @@ def load(
 ) -> Came:
     """Runs the clients; `warm` is called when the warm-up is over, and measure_s or so many answers later all end.
 
-    The last `num_beside` parts send their requests too, but their answers are not in the result.
+    The last `num_background` parts send their requests too, but their answers are not in the result.
     """
-    return on_loop(asking(parts, model, len(parts) - num_beside, warm_s, measure_s, warm, answers))
+    return on_loop(asking(parts, model, len(parts) - num_background, warm_s, measure_s, warm, answers))
 
 
 async def asking(
@@ -143,7 +145,7 @@ async def asking(
 
     async def watch() -> None:
         await gate.wait()
-        await asyncio.sleep(processes.LEAD_S + warm_s)
+        await asyncio.sleep(processes.START_DELAY_S + warm_s)
         most[0] = sum(counts[:num_own]) + answers if answers else 0
         if warm is not None:
             await asyncio.to_thread(warm)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.float8_library import library_product
 from engine.kernels.gemm.float8_weight import Float8Weight, pack_float8
 from engine.kernels.gemm.quantise_floats import quantise_floats
-from engine.kernels.gemm.scaled import ScaledProducts, library_product
+from engine.kernels.gemm.scaled import ScaledProducts
 from tests.bench.gpu_one_row import PRODUCTS
 
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]

@@ -12,9 +12,9 @@ import torch
 
 from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.dispatch_codes import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.split_k import arrivals
-from engine.kernels.gemm.tiles import gated_by_tiles, linear_by_tiles
 from engine.kernels.room import empty_rows
 from tests.bench.gpu_one_row import PRODUCTS
 
@@ -49,7 +49,7 @@ def product_cases(time_of: TimeOf, name: str) -> list[dict]:
             return glu(out, Activation.SILU) if gated else out
 
         case = {"bytes": sum(held.nbytes for held in weights[0].tensors()), "flops": 2 * rows * width * depth}
-        with mock.patch("engine.kernels.gemm.tiles.takes", return_value=False):
+        with mock.patch("engine.kernels.gemm.dispatch_codes.takes_values", return_value=False):
             want = by_codes(weights[0]).float()
             took = time_of([lambda one=one: by_codes(one) for one in weights])
         found.append(case | {"name": f"int4 {name} {rows} sums", "times": took})

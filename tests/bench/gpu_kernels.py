@@ -29,7 +29,7 @@ from engine.kernels.gemm.gated_persistent import gated_product
 from engine.kernels.gemm.pack import Placement, pack
 from engine.kernels.norm import rms_norm
 from engine.kernels.rotate import qkv_rope_store
-from server.bench.timing import CALLS, rates, spread_of
+from server.bench.timing import CALLS, rates, times_of
 from tests.bench.gpu_codes import code_cases
 from tests.bench.gpu_float8 import float8_cases
 from tests.bench.gpu_four_bits import four_bit_cases
@@ -49,7 +49,7 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
-time_of = partial(spread_of, device="cuda")
+time_of = partial(times_of, device="cuda")
 
 
 def expected(name: str) -> tuple[str, float]:
@@ -224,7 +224,7 @@ def every_group() -> dict[str, list[Callable[[], list[dict]]]]:
     }  # fmt: skip
 
 
-def told(case: dict, copy: float, product: float) -> None:
+def complete(case: dict, copy: float, product: float) -> None:
     """Fills the fractions of a case and prints its line."""
     median, low, high = case["times"]
     case["of_copy"] = case["bytes"] / median / copy
@@ -258,7 +258,7 @@ def main() -> int:
             traceback.print_exc()
             continue
         for case in found:
-            told(case, copy, product)
+            complete(case, copy, product)
         report["cases"] += found
         (args.out / "gpu_kernels.json").write_text(json.dumps(report, indent=2) + "\n")
     return failed

@@ -22,7 +22,7 @@ from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.quantise_floats import quantise_floats
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.moe.coded import CodedExperts
+from engine.kernels.moe.coded_weight import CodedExperts
 from engine.kernels.moe.combine import combine
 from engine.kernels.moe.dense import DenseExperts
 from engine.kernels.moe.float8 import pack_float8_experts

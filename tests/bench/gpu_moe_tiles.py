@@ -27,17 +27,17 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import Activation, activate_reference
-from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.code_sums import block_k_of
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.groups import KINDS, Packed, packed
 from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
-from engine.kernels.moe.coded import coded_product
+from engine.kernels.moe.dispatch_codes import Product, coded_product
 from engine.kernels.moe.float8 import LEAST, float8_experts_product, pack_float8_experts
 from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
 from engine.kernels.moe.grouped_persistent import persistent_product
 from engine.kernels.moe.sort import Pairs, sort_pairs
 from engine.kernels.moe.tiles import CLASSES, LINES, Shape
+from engine.kernels.precompile import precompile
 from engine.kernels.target import Target, target
 from server.bench.timing import rates, recorded_calls
 
@@ -158,7 +158,7 @@ def float8_product(weight: Packed, shape: Shape, pairs: Pairs, x: CodedRows, til
 def product(weight: Tensor | Packed, shape: Shape, pairs: Pairs, x: Tensor, tile: Tile) -> Tensor:
     activation = Activation.SILU if shape.gated else None
     if isinstance(weight, Packed):
-        return coded_product(x, weight, shape.experts, None, pairs, activation, tile)
+        return coded_product(Product(x, weight, shape.experts, None, pairs, activation, tile=tile))
     multiply = persistent_product if tile.persistent else launch_grouped
     return multiply(x, weight, None, pairs, activation, tile)
 
@@ -294,13 +294,13 @@ def main() -> None:
     with torch.inference_mode():
         if asked.rows:
             sizes = [int(size) for size in asked.rows.split(",")]
-            compile_ahead(partial(walk_rows, sizes, target()), 8, on_card)
+            precompile(partial(walk_rows, sizes, target()), 8, on_card)
             rate = rates(DEVICE, torch.bfloat16)[1]
             print(f"a product of 8,192 rows and columns: {rate / 1e12:.0f} TFLOP/s", flush=True)
             compare(sizes, target(), microseconds, rate)
             return
         forms = asked.only.split(";")
-        compile_ahead(partial(walk, forms, target()), 8, on_card)
+        precompile(partial(walk, forms, target()), 8, on_card)
         show(forms, target(), microseconds)
 
 

@@ -23,8 +23,8 @@ from engine.kernels.gemm.scaled import ScaledProducts
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
 PRODUCTS = {"q|k|v": (6144, 4096), "o": (4096, 4096), "gate|up": (24576, 4096), "down": (4096, 12288)}
 TAKES = {  # by form: what says that one row is multiplied without matrix units
-    "int4": "engine.kernels.gemm.group_weight.takes",
-    "e4m3": "engine.kernels.gemm.float8_weight.takes_row",
+    "int4": "engine.kernels.gemm.dispatch_codes.takes_row",
+    "e4m3": "engine.kernels.gemm.dispatch_float8.takes_row",
 }
 COPIES = 6  # of a weight, more than a cache holds
 

@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from engine.kernels.activation import Activation, glu
-from engine.kernels.gemm import dense
+from engine.kernels.gemm import dense, dispatch
 from engine.kernels.gemm.algorithms import Algorithms
 from engine.kernels.gemm.dense import DenseWeight
 from engine.kernels.gemm.epilogue import Unscaled, empty_unscaled
@@ -208,8 +208,8 @@ def show_layers(model: str) -> None:
         with mock.patch.object(dense, "empty_unscaled", return_value=None):
             apart = microseconds(calls)
         with (
-            mock.patch.object(dense, "few_rows", return_value=None),
-            mock.patch.object(dense, "one_wave_gated", return_value=False),
+            mock.patch.object(dispatch, "few_rows", return_value=None),
+            mock.patch.object(dispatch, "one_wave_gated", return_value=False),
         ):
             vendor = microseconds(calls)
         print(

@@ -13,7 +13,7 @@ the sockets (tests/bench/watched.py). Output per second of equal answers counts 
 end to its last within the time measured, so that waves of equal requests do not bend it; of others it is what arrived.
 Several forms of --weights are served one after the other; at the end the output of each is divided by that of floats.
 Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--weights floats,fp8,fp8-blocks,w4]
-         [--load mixed,conversation,prefix,loop,rules,grammar,beside] [--out DIR]
+         [--load mixed,conversation,prefix,loop,rules,grammar,pictures] [--out DIR]
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def measure(server: Server, shape: str, asked: Case, args: argparse.Namespace, f
         load(parts, on_loop(first_model(parts[0])), measure_s=warm_s)
         warm_s, seconds, answers = 0.0, LONGEST_S, 0
     parts = parts_of(url, shape, asked, warm_s + seconds, answers, folder)
-    num_beside = int(asked.beside is not None)
+    num_background = int(asked.background is not None)
     before: list[tuple[float, ...]] = []  # clock, CPU of the loop, CPU of all threads, counted()
 
     def note() -> None:
         before.append((time.perf_counter(), *server.cpu(), *server.counted()))
 
-    came = load(parts, on_loop(first_model(parts[0])), num_beside, warm_s, seconds, note, answers)
+    came = load(parts, on_loop(first_model(parts[0])), num_background, warm_s, seconds, note, answers)
     note()
     took, loop_cpu, cpu, hits, queries, steps, by_python = (late - early for early, late in zip(*before))
     since = came.begun + warm_s
@@ -167,7 +167,7 @@ def run_shape(shape: str, args: argparse.Namespace) -> tuple[int, Cases]:
     cases = {label: medians(of) for label, of in runs.items()}
     seen = {f"{label}, {name}": found[name] for label, found in cases.items() for name in UNITS if name in found}
     units = {name: UNITS[name.rpartition(", ")[2]] for name in seen}
-    spread = {name: spread_of(runs, name) for name in seen} if args.runs > 1 else {}
+    ranges = {name: range_of(runs, name) for name in seen} if args.runs > 1 else {}
     seen["ready"], units["ready"] = ready_s, "s"  # of the server's process: interpreter and imports included
     lasted = f"{args.runs} run(s) of {args.seconds:g} s or {args.answers} answers"
     named = ", ".join(filter(None, (shape, "" if args.weights == FLOATS else args.weights, args.flags)))
@@ -176,8 +176,8 @@ def run_shape(shape: str, args: argparse.Namespace) -> tuple[int, Cases]:
     for name, value in ratios.items():
         print(f"{name}: {value:.2f}")
     aims = targets.serve_targets(named, seen)
-    targets.show(f"{named}, serving", {name: seen[name] for name in seen if name in aims}, aims, units, spread)
-    report = {"shape": shape, "ready_s": ready_s, "seen": seen, "units": units, "ratios": ratios, "spread": spread}
+    targets.show(f"{named}, serving", {name: seen[name] for name in seen if name in aims}, aims, units, ranges)
+    report = {"shape": shape, "ready_s": ready_s, "seen": seen, "units": units, "ratios": ratios, "spread": ranges}
     targets.keep(args.out, "gpu_serve.json", named, {**report, "cases": cases, "runs": runs, "failed": failed})
     return len(failed), cases
 
@@ -198,7 +198,7 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(found[name] for found in runs if name in found) for name in runs[0]}
 
 
-def spread_of(runs: Runs, name: str) -> list[float]:
+def range_of(runs: Runs, name: str) -> list[float]:
     """The least and the most that was seen of `case, number`."""
     label, _, number = name.rpartition(", ")
     values = [found[number] for found in runs[label] if number in found]
@@ -213,16 +213,16 @@ def ratios_of(cases: dict[str, dict[str, float]]) -> dict[str, float]:
         for label, found in cases.items()
         if loads.PLAIN in cases and " on " in label
     }
-    beside = {
-        f"{label}, {name}, over none": found[name] / cases[label.removesuffix(loads.BESIDE)][name]
+    with_background = {
+        f"{label}, {name}, over none": found[name] / cases[label.removesuffix(loads.BACKGROUND)][name]
         for label, found in cases.items()
-        if label.endswith(loads.BESIDE)
+        if label.endswith(loads.BACKGROUND)
         for name in ("ITL p50", "ITL p99")
-        if cases[label.removesuffix(loads.BESIDE)][name]
+        if cases[label.removesuffix(loads.BACKGROUND)][name]
     }
     return (
         ruled
-        | beside
+        | with_background
         | {
             f"{label}, {name}, found over not": cases[label][name] / cases[bare][name]
             for label, bare in pairs
@@ -247,14 +247,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", default="8b,0.6b", help=", ".join(SHAPES))
     parser.add_argument("--device", default="auto")
     parser.add_argument(
-        "--load", default="streams", help="some of streams,mixed,conversation,prefix,loop,rules,grammar,beside"
+        "--load", default="streams", help="some of streams,mixed,conversation,prefix,loop,rules,grammar,pictures"
     )
     parser.add_argument("--streams", default="1,4x230,16,64,256", help="and tokens of a prompt, where not 512")
     parser.add_argument("--seconds", type=float, default=60.0, help="measured per case at most, after its warm-up")
     parser.add_argument("--answers", type=int, default=1000, help="that end a case earlier; 0: only --seconds do")
     warm_up = "seconds discarded before each case; 0 (default): 2 and one more per 64 streams; 30 for a final run"
     parser.add_argument("--warm-up", type=float, default=0.0, help=warm_up)
-    runs = "of all cases in turn, their median beside the least and the most; 1 (default) where time is short, else 3"
+    runs = "of all cases in turn, their median next to the least and the most; 1 (default) where time is short, else 3"
     parser.add_argument("--runs", type=int, default=1, help=runs)
     parser.add_argument("--sharegpt", type=Path, help="a file in ShareGPT's form, for lengths of real conversations")
     forms = f"quantised random weights, several behind commas: {FLOATS} (floats), {', '.join(FORMS)}"

@@ -168,7 +168,7 @@ def child(name: str, folder: Path, args: argparse.Namespace, cache: Path) -> dic
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def tell(name: str, found: list[dict[str, Any]], size: int) -> None:
+def print_starts(name: str, found: list[dict[str, Any]], size: int) -> None:
     """A line per start; `size`: bytes of the files."""
     for number, each in enumerate(found, 1):
         rate = f", {size / each['read_s'] / 1e9:.2f} GB/s" if size else ""
@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seen[name] = found
             if Case.of(name).files:
                 sizes[name] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-            tell(name, found, sizes.get(name, 0))
+            print_starts(name, found, sizes.get(name, 0))
             report = {"device": device_name(args.device), "bytes": sizes.get(name, 0), "starts": found}
             targets.keep(args.out, FILE, name, report)
     print("\n".join(asked(seen, sizes)))

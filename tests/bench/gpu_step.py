@@ -4,7 +4,7 @@ Random weights of real shapes, one engine per process, without HTTP. Checkouts t
 what a card's clocks do meets both. A step's time is the median between the ends of consecutive steps in which all rows
 decode; pictures are timed from the first request to the last first token. Prints both columns and their ratio, and
 writes gpu_step.json into --out.
-Run: python -m tests.bench.gpu_step [--beside CHECKOUT] [--only 0.6b,8b,vl-7b] [--rounds 2] [--out DIR]
+Run: python -m tests.bench.gpu_step [--baseline CHECKOUT] [--only 0.6b,8b,vl-7b] [--rounds 2] [--out DIR]
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ CASES = {"0.6b": (1, 32, 256), "8b": (32,), "vl-7b": (), "tiny": (1, 4), "tiny-v
 SCHEMA = {"type": "array", "minItems": 1000, "items": {"type": "string", "maxLength": 40}}
 PICTURES, PICTURE_ROWS = 32, 1024
 WINDOW, REPEATS = 192, 3  # steps of a measurement; measurements of a process
+SWITCH_INTERVAL_S = 0.0005  # as server/start/process has it: the loop gives the device thread the GIL soon
 VOCAB_WORDS = 2000  # tokens of one to three letters: a grammar's vocabulary for random weights
 
 
@@ -54,14 +55,18 @@ async def steps_of(engine: Any, requests: list[Any]) -> tuple[float, float]:
 
 def grammar_of(vocab: int) -> Any:
     """A schema over a vocabulary of single bytes and short words."""
-    from engine.grammar.compile import GrammarSpec, compile_now  # in an older checkout, too
+    from engine.grammar.compile import GrammarSpec, compile_now, fill_threads  # in an older checkout, too
     from engine.grammar.vocabulary import GrammarVocabulary
 
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = (letters[n // 676 % 26] + letters[n // 26 % 26] + letters[n % 26] for n in range(vocab))
     tokens = [*(bytes([value]) for value in range(256)), *(word.encode() for word in words)][:vocab]
     vocabulary = GrammarVocabulary(tokens.__getitem__, set[int]().__contains__, vocab)
-    return compile_now(GrammarSpec("schema", json.dumps(SCHEMA)), vocabulary)
+    spec = GrammarSpec("schema", json.dumps(SCHEMA))
+    grammar = compile_now(spec, vocabulary)
+    for _ in range(fill_threads() - 1):  # as a server makes them where many choices follow one grammar
+        grammar.lanes.extend(compile_now(spec, vocabulary).lanes)
+    return grammar
 
 
 async def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
@@ -74,7 +79,8 @@ async def pictures_of(engine: Any, draw: np.random.Generator) -> list[Any]:
             runtime.model.towers["image"].encode(features)
         )
 
-    arrays, count = await engine.on_device(example)
+    on_device = getattr(engine, "on_device" if hasattr(engine, "on_device") else "_on_device")
+    arrays, count = await on_device(example)
     requests = []
     for _ in range(PICTURES):
         pixels = draw.integers(0, 255, arrays["pixels"].shape, dtype=np.uint8)
@@ -141,7 +147,7 @@ def run_in(checkout: Path, shape: str, folder: str, args: argparse.Namespace) ->
 def main() -> None:
     """Both columns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--beside", type=Path, help="another checkout, its extensions built")
+    parser.add_argument("--baseline", type=Path, help="another checkout, its extensions built")
     parser.add_argument("--only", default="0.6b,8b,vl-7b", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--device", default="auto")
@@ -151,12 +157,13 @@ def main() -> None:
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         print(json.dumps(asyncio.run(measured(args.inside, args.folder, args.device, args.schema))))
         return
     from tests.bench.shapes import SHAPES, write_folder  # of this checkout; a process inside has another's modules
 
     here = Path(__file__).resolve().parents[2]
-    checkouts = {"this": here} | ({"beside": args.beside.resolve()} if args.beside else {})
+    checkouts = {"this": here} | ({"baseline": args.baseline.resolve()} if args.baseline else {})
     seen: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         for shape in args.only.split(","):
@@ -178,7 +185,7 @@ def line(case: str, found: dict[str, list[float]]) -> str:
     """Medians of the rounds, and this checkout's over the other's."""
     middle = {label: statistics.median(values) for label, values in found.items()}
     text = f"{case}: " + ", ".join(f"{label} {value:.3f} ms" for label, value in middle.items())
-    return text + (f", ratio {middle['this'] / middle['beside']:.4f}" if len(middle) == 2 else "")
+    return text + (f", ratio {middle['this'] / middle['baseline']:.4f}" if len(middle) == 2 else "")
 
 
 if __name__ == "__main__":

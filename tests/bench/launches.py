@@ -3,7 +3,7 @@
 On a GPU the names are those of the kernels and copies that the profiler saw, graphs included; on a CPU those of the C
 kernels. Random weights of a small shape, greedy tokens, one request at a time. Checkouts differ where neither list
 begins with the other: behind an answer's last token a step more may be in flight, or not.
-Run: python -m tests.bench.launches --beside CHECKOUT [--device auto|cpu] [--shape tiny] [--out DIR]
+Run: python -m tests.bench.launches --baseline CHECKOUT [--device auto|cpu] [--shape tiny] [--out DIR]
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def names_in(checkout: Path, folder: str, device: str) -> dict[str, list[str]]:
 def main() -> None:
     """Both lists, compared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--beside", type=Path, help="another checkout, its extensions built")
+    parser.add_argument("--baseline", type=Path, help="another checkout, its extensions built")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--shape", default="tiny")
     parser.add_argument("--out", type=Path)
@@ -112,7 +112,7 @@ def main() -> None:
     here = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory() as folder:
         write_folder(Path(folder), SHAPES[args.shape])
-        this, other = (names_in(path.resolve(), folder, args.device) for path in (here, args.beside or here))
+        this, other = (names_in(path.resolve(), folder, args.device) for path in (here, args.baseline or here))
     summary = {}
     for case, names in this.items():
         count = min(len(names), len(other[case]))
@@ -120,10 +120,10 @@ def main() -> None:
         summary[case] = {"launches": [len(names), len(other[case])], "same": same}
         print(f"{case}: {len(names)} and {len(other[case])} launches, {'the same' if same else 'different'}")
         if not same:
-            print("\n".join(list(difflib.unified_diff(other[case], names, "beside", "this", lineterm="", n=1))[:60]))
+            print("\n".join(list(difflib.unified_diff(other[case], names, "baseline", "this", lineterm="", n=1))[:60]))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        lists = {"this": this, "beside": other}
+        lists = {"this": this, "baseline": other}
         (args.out / "launches.json").write_text(json.dumps({"summary": summary, "lists": lists}, indent=1))
 
 

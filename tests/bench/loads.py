@@ -7,7 +7,7 @@ of their own; a second time all tokens are a prompt's own, so that nothing is fo
 conversations at 32 and 256 streams, and the longest prompt that fits, again and again: how late the server's loop is.
 `rules`: equal lengths at 32 streams, where none, one or all of the streams have a penalty, a bias or log-probabilities.
 `grammar`: equal lengths at 64 streams, where none, one or all of the streams follow a JSON Schema.
-`beside`, for a model that takes pictures: 32 streams of small pictures; 8 of texts; 8 of texts and 8 of large pictures.
+`pictures`, for a model that takes pictures: 32 streams of small ones; 8 of texts; 8 of texts and 8 of large pictures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEAST, MOST_PROMPT, MOST = 4, 1024, 2048
 CHARACTERS = 4  # of a real conversation's text per token: the shapes served here have no real tokenizer
 DRAWN = 4096
 FRESH = " (none found)"
-BESIDE = " beside 8 of pictures"
+BACKGROUND = " with 8 of pictures"
 LONG_ANSWER = 16
 PLAIN = "streams without rules"
 ORDERS = {  # an answer that random weights cannot end early
@@ -70,7 +70,7 @@ class Case:
     seed: int = 0
     fields: tuple[tuple[str, Any], ...] = ()  # of the bodies of the first `ruled` streams
     ruled: int = 0
-    beside: Case | None = None  # asked at the same time; its failures count, its answers do not
+    background: Case | None = None  # asked at the same time; its failures count, its answers do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | No
             found += with_rules(sizes)
         elif load == "grammar":
             found += with_grammars(sizes)
-        elif load == "beside":
+        elif load == "pictures":
             found += with_pictures(shape, sizes)
         else:
             raise ValueError(
-                f"--load {load}: there are streams, mixed, conversation, prefix, loop, rules, grammar and beside"
+                f"--load {load}: there are streams, mixed, conversation, prefix, loop, rules, grammar and pictures"
             )
     return list({case.name: case for case in found}.values())
 
@@ -197,14 +197,14 @@ def with_grammars(sizes: Sizes) -> list[Case]:
 def with_pictures(shape: str, sizes: Sizes) -> list[Case]:
     """What pictures cost those who stream texts, and small pictures, several of which a tower can take at once."""
     if "vision_config" not in SHAPES[shape]:
-        raise ValueError(f"--load beside: {shape} sees no pictures; name a shape that does")
+        raise ValueError(f"--load pictures: {shape} sees no pictures; name a shape that does")
     tiny = shape.startswith("tiny")
     small = Case("32 streams of small pictures", 4 if tiny else 32, (sizes.equal,), (56, 56) if tiny else (336, 336))
     small = replace(small, cached=False, seed=1300)
     large = replace(small, streams=2 if tiny else 8, picture=(112, 84) if tiny else (1024, 1024), seed=1400)
     lengths = sizes.equal if tiny else Sizes().equal
     texts = Case("8 streams of texts", 2 if tiny else 8, (lengths,), cached=False, seed=1500)
-    return [small, texts, replace(texts, name=texts.name + BESIDE, beside=large)]
+    return [small, texts, replace(texts, name=texts.name + BACKGROUND, background=large)]
 
 
 def longest(shape: str) -> Case:
@@ -215,7 +215,7 @@ def longest(shape: str) -> Case:
     return Case(f"a prompt of {prompt} tokens", 1, ((prompt, LONG_ANSWER),), seed=9000)
 
 
-def kept(prompt: int, answer: int) -> bool:
+def is_asked(prompt: int, answer: int) -> bool:
     """Whether vLLM's benchmark would ask it."""
     return min(prompt, answer) >= LEAST and prompt <= MOST_PROMPT and prompt + answer <= MOST
 
@@ -225,7 +225,7 @@ def conversations(shorter: int = 1) -> Lengths:
     draw, found = random.Random(0), []
     while len(found) < DRAWN:
         prompt, answer = (round(draw.lognormvariate(math.log(m), w)) for m, w in zip(MEDIAN, WIDTH))
-        if kept(prompt, answer):
+        if is_asked(prompt, answer):
             found.append((prompt, answer))
     return cut(found, shorter)
 
@@ -241,7 +241,7 @@ def read_conversations(file: Path, shorter: int = 1) -> Lengths:
         at = next((number for number, turn in enumerate(turns) if turn["from"] == "human"), len(turns))
         if at + 1 < len(turns) and turns[at + 1]["from"] == "gpt":
             pair = [math.ceil(len(turn["value"]) / CHARACTERS) for turn in turns[at : at + 2]]
-            if kept(pair[0], pair[1]):
+            if is_asked(pair[0], pair[1]):
                 found.append((pair[0], pair[1]))
     if not found:
         raise ValueError(f"{file}: no conversation in it has a question and an answer of {LEAST} to {MOST} tokens")

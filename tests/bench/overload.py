@@ -167,7 +167,7 @@ def run(seconds: float, flags: list[str]) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float | int]:
-    """What the goals are about: 3x against 1x, the quiet key beside the flood against alone."""
+    """What the goals are about: 3x against 1x, the quiet key during the flood against alone."""
     once, thrice = found["1x"]["one"], found["3x"]["one"]
     beside, alone = found["flood_and_quiet"]["quiet"], found["quiet_alone"]["quiet"]
     return {

@@ -101,9 +101,9 @@ class Rounds:
         self.clients = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, cwd=ROOT
         )
-        self.hear("connected")
+        self.receive("connected")
 
-    def hear(self, word: str) -> None:
+    def receive(self, word: str) -> None:
         assert self.clients.stdout is not None
         line = self.clients.stdout.readline().strip()
         assert line == word, line
@@ -112,7 +112,7 @@ class Rounds:
         """Every client sends, and the engine has all of it."""
         assert self.clients.stdin is not None
         self.clients.stdin.write(f"{tokens}\n")
-        self.hear("sent")
+        self.receive("sent")
         end = time.monotonic() + 30
         while len(self.device.inbox) < self.streams:
             assert time.monotonic() < end, f"{len(self.device.inbox)} of {self.streams} requests have arrived"
@@ -124,7 +124,7 @@ class Rounds:
         self.ended()
 
     def ended(self) -> None:
-        self.hear("read")
+        self.receive("read")
         self.device.empty()
 
     async def _steps(self, first: int, end: int, tokens: int) -> None:

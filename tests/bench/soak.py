@@ -45,7 +45,7 @@ STILL_S, STILL = 3, 0.005  # so long memory changes by less than this share
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 # Caches that are full before the first 2,000 requests are over: what grows behind them is no cache. One request in
 # fifty brings a schema of its own, which counts as 0.3 MB. An item of the encoder cache keeps its pixels or mel frames
-# with its rows, and only rows are counted.
+# next to its rows, and only rows are counted.
 FLAGS = (
     *SMALL, "--enable-dev-endpoints", "--mm-processor-cache-gb", "0.02", "--grammar-cache-bytes", "8388608",
     "--encoder-cache-tokens", "2048",

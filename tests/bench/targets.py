@@ -148,13 +148,13 @@ def show(
     seen: dict[str, float],
     targets: dict[str, Target],
     units: dict[str, str],
-    spread: dict[str, list[float]] | None = None,
+    ranges: dict[str, list[float]] | None = None,
 ) -> None:
-    """Prints a line per case, also of cases without a target. `spread`: a case's least and most."""
+    """Prints a line per case, also of cases without a target. `ranges`: a case's least and most."""
     print(f"\n{title}\n{'case':<60}{'seen':>10} {'unit':<6}{'aim':>9}{'floor':>9}{'peer':>14}  against the aim")
     for name, value in seen.items():
         target = targets.get(name) or Target(units.get(name, ""))
-        least, most = (spread or {}).get(name) or (None, None)
+        least, most = (ranges or {}).get(name) or (None, None)
         print(
             f"{name:<60}{number(value):>10} {target.unit:<6}{number(target.aim):>9}{number(target.floor):>9}"
             f"{target.peer or '-':>14}  {verdict(value, target)}"

@@ -58,7 +58,7 @@ def test_both_ways_have_the_product_of_the_codes(on_cpu):
 
 def test_what_is_said_of_a_case(capsys):
     case = {"name": "experts gpt-oss-20b 2048", "times": (1e-3,) * 3, "bytes": 10**9, "flops": 6 * 10**11}
-    gpu_kernels.told(case, 2e12, 1e15)
+    gpu_kernels.complete(case, 2e12, 1e15)
     assert case["expected"] == ">= 70 % bound, 60.0 % MISSED"
     assert gpu_kernels.expected("experts Qwen3-30B-A3B FP8 32") == ("of_copy", 0.75)
     assert gpu_kernels.expected("experts Mixtral-8x7B 32") == ("", 0.0)
@@ -68,6 +68,6 @@ def test_what_is_said_of_a_case(capsys):
         "bytes": 10**9,
         "said": "as the bench says",
     }
-    gpu_kernels.told(case, 2e12, 1e15)
+    gpu_kernels.complete(case, 2e12, 1e15)
     assert case["expected"] == "as the bench says"
     assert capsys.readouterr().out.count("\n") == 2

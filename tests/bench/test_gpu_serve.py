@@ -70,20 +70,20 @@ def test_rules_are_asked_for_by_one_or_by_all_of_the_same_streams(tmp_path):
 
 @pytest.mark.full
 def test_texts_are_asked_alongside_pictures(tmp_path):
-    flags = ["--shape", "tiny-vl", "--device", "cpu", "--load", "beside", "--seconds", "2", "--warm-up", "0.2"]
+    flags = ["--shape", "tiny-vl", "--device", "cpu", "--load", "pictures", "--seconds", "2", "--warm-up", "0.2"]
     assert gpu_serve.main([*flags, "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "gpu_serve.json").read_text())["tiny-vl"]
     assert list(report["cases"]) == [
-        "32 streams of small pictures", "8 streams of texts", "8 streams of texts beside 8 of pictures",
+        "32 streams of small pictures", "8 streams of texts", "8 streams of texts with 8 of pictures",
     ]  # fmt: skip
     assert all(found["failures"] == 0 and found["output"] > 0 for found in report["cases"].values())
-    assert report["ratios"]["8 streams of texts beside 8 of pictures, ITL p99, over none"] > 0
+    assert report["ratios"]["8 streams of texts with 8 of pictures, ITL p99, over none"] > 0
 
 
 def test_pictures_alongside_texts_are_a_case_of_their_own(tmp_path):
-    small, alone, together = loads.cases_of("vl-7b", ["beside"], "", None)
-    assert (small.picture, small.streams, alone.beside) == ((336, 336), 32, None)
-    assert (together.beside.picture, together.beside.streams) == ((1024, 1024), 8)
+    small, alone, together = loads.cases_of("vl-7b", ["pictures"], "", None)
+    assert (small.picture, small.streams, alone.background) == ((336, 336), 32, None)
+    assert (together.background.picture, together.background.streams) == ((1024, 1024), 8)
     texts, pictures = parts_of("url", "vl-7b", together, 9.0, 1000, tmp_path)
     assert (texts.max_concurrency, texts.processes, texts.images, texts.input_len) == (8, 1, 0, 512)
     assert (pictures.max_concurrency, pictures.processes, pictures.image_size) == (8, 2, "1024x1024")
@@ -93,7 +93,7 @@ def test_pictures_alongside_texts_are_a_case_of_their_own(tmp_path):
     cases = {alone.name: {"ITL p50": 8.0, "ITL p99": 10.0}, together.name: {"ITL p50": 10.0, "ITL p99": 40.0}}
     assert list(gpu_serve.ratios_of(cases).values()) == [1.25, 4.0]
     with pytest.raises(ValueError, match="sees no pictures"):
-        loads.cases_of("8b", ["beside"], "", None)
+        loads.cases_of("8b", ["pictures"], "", None)
 
 
 def test_forms_of_weights_are_served_in_turn_and_compared_with_floats(monkeypatch, capsys):
@@ -205,7 +205,7 @@ def test_conversations_have_the_published_means():
     prompts, answers = zip(*loads.conversations())
     assert statistics.mean(prompts) == pytest.approx(217.4, rel=0.05)
     assert statistics.mean(answers) == pytest.approx(201.8, rel=0.05)
-    assert all(map(loads.kept, prompts, answers))
+    assert all(map(loads.is_asked, prompts, answers))
 
 
 def test_lengths_of_a_file_of_conversations(tmp_path):
@@ -277,13 +277,13 @@ def test_runs_give_their_median_and_range(capsys):
     runs = {"4 streams of conversations": [{"TPOT": value} for value in (6.0, 9.0, 7.0)]}
     name = "4 streams of conversations, TPOT"
     assert gpu_serve.medians(runs["4 streams of conversations"]) == {"TPOT": 7.0}
-    spread = {name: gpu_serve.spread_of(runs, name)}
-    assert spread == {name: [6.0, 9.0]}
-    targets.show("title", {name: 7.0}, targets.SERVE["8b"], {}, spread)
+    ranges = {name: gpu_serve.range_of(runs, name)}
+    assert ranges == {name: [6.0, 9.0]}
+    targets.show("title", {name: 7.0}, targets.SERVE["8b"], {}, ranges)
     assert "MISSED 0.90x  6 to 9" in capsys.readouterr().out
 
 
-class Told:
+class Emitted:
     """What Deliveries stands around: an engine whose news are delivered in two slices."""
 
     def __init__(self) -> None:
@@ -309,7 +309,7 @@ class Told:
 
 
 async def test_tokens_are_followed_from_the_newest_step_and_from_those_before_it():
-    engine = Told()
+    engine = Emitted()
     watch = Deliveries(engine)  # type: ignore[arg-type]
     launcher = engine.inspect().runtime.executor.backend.launcher
     for step, waited, ended in ((5, 5, 100.0), (6, 7, 100.5), (7, 7, 100.5)):  # 6 is settled after 7 has ended

@@ -123,6 +123,7 @@ def test_an_image_is_small_unprivileged_and_says_how_it_is(path):
     assert final["VOLUME"] == "/cache"
     assert "HF_HOME=/cache" in final["ENV"]
     assert "TRITON_CACHE_DIR=/cache" in final["ENV"]
+    assert "NUMBA_CACHE_DIR=/cache" in final["ENV"]
     (probed,) = re.findall(r"http://127\.0\.0\.1:8000(/[\w/]+)", final["HEALTHCHECK"])
     assert probed in PATHS
 
@@ -195,6 +196,10 @@ def test_the_unit_runs_our_command_and_waits_for_the_drain(tmp_path):
     assert f"--api-key-file ${{CREDENTIALS_DIRECTORY}}/{credential}" in command
     assert f"install -D -m 600 keys.txt {source}\n" in docs.text("deployment")
     assert "api-key-file" not in content
+    (cache,) = re.findall(r"^CacheDirectory=(\w+)$", unit, re.M)
+    folders = dict(re.findall(r"\b([A-Z]+_(?:HOME|CACHE_DIR))=(\S+)", unit))
+    assert folders.keys() == {"HF_HOME", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"}
+    assert all(folder.startswith(f"/var/cache/{cache}/") for folder in folders.values())
     flags = parse(command.replace("--config /etc/omniloop/config.yaml", "").split())[1]
     assert flags.server.api_key_file.endswith("/keys")
     assert shutil.which("systemd-analyze") is None or verified(unit, tmp_path / "omniloop.service") == ""

@@ -38,7 +38,9 @@ def built(folder: Path) -> Path:
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
             shutil.copy2(ROOT / name, copy / name)
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(folder / "dist"), ".", cwd=copy)
+    venv.create(folder / "builder", with_pip=True)  # a distribution's Python may have no pip
+    python = str(folder / "builder" / "bin" / "python")
+    run(python, "-m", "pip", "wheel", "--no-deps", "-w", str(folder / "dist"), ".", cwd=copy)
     (made,) = (folder / "dist").glob("*.whl")
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     assert f"-{tag}-{tag}-" in made.name, f"{made.name} is for another Python than {tag}"

@@ -18,7 +18,7 @@ from server.flags.foreign_flags import FOREIGN
 from server.flags.help import COMMANDS
 from server.openapi import TABLE
 from server.routes.table import routes_of
-from tests.docs.blocks import blocks, text_of
+from tests.docs.blocks import ROOT, blocks, text_of
 
 PAGES = ("README", *docs.NAMES)
 # Flags of other programs that pages show.
@@ -97,3 +97,12 @@ def test_routes_that_a_page_names_are_served(page):
         if path.startswith(prefixes):
             assert path in served | of_operators | {f"/docs/{name}" for name in ("NAME",)}, path
     assert ("GET", "/docs/{name}") in TABLE
+
+
+def test_release_notes_are_short_and_in_groups():
+    notes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for version in notes.split("\n## ")[1:]:
+        groups = re.findall(r"^### (.+)$", version, re.M)
+        assert groups, "no group"
+        assert groups == [name for name in ("Added", "Changed", "Fixed", "Removed") if name in groups]
+        assert len(version.split()) <= 1200

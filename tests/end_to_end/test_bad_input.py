@@ -95,7 +95,7 @@ class Neighbours:
             self.rounds += 1
 
     @contextlib.asynccontextmanager
-    async def beside(self) -> AsyncIterator[None]:
+    async def in_company(self) -> AsyncIterator[None]:
         self.gaps, self._over = [], False
         async with asyncio.TaskGroup() as group:
             for _ in range(self.count):
@@ -147,13 +147,13 @@ async def test_neighbours_are_not_disturbed_by_all_of_it(port, known):
     neighbours = Neighbours(port, known["text"], 4)
 
     async def alone() -> float:
-        async with neighbours.beside():
+        async with neighbours.in_company():
             await asyncio.sleep(1)
         return neighbours.p99_ms
 
     quiet = await alone()
     for _ in range(4):
-        async with sender(port) as send_them, neighbours.beside():
+        async with sender(port) as send_them, neighbours.in_company():
             await send_them()
         mixed, before, quiet = neighbours.p99_ms, quiet, await alone()
         bound = max(25.0, 4 * before, 4 * quiet)
@@ -166,7 +166,7 @@ async def test_neighbours_are_not_disturbed_by_all_of_it(port, known):
 async def test_all_of_it_at_once(port, known):
     neighbours = Neighbours(port, known["text"], 2)
     wave = cases() * 2
-    async with neighbours.beside():
+    async with neighbours.in_company():
         replies = await asyncio.gather(*[send(port, case) for case in wave])
     for case, reply in zip(wave, replies):
         check(case, reply)

@@ -173,7 +173,7 @@ def test_tls_goes_through_the_transport(carried, tmp_path):
         assert clean(it) == {}
     assert b'"finish_reason":"length"' in got
     assert carried.rows == 0
-    assert line.Shown.yes, "this is as it should be, and not told of"
+    assert line.HeaderCase.yes, "this is as it should be, and not told of"
 
 
 # -- many, and some who leave
@@ -375,12 +375,12 @@ def resumed(server: InsideServer, numbers: tuple[int, ...]) -> Callable[[], Any]
 
 
 @pytest.fixture
-def shown() -> Iterator[None]:
+def header_case() -> Iterator[None]:
     yield
-    line.Shown.yes = True
+    line.HeaderCase.yes = True
 
 
-def test_a_uvicorn_that_looks_different_is_logged_once(caplog, shown):
+def test_a_uvicorn_that_looks_different_is_logged_once(caplog, header_case):
     cycle: Any = SimpleNamespace(response_started=True, chunked_encoding=True, response_complete=False)
     with caplog.at_level(logging.WARNING, logger="omniloop.edge"):
         assert line.line_of(cycle) is None
@@ -404,4 +404,4 @@ def test_an_answer_that_is_not_being_sent_in_chunks_has_no_line(state):
     )
     vars(cycle).update(state)
     assert line.line_of(cycle) is None
-    assert line.Shown.yes
+    assert line.HeaderCase.yes

@@ -60,14 +60,14 @@ class Met:
     """Kernels by where they were met first: in the walk at start, later in the start, since then."""
 
     def __init__(self) -> None:
-        self.ahead: set[Kernel] = set()
+        self.at_start: set[Kernel] = set()
         self.later: set[Kernel] = set()
         self.since: set[Kernel] = set()
         self._now = self.later
 
     def walk(self, walk: Callable[[], None], _threads: int, _bind: Callable[[], None]) -> None:
-        """Stands where compile_ahead would."""
-        self._now = self.ahead
+        """Stands where precompile would."""
+        self._now = self.at_start
         walk()
         self._now = self.later
 
@@ -80,7 +80,7 @@ class Met:
         *_, binder = kernel.device_caches[0]
         _, special, others = binder(*args, **options)
         found = kernel.__name__, str(special), str(others)
-        if found not in self.ahead | self.later:
+        if found not in self.at_start | self.later:
             self._now.add(found)
 
 
@@ -90,7 +90,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
     found = Met()
     be_a_hopper(monkeypatch)
     monkeypatch.setattr(triton.JITFunction, "run", lambda kernel, *args, **more: found.note(kernel, *args, **more))
-    monkeypatch.setattr(engine.step.backend.device.startup, "compile_ahead", found.walk)
+    monkeypatch.setattr(engine.step.backend.device.startup, "precompile", found.walk)
     monkeypatch.setattr(engine.run.start, "choose_device", lambda _asked: "meta")
     monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: AbsentAccelerator())
     monkeypatch.setattr(engine.weights.load, "upload_for", lambda _device: None)
@@ -111,7 +111,7 @@ def be_a_hopper(patch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as while_asked:
         while_asked.setattr(torch.cuda, "is_available", lambda: True)
         while_asked.setattr(torch.cuda, "get_device_properties", lambda _device: facts)
-        for cached in (target, pdl.overlaps, pdl.launch_options, tune._chosen):
+        for cached in (target, pdl.overlaps, pdl.launch_options, tune.few_rows_cut):
             cached.cache_clear()
         assert target() == HOPPER  # from now on
     is_cuda, data_ptr = Tensor.is_cuda, Tensor.data_ptr

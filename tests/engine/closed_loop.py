@@ -49,7 +49,7 @@ class Seen:
 class Asked:
     client: int
     at: float
-    told: bool = False  # its first token has come
+    emitted: bool = False  # its first token has come
 
 
 def step_seconds(plan: StepPlan) -> float:
@@ -112,9 +112,9 @@ def report(plan: StepPlan, asked: dict[int, Asked], coming: list[tuple[float, in
         one = asked[number]
         if token >= 0:
             seen.tokens += now > seen.seconds
-            if not one.told and one.at > seen.seconds:
+            if not one.emitted and one.at > seen.seconds:
                 seen.waits.append(now - one.at)
-            one.told = True
+            one.emitted = True
     for number, finish in zip(*(np.asarray(c)[: plan.num_rows].tolist() for c in (plan.out_request, plan.out_finish))):
         if finish:
             heapq.heappush(coming, (now + TURN_S, asked[number].client))

@@ -19,14 +19,14 @@ from tests.engine_kit import running
 
 async def main(folder: str, settings: str) -> dict[str, Any]:
     """Names of the kernels compiled at start and of those compiled later, and the start's seconds by phase."""
-    ahead: list[str] = []
+    at_start: list[str] = []
     later: list[str] = []
     found = later
     real = Startup.compile
 
     def compiling(start: Startup, threads: int) -> None:
         nonlocal found
-        found = ahead
+        found = at_start
         real(start, threads)
         found = later
 
@@ -38,7 +38,7 @@ async def main(folder: str, settings: str) -> dict[str, Any]:
     triton.knobs.compilation.listener = listener
     async with running(folder, device="cuda", **json.loads(settings)) as engine:
         await every_kind(engine)
-        return {"ahead": ahead, "later": later, "startup": engine.startup}
+        return {"at_start": at_start, "later": later, "startup": engine.startup}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The accelerator's executor on CPU tensors: the same tokens as the CPU's, through records, prep and padded steps."""
 
 import asyncio
+import gc
 from functools import partial
 
 import numpy as np
@@ -67,6 +68,20 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, n
         assert seen["step"] > 20
 
 
+async def test_no_garbage_is_collected_while_graphs_are_recorded(on_the_device_path, monkeypatch):
+    recorded, collects = HostAccelerator.capture, []
+
+    def capture(self, body, met=False):
+        collects.append(gc.isenabled())
+        return recorded(self, body, met)
+
+    monkeypatch.setattr(HostAccelerator, "capture", capture)
+    async with running(tiny.checkpoint("llama")):
+        assert gc.isenabled()
+    assert collects
+    assert not any(collects)
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("name", ["qwen3"])
 async def test_rows_that_may_bring_home_more_tokens_bring_the_same(wanted, name, on_device, monkeypatch):
@@ -103,7 +118,7 @@ async def test_a_walk_for_kernels_changes_no_answer(wanted, on_the_device_path, 
         walk()
         walked.append(threads)
 
-    monkeypatch.setattr("engine.step.backend.device.startup.compile_ahead", walk_only)
+    monkeypatch.setattr("engine.step.backend.device.startup.precompile", walk_only)
     async with running(tiny.checkpoint(name), encoder_cache_tokens=64) as engine:
         assert await all_at_once(engine) == wanted
     (threads,) = walked

@@ -57,7 +57,7 @@ def asked(prompt, grammar=None, max_tokens=64, **rules):
     return replace(text_request(prompt, max_tokens, **rules), grammar=grammar)
 
 
-async def told(engine, request):
+async def emitted(engine, request):
     """By choice: tokens, finish reason, error."""
     choices, found = [[] for _ in range(request.n)], []
     async with engine.submit(request) as stream:
@@ -77,10 +77,10 @@ def text(tokens):
 async def test_answers_are_of_the_grammar_and_neighbours_keep_their_tokens(path):
     async with running(FOLDER) as engine:
         free = [asked(prompt, max_tokens=20, ignore_eos=True) for prompt in PROMPTS[:4]]
-        wanted = [await told(engine, request) for request in free]
+        wanted = [await emitted(engine, request) for request in free]
         held = [asked(prompt, each) for prompt in PROMPTS[4:] for each in (JSON, WORD)]
-        alone = [await told(engine, request) for request in held]
-        got = await asyncio.gather(*[told(engine, request) for request in (*free, *held)])
+        alone = [await emitted(engine, request) for request in held]
+        got = await asyncio.gather(*[emitted(engine, request) for request in (*free, *held)])
     assert got == [*wanted, *alone]
     for (tokens, finish, error), of in zip((each[0] for each in alone), [JSON, WORD] * 4):
         assert (finish, error) == (FinishReason.COMPLETE, None)
@@ -97,15 +97,15 @@ async def test_answers_are_of_the_grammar_and_neighbours_keep_their_tokens(path)
 async def test_a_sleeping_grammar_leaves_the_answer_free_until_its_token(path):
     async with running(FOLDER) as engine:
         free = asked(PROMPTS[0], max_tokens=40, ignore_eos=True, temperature=1.5)
-        ((tokens, _, _),) = await told(engine, free)
+        ((tokens, _, _),) = await emitted(engine, free)
         wake = tokens[12]
         first = tokens.index(wake)
         late = replace(free, grammar=grammar('start: "yes"', starts=(wake,)))
-        ((held, finish, _),) = await told(engine, late)
+        ((held, finish, _),) = await emitted(engine, late)
         assert held[: first + 1] == tokens[: first + 1]
         assert (text(held[first + 1 :]), finish) == ("yes", FinishReason.COMPLETE)
         never = replace(free, grammar=grammar('start: "yes"', starts=(tiny.IDS["<|AUDIO|>"],)))
-        ((held, finish, _),) = await told(engine, never)
+        ((held, finish, _),) = await emitted(engine, never)
         assert (held, finish) == (tokens, FinishReason.LENGTH)
 
 
@@ -113,12 +113,12 @@ async def test_a_sleeping_grammar_leaves_the_answer_free_until_its_token(path):
 async def test_a_token_that_wakes_a_grammar_may_be_its_first(path):
     async with running(FOLDER) as engine:
         free = asked(PROMPTS[0], max_tokens=40, ignore_eos=True, temperature=1.5)
-        ((tokens, _, _),) = await told(engine, free)
+        ((tokens, _, _),) = await emitted(engine, free)
         wake = tokens[12]
         first = tokens.index(wake)
         for text_of in (f'start: <[{wake}]> "yes"', f'start: (/(?s:.*)/ <[{wake}]> "yes")*'):
             late = replace(free, grammar=grammar(text_of, starts=(wake,), fed=(wake,)), sampling=free.sampling)
-            ((held, _, error),) = await told(engine, late)
+            ((held, _, error),) = await emitted(engine, late)
             assert error is None
             assert held[: first + 1] == tokens[: first + 1]
             assert text(held[first + 1 :]).startswith("yes")
@@ -130,13 +130,15 @@ async def test_a_spent_budget_forces_the_token_that_wakes_the_grammar(path):
     wake = tiny.IDS["<|vision_eos|>"]
     async with running(FOLDER) as engine:
         free = asked(PROMPTS[0], max_tokens=20, ignore_eos=True, temperature=1.5, logit_bias=((wake, -100.0),))
-        ((tokens, _, _),) = await told(engine, free)
+        ((tokens, _, _),) = await emitted(engine, free)
         for budget in (0, 1, 5):
             late = grammar('start: "yes"', starts=(wake,), budget=budget)
-            ((held, finish, _),) = await told(engine, replace(free, grammar=late))
+            ((held, finish, _),) = await emitted(engine, replace(free, grammar=late))
             assert held[: budget + 1] == [*tokens[:budget], wake]
             assert (text(held[budget + 1 :]), finish) == ("yes", FinishReason.COMPLETE)
-        ((held, finish, _),) = await told(engine, replace(free, grammar=grammar("", "free", starts=(wake,), budget=3)))
+        ((held, finish, _),) = await emitted(
+            engine, replace(free, grammar=grammar("", "free", starts=(wake,), budget=3))
+        )
         assert held[:4] == [*tokens[:3], wake]
         assert (len(held), finish) == (20, FinishReason.LENGTH)
 
@@ -146,20 +148,20 @@ async def test_sleeping_rows_stay_in_the_loop_without_the_gil_and_wake_at_their_
     """Also together with other rows, after a preemption, and for rows whose steps always run in Python."""
     async with running(FOLDER) as engine:
         free = [asked(prompt, max_tokens=40, ignore_eos=True, seed=at) for at, prompt in enumerate(PROMPTS[:3])]
-        plain = [(await told(engine, request))[0][0] for request in free]
+        plain = [(await emitted(engine, request))[0][0] for request in free]
     wakes = [tokens[20 + at] for at, tokens in enumerate(plain)]
     late = [replace(one, grammar=grammar("start: /[a-f]{3}/", starts=(wake, 1))) for one, wake in zip(free, wakes)]
     told_too = [replace(one, sampling=replace(one.sampling, logprobs=1)) for one in late]  # these never sleep plainly
     steps = []
     async with running(FOLDER) as engine:
         engine.on_step = steps.append
-        alone = [(await told(engine, one))[0] for one in late]
+        alone = [(await emitted(engine, one))[0] for one in late]
         by_python = [stats.by_python for stats in steps if stats.num_rows]
-        slowly = [(await told(engine, one))[0] for one in told_too]
-        together = await asyncio.gather(*[told(engine, one) for one in (*late, *free)])
+        slowly = [(await emitted(engine, one))[0] for one in told_too]
+        together = await asyncio.gather(*[emitted(engine, one) for one in (*late, *free)])
         assert (await quiet(engine))["matchers"] == 0
     async with running(FOLDER, num_gpu_blocks_override=18, max_model_len=256) as engine:
-        pressed = await asyncio.gather(*[told(engine, one) for one in (*late, *free)])
+        pressed = await asyncio.gather(*[emitted(engine, one) for one in (*late, *free)])
     for (tokens, finish, _), before, wake in zip(alone, plain, wakes):
         first = next(at for at, token in enumerate(before) if token in (wake, 1))
         assert tokens[: first + 1] == before[: first + 1]
@@ -177,10 +179,10 @@ async def test_a_grammar_may_wait_only_if_the_answer_opens_so(path):
     opens, wake = tiny.IDS["<|vision_bos|>"], tiny.IDS["<|vision_eos|>"]
     both = grammar('start: "yes"', starts=(wake,), opens=(opens,))
     async with running(FOLDER) as engine:
-        ((tokens, finish, _),) = await told(engine, asked(PROMPTS[0], both, logit_bias=((opens, -100.0),)))
+        ((tokens, finish, _),) = await emitted(engine, asked(PROMPTS[0], both, logit_bias=((opens, -100.0),)))
         assert (text(tokens), finish) == ("yes", FinishReason.COMPLETE)
         bias = ((opens, 100.0), (wake, 100.0))
-        ((tokens, finish, _),) = await told(engine, asked(PROMPTS[0], both, logit_bias=bias))
+        ((tokens, finish, _),) = await emitted(engine, asked(PROMPTS[0], both, logit_bias=bias))
         assert (tokens[0], finish) == (opens, FinishReason.COMPLETE) or tokens.count(wake) == 0
     assert text(tokens[tokens.index(wake) + 1 :]) == "yes"
 
@@ -231,9 +233,9 @@ async def test_held_answers_are_the_same_in_any_company(path, case):
         for each in (JSON, OPEN)
     ]
     async with running(FOLDER, enable_prefix_caching=case == "n") as engine:
-        alone = [await told(engine, request) for request in held[:4]]
+        alone = [await emitted(engine, request) for request in held[:4]]
     async with running(FOLDER, **settings) as engine:
-        got = await asyncio.gather(*[told(engine, request) for request in held])
+        got = await asyncio.gather(*[emitted(engine, request) for request in held])
         assert got[:4] == alone
         assert (await quiet(engine))["matchers"] == 0
     for choices, of in zip(got, [JSON, OPEN] * 4):
@@ -263,7 +265,7 @@ async def test_held_answers_are_the_same_in_any_company(path, case):
 )
 async def test_other_rules_meet_the_grammar(path, of, rules, said, finish):
     async with running(FOLDER) as engine:
-        ((tokens, ended, error),) = await told(engine, asked(PROMPTS[0], of, **rules))
+        ((tokens, ended, error),) = await emitted(engine, asked(PROMPTS[0], of, **rules))
     assert ended is finish
     assert (error.reason == "grammar_conflict") if finish is FinishReason.ERROR else error is None
     assert re.fullmatch(said, text(tokens))
@@ -284,7 +286,7 @@ def test_a_run_is_cut_where_the_grammar_ends_or_begins(starts, run, count, says)
     rows, letters = GrammarRows(1), [TOKENIZER.encode(letter)[0] for letter in run]
     starts = tuple(TOKENIZER.encode(letter)[0] for letter in starts)
     rows.admit(0, grammar('start: "yes" | "no"', starts=starts), SamplingParams(eos_token_ids=(END,)))
-    found = rows.consume(np.zeros(1, np.int64), np.array([[*letters, *[TokenCode.END] * (4 - len(run))]]))
+    found = rows.consume(np.zeros(1, np.int64), np.array([[*letters, *[TokenCode.END] * (4 - len(run))]])).cuts
     if count is None:
         assert found == {}
     else:
@@ -310,7 +312,7 @@ def test_each_bit_says_whether_the_matcher_takes_the_token(number):
             assert flags[: VOCABULARY.end].tolist() == taken
             assert not flags[VOCABULARY.end :].any()
             token = int(rng.choice(np.flatnonzero(flags)))
-            if rows.consume(np.zeros(1, np.int64), np.array([[token]])) or token == END:
+            if rows.consume(np.zeros(1, np.int64), np.array([[token]])).cuts or token == END:
                 break
             own.consume_token(token)
         rows.reset(0)
@@ -324,9 +326,9 @@ async def test_held_rows_choose_by_the_graph_and_are_delivered_after_the_next_la
     monkeypatch.setattr(DeviceThread, "_deliver", lambda *args: seen.append("t") or deliver(*args))
     async with running(FOLDER) as engine:
         counts = engine.inspect().runtime.executor.backend.launcher.counts
-        alone = await told(engine, asked(PROMPTS[0], OPEN, max_tokens=20))
+        alone = await emitted(engine, asked(PROMPTS[0], OPEN, max_tokens=20))
         before = dict(counts)
-        named = await told(engine, asked(PROMPTS[0], OPEN, max_tokens=20, logprobs=0, logprob_token_ids=(A,)))
+        named = await emitted(engine, asked(PROMPTS[0], OPEN, max_tokens=20, logprobs=0, logprob_token_ids=(A,)))
         assert counts["sample"] == before["sample"]
     assert named[0][0] == alone[0][0]
     assert before["sample"] >= len(alone[0][0]) > 10

@@ -14,7 +14,18 @@ from engine.base.request import SamplingParams
 from engine.grammar.advance import GrammarRow, chooses_freely, settled
 from tests import tiny
 from tests.engine.test_faults import model_of
-from tests.engine.test_grammar_rows import END, FOLDER, PROMPTS, TOKENIZER, asked, everywhere, grammar, path, text, told
+from tests.engine.test_grammar_rows import (
+    END,
+    FOLDER,
+    PROMPTS,
+    TOKENIZER,
+    asked,
+    emitted,
+    everywhere,
+    grammar,
+    path,
+    text,
+)
 from tests.engine_kit import quiet, running
 
 __all__ = ["path"]
@@ -32,7 +43,7 @@ async def steps_of(engine, request):
     """A request's answer, and the number of steps that it takes."""
     steps = []
     engine.on_step = steps.append
-    answer = await told(engine, request)
+    answer = await emitted(engine, request)
     return answer, sum(stats.num_rows > 0 for stats in steps)
 
 
@@ -75,9 +86,9 @@ async def test_answers_with_forced_tokens_are_the_same_in_any_company(path, case
     held = [replace(asked(prompt, of, **rules), n=n) for prompt in PROMPTS[:4] for of in (HELD, FIXED, CLOSED)]
     free = [asked(prompt, max_tokens=30, ignore_eos=True, **rules) for prompt in PROMPTS[4:]]
     async with running(FOLDER, jump_forward=True, enable_prefix_caching=case == "n") as engine:
-        alone = [await told(engine, request) for request in (*held, *free)]
+        alone = [await emitted(engine, request) for request in (*held, *free)]
     async with running(FOLDER, jump_forward=True, **settings) as engine:
-        got = await asyncio.gather(*[told(engine, request) for request in (*held, *free)])
+        got = await asyncio.gather(*[emitted(engine, request) for request in (*held, *free)])
         assert (await quiet(engine))["matchers"] == 0
     assert got == alone
 
@@ -86,12 +97,12 @@ async def test_answers_with_forced_tokens_are_the_same_in_any_company(path, case
 async def test_a_sleeping_grammar_jumps_when_it_wakes(path):
     async with running(FOLDER, jump_forward=True) as engine:
         free = asked(PROMPTS[0], max_tokens=60, ignore_eos=True, temperature=1.5)
-        ((tokens, _, _),) = await told(engine, free)
+        ((tokens, _, _),) = await emitted(engine, free)
         wake = tokens[12]
         first = tokens.index(wake)
         late = replace(free, grammar=grammar('start: "all of this is said"', starts=(wake,)))
         ((held, finish, _),), steps = await steps_of(engine, late)
-        beside = await asyncio.gather(*[told(engine, late) for _ in range(3)], told(engine, free))
+        beside = await asyncio.gather(*[emitted(engine, late) for _ in range(3)], emitted(engine, free))
     assert held[: first + 1] == tokens[: first + 1]
     assert (text(held[first + 1 :]), finish) == ("all of this is said", FinishReason.COMPLETE)
     assert steps < len(held)
@@ -101,9 +112,9 @@ async def test_a_sleeping_grammar_jumps_when_it_wakes(path):
 @pytest.mark.parametrize("where", ["host", "device"])
 async def test_an_answer_is_never_longer_than_asked(path):
     async with running(FOLDER, jump_forward=True) as engine:
-        ((whole, _, _),) = await told(engine, asked(PROMPTS[0], HELD))
+        ((whole, _, _),) = await emitted(engine, asked(PROMPTS[0], HELD))
         for most in range(1, len(whole)):
-            ((tokens, finish, _),) = await told(engine, asked(PROMPTS[0], HELD, most))
+            ((tokens, finish, _),) = await emitted(engine, asked(PROMPTS[0], HELD, most))
             assert len(tokens) == most
             assert finish is FinishReason.LENGTH or tokens == whole
             assert text(whole).startswith(text(tokens))
@@ -115,7 +126,7 @@ async def test_the_keys_of_forced_tokens_are_found_by_the_next_turn(path):
     turns = []
     async with running(FOLDER, jump_forward=True) as engine:
         for held in (HELD, CLOSED):
-            ((tokens, _, _),) = await told(engine, asked(PROMPTS[1], held))
+            ((tokens, _, _),) = await emitted(engine, asked(PROMPTS[1], held))
             turn = asked([*PROMPTS[1], *tokens, 40, 41], max_tokens=8, ignore_eos=True)
             async with engine.submit(turn) as stream:
                 deltas = [delta async for delta in stream]
@@ -123,12 +134,12 @@ async def test_the_keys_of_forced_tokens_are_found_by_the_next_turn(path):
             turns.append((turn, [token for delta in deltas for token in delta.token_ids]))
     async with running(FOLDER, enable_prefix_caching=False) as engine:
         for turn, wanted in turns:
-            assert (await told(engine, turn))[0][0] == wanted
+            assert (await emitted(engine, turn))[0][0] == wanted
 
 
 async def test_a_step_that_fails_ends_the_answer_wherever_it_is(caplog):
     async with running(FOLDER, jump_forward=True) as engine:
-        (wanted,) = await told(engine, asked(PROMPTS[0], HELD))
+        (wanted,) = await emitted(engine, asked(PROMPTS[0], HELD))
         model, left, failed = model_of(engine), 0, 0
         forward = model.forward
 
@@ -142,11 +153,11 @@ async def test_a_step_that_fails_ends_the_answer_wherever_it_is(caplog):
         model.forward = failing
         for step in range(1, 12):
             left = step
-            ((tokens, _, error),) = await told(engine, asked(PROMPTS[0], HELD))
+            ((tokens, _, error),) = await emitted(engine, asked(PROMPTS[0], HELD))
             left = 0
             failed += isinstance(error, StepFailedError)
             assert tokens == wanted[0][: len(tokens)]
-            assert await told(engine, asked(PROMPTS[0], HELD)) == [wanted]
+            assert await emitted(engine, asked(PROMPTS[0], HELD)) == [wanted]
         held = await quiet(engine)
     assert failed > 5
     assert (held["matchers"], held["slots"]) == (0, 0)
@@ -226,16 +237,16 @@ def test_text_without_an_end_is_taken_piece_by_piece_or_token_by_token(of):
 
 async def test_an_answer_without_an_end_ends_at_its_length():
     async with running(FOLDER, jump_forward=True) as engine:
-        ((tokens, finish, error),) = await told(engine, asked(PROMPTS[0], grammar('start: "ab" start'), 30))
+        ((tokens, finish, error),) = await emitted(engine, asked(PROMPTS[0], grammar('start: "ab" start'), 30))
     assert (len(tokens), finish, error) == (30, FinishReason.LENGTH, None)
 
 
 async def test_a_tokenizer_that_fails_harms_no_request(monkeypatch, caplog):
     async with running(FOLDER, jump_forward=False) as engine:
-        plain = await told(engine, asked(PROMPTS[0], HELD))
+        plain = await emitted(engine, asked(PROMPTS[0], HELD))
     monkeypatch.setattr(HELD.vocabulary, "encode", lambda text: [][0])
     async with running(FOLDER, jump_forward=True) as engine:
-        assert await told(engine, asked(PROMPTS[0], HELD)) == plain
+        assert await emitted(engine, asked(PROMPTS[0], HELD)) == plain
     assert "could not be cut into tokens" in caplog.text
 
 

@@ -40,7 +40,7 @@ def cached(monkeypatch):
         evict=lambda *_: None,
         work_of=lambda item, _: item.num_tokens,
     )
-    config = SimpleNamespace(adds_media=False, ahead="", text=SimpleNamespace(layers=()))
+    config = SimpleNamespace(adds_media=False, bidirectional="", text=SimpleNamespace(layers=()))
     model = SimpleNamespace(config=config, adapters=())
     part = Media(EngineConfig(""), model)
     part.encoder = encoder

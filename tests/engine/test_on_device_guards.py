@@ -68,7 +68,7 @@ async def test_a_plain_decode_step_is_one_launch_and_one_wait(calls):
     assert count <= seen["GraphLaunch"] <= count + 2 * in_parts
     assert in_parts < count / 4
     assert seen["EventSynchronize"] == count
-    assert seen.get("MemcpyAsync 1", 0) <= 1, "the device is told once whose turn it is"
+    assert seen.get("MemcpyAsync 1", 0) <= 1, "whose turn it is goes to the device once"
     assert "MemcpyAsync 2" not in seen, "tokens go home without one"
     # home; and two for each gap that is measured.
     assert count <= seen["EventRecord"] <= count + 2 * (count // 64 + 1)

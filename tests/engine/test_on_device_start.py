@@ -37,6 +37,6 @@ def test_all_of_a_models_kernels_are_compiled_at_start(case, tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    print(f"{len(found['ahead'])} kernels in {found['startup']['kernels']:.1f} s, later {found['later']}")
-    assert len(found["ahead"]) >= 15
+    print(f"{len(found['at_start'])} kernels in {found['startup']['kernels']:.1f} s, later {found['later']}")
+    assert len(found["at_start"]) >= 15
     assert not found["later"]

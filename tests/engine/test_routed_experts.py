@@ -186,7 +186,7 @@ def test_the_cache_counts_the_bytes_of_experts():
     spec = SlidingSpec(2, 8, torch.float32, 9)
     claim = RoutedExperts(model, [spec, FullSpec(2, 8, torch.float32)]).claim()
     assert claim.token_bytes == 2 * 5  # in two layers a byte for each of five
-    plain, layout = CacheLayout([spec], 16), CacheLayout([spec], 16, beside=10)
+    plain, layout = CacheLayout([spec], 16), CacheLayout([spec], 16, extra_per_token=10)
     assert layout.block_bytes == plain.block_bytes + 160
     with pytest.raises(ConfigError, match="every layer of this model has a sliding window"):
         RoutedExperts(model, [spec]).claim()

@@ -75,8 +75,8 @@ class Steady:
 
     def __init__(self, left: Handover) -> None:
         self.left = [replace(left, unpublished=None, may_resume=False), left]
-        self.ring = SimpleNamespace(put=lambda output: self.told.append(output))
-        self.told: list = []
+        self.ring = SimpleNamespace(put=lambda output: self.delivered.append(output))
+        self.delivered: list = []
 
     def run(self, previous: object) -> Handover:
         return self.left.pop()
@@ -94,7 +94,7 @@ def test_a_step_that_met_a_full_ring_is_delivered_whole():
     steady = thread.steady = Steady(Handover(None, plan, numbers, False, None, None, True))
     runtime = SimpleNamespace(limits=SimpleNamespace(num_blocks=8), scheduler=scheduler, admission=NOBODY)
     thread.run_steadily(runtime, None, StepStats())
-    (output,) = steady.told
+    (output,) = steady.delivered
     assert (output.ids, output.tokens, output.finishes) == ([7], [5], [0])
     wanted = from_ring((numbers, [7], [5], [0], {}), 8)
     assert output.stats == wanted.stats

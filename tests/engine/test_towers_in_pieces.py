@@ -19,7 +19,7 @@ from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_towers_together import WIDTH, Tower, cache_of, stage, step_of
 from tests.engine_kit import quiet, running
 from tests.invariance.devices import Device
-from tests.invariance.test_media import MIXES, alone, beside_a_text, make_request
+from tests.invariance.test_media import MIXES, alone, make_request, next_to_a_text
 
 LAYERS = 5
 
@@ -139,7 +139,7 @@ async def test_on_the_device_path_rows_decode_between_pieces(monkeypatch: pytest
     requests = [await make_request(MIXES[mix]) for mix in mixes]
     async with running(tiny.checkpoint("omni"), encoder_budget=16, **few) as served:
         served.on_step = lambda step: steps.append((step.num_encodes, step.num_rows))
-        got = await beside_a_text(served, requests)
+        got = await next_to_a_text(served, requests)
         assert (await quiet(served))["encoder_in_use"] == 0
     assert got == [wanted[mix].tokens for mix in mixes]
     assert sum(encodes for encodes, _ in steps) > 6, "pieces of 16 patches each"

@@ -29,7 +29,7 @@ class Transport:
 
     def __init__(self, own: socket.socket) -> None:
         self.own = own
-        self.kept = bytearray()
+        self.held = bytearray()
         self.closing = False
         self.asked = 0
 
@@ -38,10 +38,10 @@ class Transport:
         return self.closing
 
     def get_write_buffer_size(self) -> int:
-        return len(self.kept)
+        return len(self.held)
 
     def write(self, data: bytes) -> None:
-        self.kept += data
+        self.held += data
 
 
 class Stream:
@@ -170,7 +170,7 @@ def test_a_call_has_an_end(line):
 def test_where_it_may_not_write_nothing_happens(line, why):
     one = line()
     if why == "waiting":
-        one.transport.kept += b"before"
+        one.transport.held += b"before"
     elif why == "closing":
         one.transport.closing = True
     elif why == "closed":
@@ -198,8 +198,8 @@ def test_what_a_full_socket_leaves_goes_to_the_transport_and_the_lane_waits(line
         said += 1
     assert said > 0
     assert not one.lane.open
-    assert one.read() + one.transport.kept == chunk("x" * 5000) * said
-    one.transport.kept.clear()
+    assert one.read() + one.transport.held == chunk("x" * 5000) * said
+    one.transport.held.clear()
     assert one.say(258) == 0, "until it is opened again"
     one.lane.open = True
     assert one.say(65) == 1
@@ -211,7 +211,7 @@ def test_a_reader_that_has_left_is_the_transports_to_meet(line):
     one.client.close()
     routes = {1: (one.stream, 0), 2: (other.stream, 0)}
     assert deliver(routes, [1, 2], [65, 66], [0, 0], 0, 2) == 2
-    assert one.transport.kept == chunk("A")
+    assert one.transport.held == chunk("A")
     assert (other.read(), one.failed) == (chunk("B"), [])
 
 
@@ -256,7 +256,7 @@ def test_texts_with_a_beginning_or_stop_strings_of_their_own_have_no_lane(line):
 
 
 def test_a_special_token_is_counted_and_not_emitted(line):
-    one, shown = line(), line(skip_special=False)
+    one, with_special = line(), line(skip_special=False)
     assert (one.say(SPECIAL), one.read(), one.machine.num_tokens) == (1, b"", 1)
-    assert (shown.say(SPECIAL), shown.read()) == (1, chunk("<s>"))
-    assert (one.lane.written_at, shown.lane.written_at) == (0.0, shown.lane.last_at)
+    assert (with_special.say(SPECIAL), with_special.read()) == (1, chunk("<s>"))
+    assert (one.lane.written_at, with_special.lane.written_at) == (0.0, with_special.lane.last_at)

@@ -27,7 +27,7 @@ class Engine:
             max_slots=SLOTS, max_rows=ROWS, max_tokens=TOKENS, max_model_len=128, num_blocks=100, block_size=4
         )
         self.rig = Rig(ROWS, TOKENS, 128, SLOTS, **options)
-        self.told, self.rules, self.number = {}, {}, 0
+        self.emitted, self.rules, self.number = {}, {}, 0
         self.in_flight = []
 
     def add(self):
@@ -37,7 +37,7 @@ class Engine:
         if slot >= 0:
             self.rig.params.stage(slot, seed_words(slot, length, self.number))
             self.rules[self.number] = most
-            self.told[self.number] = []
+            self.emitted[self.number] = []
             self.number += 1
 
     def plan(self):
@@ -79,7 +79,7 @@ class Engine:
         self.scheduler.commit(plan, tokens)
         for row in range(plan.num_rows):
             if plan.out_token[row] >= 0:
-                self.told[plan.out_request[row]].append(plan.out_token[row])
+                self.emitted[plan.out_request[row]].append(plan.out_token[row])
         for slot in self.scheduler.freed_slots[: self.scheduler.num_freed]:
             self.rig.params.forget(slot)
 
@@ -92,7 +92,7 @@ class Engine:
             if self.in_flight and (not launched or len(self.in_flight) == 2):
                 self.settle()
         assert self.rig.fault == 0
-        for number, tokens in self.told.items():
+        for number, tokens in self.emitted.items():
             assert tokens == [self.rig.draw(number, place) for place in range(self.rules[number])]
 
 
@@ -137,16 +137,16 @@ def test_a_step_that_computes_prompts_is_launched_in_its_parts():
 def test_the_turn_is_copied_to_the_device_only_where_the_device_may_not_know_it():
     engine = Engine()
     engine.add()
-    told = []
+    copied = []
     for _ in range(5):
         engine.launch(together=True)
-        told.append([size for what, size in engine.rig.take_calls() if what == COPY])
+        copied.append([size for what, size in engine.rig.take_calls() if what == COPY])
         engine.settle()
-    assert told == [[4], [], [], [], []]
+    assert copied == [[4], [], [], [], []]
     plan, _ = engine.plan()
     engine.scheduler.fail(plan)  # planned and not launched: its record is left out
     engine.rig.params.forget(plan.row_slot[0])
-    engine.told.clear()
+    engine.emitted.clear()
     engine.add()
     engine.rig.take_calls()
     engine.rig.lib.set_failure(GRAPH, 2, 0)
@@ -155,7 +155,7 @@ def test_the_turn_is_copied_to_the_device_only_where_the_device_may_not_know_it(
     engine.rig.lib.set_failure(-1, 0, 0)
     assert [size for what, size in engine.rig.take_calls() if what == COPY] == [4], "left out"
     engine.scheduler.fail(engine.rig.plans[engine.scheduler.next_step % 3 - 1])
-    engine.told.clear()
+    engine.emitted.clear()
     engine.add()
     engine.launch(together=True)
     assert [size for what, size in engine.rig.take_calls() if what == COPY] == [4], "a launch failed"
@@ -194,9 +194,9 @@ def gaps(engine, steps, late=0.0, every=4):
 def test_one_step_in_so_many_has_the_gap_behind_it_measured():
     engine = Engine(seed=4)
     engine.rig.take_calls()
-    told = gaps(engine, 20)
-    assert [k for k, gap in enumerate(told) if gap] == [4, 8, 12, 16]
-    in_time = min(gap for gap in told if gap)
+    measured = gaps(engine, 20)
+    assert [k for k, gap in enumerate(measured) if gap] == [4, 8, 12, 16]
+    in_time = min(gap for gap in measured if gap)
     for _ in range(5):  # a thread that is held up launches late
         if in_time > 0.001:
             in_time = min(gap for gap in gaps(Engine(seed=4), 20) if gap)
@@ -207,16 +207,16 @@ def test_one_step_in_so_many_has_the_gap_behind_it_measured():
     whole = sum(what == GRAPH and which > 50000 for what, which in log)
     begun = sum(what == GRAPH and (which == 1000 or which > 50000) for what, which in log)
     assert whole == begun - 1 - 4, "a gap ends between prep and forward"
-    assert calls.count(SYNC) == len(told)
-    told = gaps(Engine(seed=4), 12, late=0.008)
-    assert min(gap for gap in told if gap) > max(0.001, in_time)
+    assert calls.count(SYNC) == len(measured)
+    measured = gaps(Engine(seed=4), 12, late=0.008)
+    assert min(gap for gap in measured if gap) > max(0.001, in_time)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_a_gap_is_read_before_the_next_one_is_marked(every):
     """Two steps are in flight: what is recorded again behind the second has not been reached when the first ends."""
-    told = gaps(Engine(seed=4), 20, every=every)
-    assert sum(gap > 0 for gap in told) >= 4
+    measured = gaps(Engine(seed=4), 20, every=every)
+    assert sum(gap > 0 for gap in measured) >= 4
 
 
 def test_no_gap_is_reported_where_nothing_was_in_flight():
@@ -249,9 +249,9 @@ def test_a_step_without_a_wait_still_has_its_record_read_first():
         engine.add()
         engine.add()
     for number in failed:
-        del engine.told[number]
+        del engine.emitted[number]
     engine.run(40)
-    assert engine.told
+    assert engine.emitted
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_slots_words_are_sent_before_its_first_row_and_only_then():
             params.pack(plan)
             at = plan.tail_at + 4 * plan.num_updates
             for line in np.asarray(plan.record)[at : plan.used_len].reshape(-1, WORDS).tolist():
-                assert line[0] not in device, "told twice"
+                assert line[0] not in device, "written twice"
                 device[line[0]] = line
             for slot in plan.row_slot[: plan.num_rows]:
                 assert device[slot] == staged[slot].tolist()

@@ -199,8 +199,8 @@ def test_equal_prompts_that_started_together_end_up_sharing_blocks():
     step(scheduler)
     assert scheduler.tables.row(one) == scheduler.tables.row(two)
     plan = step(scheduler)
-    told = {(plan.updates[u, 0], plan.updates[u, 1]) for u in range(plan.num_updates)}
-    assert {(two, 0), (two, 1), (two, 2)} <= told, "the device hears of the exchange with the row's next step"
+    emitted = {(plan.updates[u, 0], plan.updates[u, 1]) for u in range(plan.num_updates)}
+    assert {(two, 0), (two, 1), (two, 2)} <= emitted, "the device gets the exchange with the row's next step"
 
 
 def test_a_sliding_group_gives_back_what_its_window_has_left():

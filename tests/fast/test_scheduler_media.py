@@ -236,19 +236,19 @@ def chunks(scheduler, slot, steps):
 
 def test_no_chunk_ends_inside_a_bidirectional_span():
     scheduler = make(max_chunk=8)
-    slot = add(scheduler, 1, 30, joints=span_rows((3, 9), (9, 17), (20, 22)))
+    slot = add(scheduler, 1, 30, bi_spans=span_rows((3, 9), (9, 17), (20, 22)))
     assert chunks(scheduler, slot, 5) == [3, 6, 8, 8, 5]
 
 
 def test_a_bidirectional_span_takes_more_than_the_budget_and_waits_for_room():
     scheduler = make(max_tokens=16, max_rows=4)
     scheduler.shares.prompt_budget = 2
-    slot = add(scheduler, 1, 16, joints=span_rows((2, 15)))
+    slot = add(scheduler, 1, 16, bi_spans=span_rows((2, 15)))
     assert chunks(scheduler, slot, 3) == [2, 13, 1]
     for number in (2, 3, 4):
         add(scheduler, number, 1, max_tokens=40)
     step(scheduler)
-    last = add(scheduler, 5, 14, joints=span_rows((0, 13)))
+    last = add(scheduler, 5, 14, bi_spans=span_rows((0, 13)))
     assert chunks(scheduler, last, 2) == [0, 0], "a row of four is free when the first request has ended"
     scheduler.shares.prompt_budget = 16
     scheduler.abort(1)
@@ -258,7 +258,7 @@ def test_a_bidirectional_span_takes_more_than_the_budget_and_waits_for_room():
 def test_towers_do_not_cut_a_bidirectional_span():
     scheduler = make(encoder_capacity=8)
     one, two = scheduler.add_entry(4), scheduler.add_entry(4)
-    slot = add(scheduler, 1, 16, (2, 4, one, 0), (8, 4, two, 0), joints=span_rows((0, 16)))
+    slot = add(scheduler, 1, 16, (2, 4, one, 0), (8, 4, two, 0), bi_spans=span_rows((0, 16)))
     other = scheduler.add_entry(5)
     first = add(scheduler, 2, 9, (1, 5, other, 0), priority=-1)
     plans = [step(scheduler) for _ in range(2)]
@@ -268,19 +268,19 @@ def test_towers_do_not_cut_a_bidirectional_span():
 
 def test_cached_blocks_end_inside_a_bidirectional_span_and_the_rest_of_it_is_one_chunk():
     scheduler = make()
-    add(scheduler, 1, 20, max_tokens=1, joints=span_rows((2, 14)))
+    add(scheduler, 1, 20, max_tokens=1, bi_spans=span_rows((2, 14)))
     step(scheduler)
     scheduler.shares.prompt_budget = 3
     prompt = np.concatenate([np.arange(10), np.arange(100, 110)]).astype(np.int32) + 100
-    again = scheduler.add(9, prompt, max_tokens=2, joints=span_rows((2, 14)))
+    again = scheduler.add(9, prompt, max_tokens=2, bi_spans=span_rows((2, 14)))
     assert chunks(scheduler, again, 3) == [6, 3, 3]
     assert scheduler.cached_tokens(again) == 8
 
 
-@pytest.mark.parametrize("joints", [[(3, 3)], [(5, 9), (8, 12)], [(8, 31)], [(0, 30)]])
-def test_bidirectional_spans_that_no_step_could_compute_are_refused(joints):
-    with pytest.raises(ValueError, match=r"joints are ascending|a joint of 30 tokens: a step has room for 29"):
-        add(make(), 1, 30, joints=span_rows(*joints))
+@pytest.mark.parametrize("bi_spans", [[(3, 3)], [(5, 9), (8, 12)], [(8, 31)], [(0, 30)]])
+def test_bidirectional_spans_that_no_step_could_compute_are_refused(bi_spans):
+    with pytest.raises(ValueError, match=r"spans are ascending|span of 30 tokens: a step has room for 29"):
+        add(make(), 1, 30, bi_spans=span_rows(*bi_spans))
 
 
 def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():

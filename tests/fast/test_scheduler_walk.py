@@ -320,19 +320,19 @@ class Walk:
 
     def check_row(self, plan, row, token, forced, broken, old):
         request = self.by_slot[plan.row_slot[row]]
-        told, why = plan.out_token[row], plan.out_finish[row]
+        emitted, why = plan.out_token[row], plan.out_finish[row]
         assert plan.out_request[row] == request.number
         if request.number not in self.live:
-            assert (told, why) == (-1, NONE)
+            assert (emitted, why) == (-1, NONE)
             assert old[plan.row_slot[row]]["state"] == 3
             return
         if broken:
-            assert (told, why) == (-1, ERROR)
+            assert (emitted, why) == (-1, ERROR)
         elif not plan.row_flags[row] & 1:
-            assert (told, why) == (-1, forced)
+            assert (emitted, why) == (-1, forced)
         else:
             request.settled += 1
-            assert told == token == request.tokens[request.settled - 1]
+            assert emitted == token == request.tokens[request.settled - 1]
             assert why == (forced or request.verdict(self.settings["max_model_len"]))
         if why:
             del self.live[request.number]

@@ -44,7 +44,7 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
         root=bytes(range(16)),
         keys=np.arange(24, dtype=np.int64).reshape(2, 12),
         media=np.array([[0, 4, entry, 0], [5, 4, entry, 0]], np.int32),
-        joints=np.array([[0, 4]], np.int32),
+        bi_spans=np.array([[0, 4]], np.int32),
         traced=True,
     )
     for _ in range(6):

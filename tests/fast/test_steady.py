@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from _fast.layout import GraphKind
-from _fast.ring import OutputRing, told_logprobs
+from _fast.ring import OutputRing, logprobs_of_words
 from _fast.scheduler import Scheduler
 from _fast.steady import (
     REASON_FREED,
@@ -115,26 +115,26 @@ class Engine:
         override = np.where(sampled & (tokens[:: self.width] < 0), ERROR, 0).astype(np.int32)
         self.scheduler.commit(plan, tokens, override)
         self.forget()
-        self.tell(self.read(plan))
+        self.emit(self.read(plan))
 
     def read(self, plan):
-        told = (plan.step_id, [], [], [])
+        emitted = (plan.step_id, [], [], [])
         for row in range(plan.num_rows):
             number, finish, count = plan.out_request[row], plan.out_finish[row], plan.out_count[row]
             run = [plan.out_token[row * self.width + k] for k in range(count)] or [-1] * bool(finish)
             for token in run:
-                for column, value in zip(told[1:], (number, token, 0)):
+                for column, value in zip(emitted[1:], (number, token, 0)):
                     column.append(value)
             if run:
-                told[3][-1] = finish
-        return told
+                emitted[3][-1] = finish
+        return emitted
 
-    def tell(self, told):
-        self.hear(told)
+    def emit(self, emitted):
+        self.receive(emitted)
 
-    def hear(self, told):
-        self.news.append(told)
-        for number, finish in zip(told[1], told[3]):
+    def receive(self, emitted):
+        self.news.append(emitted)
+        for number, finish in zip(emitted[1], emitted[3]):
             if finish:
                 del self.live[number]
 
@@ -185,13 +185,13 @@ class Mixed(Engine):
         self.python = python
         self.reasons = dict.fromkeys((*range(1, 7), REASON_PREEMPTED), 0)
 
-    def tell(self, told):
-        self.ring.put(told)
+    def emit(self, emitted):
+        self.ring.put(emitted)
 
     def drain(self):
         self.ring.acknowledge()
-        while (told := self.ring.pop()) is not None:
-            self.hear((told[0].step_id, *told[1:4]) if isinstance(told[0], tuple) else told)
+        while (emitted := self.ring.pop()) is not None:
+            self.receive((emitted[0].step_id, *emitted[1:4]) if isinstance(emitted[0], tuple) else emitted)
 
     def due(self, idle=False):
         self.drain()
@@ -223,7 +223,7 @@ class Mixed(Engine):
         if steady.unpublished >= 0:
             plan = self.rig.plans[steady.unpublished]
             assert steady.numbers[:3] == (plan.step_id, plan.num_rows, plan.num_tokens)
-            self.tell(self.read(plan))
+            self.emit(self.read(plan))
         if steady.freed:
             self.forget()
         self.previous = steady.in_flight if steady.in_flight >= 0 else None
@@ -293,14 +293,14 @@ def both(script, faulty=-1, eager=0, **options):
     mixed.run()
     mixed.close()
     check_endings(mixed, script)
-    return [told for told in expected if told[1]], [told for told in mixed.news if told[1]], mixed
+    return [emitted for emitted in expected if emitted[1]], [emitted for emitted in mixed.news if emitted[1]], mixed
 
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("python", [0.0, 0.4])
 def test_the_same_news_in_the_same_order_whoever_runs_a_step(seed, python):
-    expected, told, mixed = both(script_of(seed), eager=seed & 1, python=python, seed=seed)
-    assert told == expected
+    expected, emitted, mixed = both(script_of(seed), eager=seed & 1, python=python, seed=seed)
+    assert emitted == expected
     assert mixed.steady.num_steps > 30
     assert min(mixed.reasons[reason] for reason in (REASON_INBOX, REASON_PYTHON, REASON_FREED)) > 3
 
@@ -310,17 +310,17 @@ def test_the_same_news_in_the_same_order_whoever_runs_a_step(seed, python):
 def test_rows_bring_home_runs_of_tokens(seed, entries):
     """One to three tokens a row; what the rows' ends say is checked with the news of every test here."""
     script = script_of(seed, flags=(0,))
-    expected, told, _ = both(script, width=3, entries=entries, seed=seed)
-    assert told == expected
-    assert any(len(news[1]) > len(set(news[1])) for news in told), "a row is named once for each of its tokens"
+    expected, emitted, _ = both(script, width=3, entries=entries, seed=seed)
+    assert emitted == expected
+    assert any(len(news[1]) > len(set(news[1])) for news in emitted), "a row is named once for each of its tokens"
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("entries", [1, 3])
 def test_a_ring_that_is_full_loses_and_reorders_nothing(seed, entries):
     script = [(5 * step, *rest) for step, *rest in script_of(seed, 40)]  # many steps between two looks at the ring
-    expected, told, mixed = both(script, entries=entries, seed=seed)
-    assert told == expected
+    expected, emitted, mixed = both(script, entries=entries, seed=seed)
+    assert emitted == expected
     assert mixed.reasons[REASON_RING] > 10
 
 
@@ -328,18 +328,18 @@ def test_a_ring_that_is_full_loses_and_reorders_nothing(seed, entries):
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_pool_that_preempts_makes_no_difference(seed, width):
     script = script_of(seed, flags=(0,))
-    expected, told, mixed = both(script, num_blocks=34, vocab=500, width=width, python=0.1, seed=seed)
-    assert told == expected
+    expected, emitted, mixed = both(script, num_blocks=34, vocab=500, width=width, python=0.1, seed=seed)
+    assert emitted == expected
     assert mixed.scheduler.num_preemptions > 0
     assert mixed.reasons[REASON_PREEMPTED] > 0
 
 
 @pytest.mark.parametrize("faulty", [3, 40, 41])
 def test_a_row_without_a_token_ends_alone_and_python_settles_it(faulty):
-    expected, told, mixed = both(script_of(7, flags=(0,)), faulty=faulty, python=0.0)
-    assert told == expected
+    expected, emitted, mixed = both(script_of(7, flags=(0,)), faulty=faulty, python=0.0)
+    assert emitted == expected
     assert mixed.reasons[REASON_INVALID] == 1
-    assert sum(finish == ERROR for news in told for finish in news[3]) == 1
+    assert sum(finish == ERROR for news in emitted for finish in news[3]) == 1
 
 
 def steady_case(most=100, prompts=(5,), entries=4096, flags=0, vocab=1 << 30, **settings):
@@ -375,7 +375,7 @@ def test_a_steady_decode_step_is_one_graph_and_one_wait():
     assert sum(what == GRAPH and which > 50000 for what, which in log) == launched - 1
     assert calls.count(SYNC) == steps
     assert calls.count(QUERY) == 0, "nobody polls"
-    assert calls.count(COPY) == 1, "the device is told once whose turn it is"
+    assert calls.count(COPY) == 1, "whose turn it is goes to the device once"
     assert 1e-6 < dict(mixed.steady.learned())[2] < 0.1, "found done, yet they have a period"
     assert mixed.steady.clock.seconds[2] < mixed.steady.clock.periods[2], "and the next one is expected sooner"
     mixed.close()
@@ -385,15 +385,15 @@ def test_a_step_reports_what_it_did_and_how_long_its_parts_took():
     mixed = steady_case(most=20, prompts=(5, 9))
     mixed.rig.lib.set_step_ns(2_000_000)
     assert mixed.steady.run(-1) == REASON_FREED
-    told = []
+    emitted = []
     while (entry := mixed.ring.pop()) is not None:
-        told.append(entry)
-    assert mixed.steady.numbers == told[-1][0]
-    numbers, ids, tokens, finishes, _ = told[0]
+        emitted.append(entry)
+    assert mixed.steady.numbers == emitted[-1][0]
+    numbers, ids, tokens, finishes, _ = emitted[0]
     assert numbers[:10] == (0, 2, 14, 2, 2, 0, 4, 0, 14, 0)  # equal prompts share a block
     assert (ids, len(tokens), finishes) == ([0, 1], 2, [0, 0])
     devices = []
-    for numbers, *_, logprobs in told[1:]:
+    for numbers, *_, logprobs in emitted[1:]:
         assert not logprobs
         schedule, launch, wait, commit, device, gap = numbers[10:16]
         devices.append(device)
@@ -412,16 +412,16 @@ def test_log_probabilities_go_out_with_the_tokens_of_the_slots_that_asked():
     assert mixed.steady.run(-1) == REASON_FREED
     seen = 0
     while (entry := mixed.ring.pop()) is not None:
-        numbers, ids, _, _, told = entry
+        numbers, ids, _, _, emitted = entry
         wanted = {}
         for row, request in enumerate(ids):
             if asked[slots[request]]:
                 words = lines[numbers.step_id % len(mixed.rig.plans), row, 0]
-                wanted[row] = told_logprobs(words, asked[slots[request]] - 1)
+                wanted[row] = logprobs_of_words(words, asked[slots[request]] - 1)
                 assert wanted[row][0] == words[0]
                 assert wanted[row][3] == words[3 : 3 + len(wanted[row][4])].tolist()
-        assert told == wanted
-        assert {len(each[3]) for each in told.values()} == {0, 2}
+        assert emitted == wanted
+        assert {len(each[3]) for each in emitted.values()} == {0, 2}
         seen += 1
     assert seen == 20
     mixed.close()
@@ -437,9 +437,9 @@ def test_each_token_of_a_run_has_its_log_probabilities():
     assert mixed.steady.run(-1) == REASON_FREED
     lengths = set()
     while (entry := mixed.ring.pop()) is not None:
-        numbers, ids, *_, told = entry
+        numbers, ids, *_, emitted = entry
         row = lines[numbers.step_id % len(mixed.rig.plans), 0]
-        assert told == {place: told_logprobs(row[place], 1) for place in range(len(ids))}
+        assert emitted == {place: logprobs_of_words(row[place], 1) for place in range(len(ids))}
         lengths.add(len(ids))
     assert lengths - {0} == {1, 2, 3}, "behind the answer's end a step has no news"
     mixed.close()
@@ -477,9 +477,9 @@ def test_a_gap_between_steps_is_reported_with_the_step_behind_it():
     mixed.rig.lib.set_step_ns(500_000)
     mixed.rig.launcher.measure_gaps(8)
     assert mixed.steady.run(-1) == REASON_FREED
-    told = [mixed.ring.pop()[0] for _ in range(40)]
-    assert [numbers.step_id for numbers in told if numbers.gap_s] == [8, 16, 24, 32]
-    assert all(0 < numbers.gap_s < 0.1 for numbers in told if numbers.gap_s)
+    emitted = [mixed.ring.pop()[0] for _ in range(40)]
+    assert [numbers.step_id for numbers in emitted if numbers.gap_s] == [8, 16, 24, 32]
+    assert all(0 < numbers.gap_s < 0.1 for numbers in emitted if numbers.gap_s)
     mixed.close()
 
 

@@ -188,7 +188,7 @@ async def test_small_encoder_cache_is_shared_in_turns(device):
         assert (await quiet(engine))["encoder_in_use"] == 0
 
 
-async def beside_a_text(engine, requests) -> list:
+async def next_to_a_text(engine, requests) -> list:
     """Answers of requests that the device thread finds together with a text, which decodes until all have theirs."""
     let_go = threading.Event()
     held = asyncio.ensure_future(engine.on_device(lambda runtime: let_go.wait(60)))
@@ -209,7 +209,7 @@ async def test_rows_decode_between_the_pieces_of_a_large_tower(device):
     requests = [await make_request(MIXES[mix], **device.rules) for mix in mixes]
     async with device.running(tiny.checkpoint("omni"), encoder_budget=16) as engine:
         engine.on_step = lambda step: steps.append((step.num_encodes, step.num_rows))
-        got = await beside_a_text(engine, requests)
+        got = await next_to_a_text(engine, requests)
         assert (await quiet(engine))["encoder_in_use"] == 0
     device.check(got, [wanted[mix] for mix in mixes])
     assert sum(encodes for encodes, _ in steps) > 6, "pieces of 16 patches each"

@@ -107,7 +107,7 @@ def with_rules(rows: Rows, vocab: int, every: int = 2) -> Rows:
     return replace(rows, tables=tables)
 
 
-def kept(line: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+def allowed_tokens(line: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
     """The tokens that may be drawn: the definition, over sorted float64."""
     x = line.double().cpu().numpy()
     scaled = x / temperature

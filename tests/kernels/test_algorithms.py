@@ -14,9 +14,11 @@ import torch
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm import algorithms, cublaslt
-from engine.kernels.gemm.algorithms import GAIN, TORCHS, Algorithms, Kept, Kind, quickest
+from engine.kernels.gemm.algorithms import GAIN, TORCHS, Algorithms, Kind, Saved, quickest
 from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES, RefusedError
-from engine.kernels.gemm.dense import DenseWeight, is_vendors
+from engine.kernels.gemm.dense import DenseWeight
+from engine.kernels.gemm.dispatch import is_vendors
+from engine.kernels.gemm.split_k import Split
 from engine.kernels.target import products_library
 from engine.step.sizes import long_sizes
 
@@ -183,14 +185,14 @@ def test_algorithms_of_long_steps_are_launched_at_start(library, chosen):
 def test_a_file_that_cannot_be_read_is_timed_again(library, chosen, text, caplog):
     _, weight, _ = operands(65)
     chosen.autotune({WIDE: [weight]}, lambda kind: [128])
-    kept = Kept(library.version, "a card")
-    kept.place.put(text, algorithms.FILE, binary=False)
+    saved = Saved(library.version, "a card")
+    saved.place.put(text, algorithms.FILE, binary=False)
     chosen.chosen.clear()
     library.asked.clear()
     chosen.autotune({WIDE: [weight]}, lambda kind: [128])
     assert library.asked == [128]
     assert "timed again" in caplog.text
-    path = Kept(library.version, "a card").place.get_file(algorithms.FILE)
+    path = Saved(library.version, "a card").place.get_file(algorithms.FILE)
     with open(path) as file:
         assert json.load(file) == {"1024 2048 bfloat16": {"128": B.hex()}}
 
@@ -209,9 +211,9 @@ def test_two_engines_of_a_process_share_no_choice(library, chosen):
 def test_versions_and_cards_keep_their_own(library, chosen):
     _, weight, _ = operands(65)
     chosen.autotune({WIDE: [weight]}, lambda kind: [128])
-    assert Kept(library.version, "a card").of(WIDE) == {128: B}
-    assert not Kept(library.version + 1, "a card").of(WIDE)
-    assert not Kept(library.version, "another").of(WIDE)
+    assert Saved(library.version, "a card").of(WIDE) == {128: B}
+    assert not Saved(library.version + 1, "a card").of(WIDE)
+    assert not Saved(library.version, "another").of(WIDE)
 
 
 def test_a_library_that_cannot_be_opened_leaves_torchs_choice(library, chosen, monkeypatch, caplog):
@@ -270,7 +272,9 @@ def test_products_are_recorded_once_and_by_kind(chosen):
 
 def test_products_of_ours_are_not_timed(monkeypatch):
     few, gated = WIDE, WIDE._replace(gated=True)
-    monkeypatch.setattr("engine.kernels.gemm.dense.few_rows", lambda rows, width, depth, gated: rows <= 64 or None)
+    monkeypatch.setattr(
+        "engine.kernels.gemm.dispatch.few_rows", lambda rows, *_: Split(16, 32, 2, 2, 4) if rows <= 64 else None
+    )
     assert [is_vendors(few, rows) for rows in (64, 65)] == [False, True]
     assert [is_vendors(gated, rows) for rows in (64, 65)] == [False, True]
 

@@ -10,7 +10,7 @@ import torch
 from _fast import cpu
 from engine.attention.meta import AttentionMeta
 from engine.kernels.attention import prefill
-from engine.kernels.attention.decode import AHEAD, blocks_ahead, tuned
+from engine.kernels.attention.decode import PREFETCH, blocks_prefetched, tuned
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.tiles import has_large_tiles
@@ -264,29 +264,29 @@ def test_decode_launches_more_programs_than_fit_where_rows_are_many(rows, kv_hea
 
 
 @pytest.mark.parametrize(
-    ("pairs", "heads", "dim", "block", "ahead"),
+    ("pairs", "heads", "dim", "block", "prefetched"),
     [
-        (8, 16, 128, 16, AHEAD),
-        (448, 8, 256, 16, AHEAD),
+        (8, 16, 128, 16, PREFETCH),
+        (448, 8, 256, 16, PREFETCH),
         (449, 8, 256, 16, 0),
-        (8, 7, 80, 16, AHEAD),
+        (8, 7, 80, 16, PREFETCH),
         (8, 32, 128, 16, 0),
         (8, 17, 128, 16, 0),
         (8, 3, 10, 2, 0),
     ],
 )
-def test_decode_asks_early_for_keys_where_queries_are_narrow_and_kernels_overlap(pairs, heads, dim, block, ahead):
+def test_decode_asks_early_for_keys_where_queries_are_narrow_and_kernels_overlap(pairs, heads, dim, block, prefetched):
     cards = [Target("cuda", arch, 132, 32, 227 << 10) for arch in ("sm_90", "sm_100")]
-    assert [blocks_ahead(card, pairs, heads * dim, block * dim * 2) for card in cards] == [ahead, ahead]
+    assert [blocks_prefetched(card, pairs, heads * dim, block * dim * 2) for card in cards] == [prefetched, prefetched]
     others = [Target("cuda", "sm_80", 108, 32, 163 << 10), Target("hip", "gfx942", 304, 64, 64 << 10)]
-    assert [blocks_ahead(card, pairs, heads * dim, block * dim * 2) for card in others] == [0, 0]
+    assert [blocks_prefetched(card, pairs, heads * dim, block * dim * 2) for card in others] == [0, 0]
 
 
 def test_decode_over_codes_asks_early_for_keys_where_kernels_overlap():
-    for arch, most in (("sm_90", AHEAD), ("sm_100", AHEAD), ("sm_80", 0)):
+    for arch, most in (("sm_90", PREFETCH), ("sm_100", PREFETCH), ("sm_80", 0)):
         card = Target("cuda", arch, 132, 32, 227 << 10)
-        assert [blocks_ahead(card, pairs, 4096, 16 * 128, codes=True) for pairs in (8, 2048)] == [most, most]
-        assert blocks_ahead(card, 8, 4096, 2 * 10, codes=True) == 0
+        assert [blocks_prefetched(card, pairs, 4096, 16 * 128, codes=True) for pairs in (8, 2048)] == [most, most]
+        assert blocks_prefetched(card, 8, 4096, 2 * 10, codes=True) == 0
 
 
 def test_prompts_have_large_tiles_where_half_as_many_fill_the_device():

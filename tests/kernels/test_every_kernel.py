@@ -1,6 +1,7 @@
 """No Triton kernel is left out: each has a reference, and cases in the interpreter, for every target and on a device.
 
-Read from the sources: a kernel's launchers are the functions that launch it, and those that call them.
+Read from the sources: a kernel's launchers are the functions that launch it, and those that call them
+themselves or by a dispatch table.
 """
 
 import ast
@@ -24,8 +25,16 @@ FUNCTIONS: dict[Function, ast.FunctionDef] = {
     for node in tree.body
     if isinstance(node, ast.FunctionDef)
 }
-IMPORTED = {
-    (module, name.name): (node.module, name.name)
+TABLES: dict[Function, ast.expr] = {  # module-level values: dispatch tables name the functions that launch
+    (module, target.id): node.value
+    for module, tree in TREES.items()
+    for node in tree.body
+    if isinstance(node, ast.Assign)
+    for target in node.targets
+    if isinstance(target, ast.Name)
+}
+IMPORTED: dict[Function, Function] = {
+    (module, name.name): (node.module or "", name.name)
     for module, tree in TREES.items()
     for node in ast.walk(tree)
     if isinstance(node, ast.ImportFrom)
@@ -34,12 +43,14 @@ IMPORTED = {
 
 
 def read_in(module: str, node: ast.AST) -> set[Function]:
-    """Functions whose names are read there, but for what is bound there."""
+    """Functions whose names are read there or in a table that is read there, but for what is bound there."""
     found = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
     bound = {each.id for each in found if not isinstance(each.ctx, ast.Load)}
     bound |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
     named = {(module, each.id) for each in found if each.id not in bound}
-    return {IMPORTED.get(each, each) for each in named} & FUNCTIONS.keys()
+    named = {IMPORTED.get(each, each) for each in named}
+    in_tables = (read_in(each[0], TABLES[each]) for each in named & TABLES.keys())
+    return (named & FUNCTIONS.keys()).union(*in_tables)
 
 
 def launched_in(module: str, node: ast.AST) -> set[Function]:

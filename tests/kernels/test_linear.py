@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from _fast import cpu
 from engine.kernels.activation import Activation, glu
-from engine.kernels.gemm import dense
+from engine.kernels.gemm import dense, dispatch
 from engine.kernels.gemm import weight as weight_module
 from engine.kernels.gemm.dense import DenseWeight
 from engine.kernels.gemm.invariant import InvariantWeight
@@ -239,7 +239,7 @@ def test_plain_weights_of_an_accelerator_follow_the_same_rules(biased, dtype, in
 def test_gated_products_are_one_kernel(rule, kind, monkeypatch):
     """Not where a row's bits must not vary, nor in float32."""
     asked: list[tuple[int, ...]] = []
-    monkeypatch.setattr(dense, rule, lambda *sizes: asked.append(sizes) or True)
+    monkeypatch.setattr(dispatch, rule, lambda *sizes: asked.append(sizes) or True)
     for module in (dense, weight_module):
         monkeypatch.setattr(module, "glu", lambda *given: asked.append(()) or glu(*given))
     dtype = torch.float32 if kind == "float32" else torch.bfloat16

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from engine.kernels.activation import Activation
-from engine.kernels.gemm import dense
-from engine.kernels.gemm.dense_row import RowCut, dense_row_product
+from engine.kernels.gemm import dense_row, dispatch, split_k
+from engine.kernels.gemm.dense_row import RowCut, dense_row_reference
 from engine.kernels.gemm.pack import Placement, pack_unchanged
 from engine.kernels.gemm.panels import pack_paired, pack_panels
-from engine.kernels.gemm.split_k import Split, split_linear
+from engine.kernels.gemm.split_k import Split, split_linear_reference
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.target import Target
 from engine.kernels.tune import ONE_ROW, choose_for_one_row
@@ -25,7 +25,7 @@ EPS = 1e-6
 def asked(monkeypatch) -> list[tuple]:
     """What kernels/tune was asked for; it answers CUT."""
     questions: list[tuple] = []
-    monkeypatch.setattr(dense, "few_rows", lambda *given: questions.append(given) or CUT)
+    monkeypatch.setattr(dispatch, "few_rows", lambda *given: questions.append(given) or CUT)
     return questions
 
 
@@ -37,7 +37,7 @@ def test_a_norm_between_two_products(kind, gated, biased, asked, monkeypatch):
     biases = [torch.randn(len(weight)).bfloat16() if biased else None for weight in (first, second)]
     x, start, gain = torch.randn(5, 60).bfloat16(), torch.randn(5, 40).bfloat16() * 30, torch.randn(40)
     if kind == "vendor":
-        monkeypatch.setattr(dense, "few_rows", lambda *given: None)
+        monkeypatch.setattr(dispatch, "few_rows", lambda *given: None)
     activation = Activation.SILU if gated else None
     if kind != "cpu":
         placement = Placement(torch.bfloat16, "cuda", kind == "invariant")
@@ -75,9 +75,9 @@ def test_a_norm_between_two_products(kind, gated, biased, asked, monkeypatch):
 def test_one_row_needs_no_matrix_units(gated, asked, monkeypatch):
     """Where kernels/tune has a cut for it; rows that do not begin at whole 16 bytes go another way."""
     launched, cuts, activation = [], iter((RowCut(8, 16, 1), RowCut(2, 32, 1))), Activation.SILU if gated else None
-    monkeypatch.setattr(dense, "one_row", lambda *given: asked.append(given) or next(cuts))
+    monkeypatch.setattr(dispatch, "one_row", lambda *given: asked.append(given) or next(cuts))
     monkeypatch.setattr(
-        dense, "dense_row_product", lambda *given: launched.append(given[6]) or dense_row_product(*given)
+        dense_row, "dense_row_reference", lambda *given: launched.append(given[6]) or dense_row_reference(*given)
     )
     first, second = torch.randn(40, 64).bfloat16(), torch.randn(48, 40).bfloat16()
     packed, then = (pack_unchanged(each, None, Placement(torch.bfloat16, "cuda")) for each in (first, second))
@@ -117,8 +117,10 @@ def test_rows_of_float16_are_left_to_the_norm(asked):
 
 def test_rows_go_to_a_cut_in_tiles_only_where_each_begins_at_whole_16_bytes(monkeypatch):
     launched, placement = [], Placement(torch.bfloat16, "cuda")
-    monkeypatch.setattr(dense, "few_rows", lambda *_given: CUT._replace(block_m=64))
-    monkeypatch.setattr(dense, "split_linear", lambda *given: launched.append(given[6]) or split_linear(*given))
+    monkeypatch.setattr(dispatch, "few_rows", lambda *_given: CUT._replace(block_m=64))
+    monkeypatch.setattr(
+        split_k, "split_linear_reference", lambda *given: launched.append(given[6]) or split_linear_reference(*given)
+    )
     weight, x = torch.randn(40, 64).bfloat16(), torch.randn(70, 72).bfloat16()
     for first, taken in ((0, True), (8, True), (1, False)):
         rows = x[:, first : first + 64]

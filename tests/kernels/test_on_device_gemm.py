@@ -244,8 +244,8 @@ def test_rotary_table(sections):
         assert float((mine.cpu() - theirs).abs().max()) < 2e-6
 
 
-@pytest.mark.parametrize(("axes", "ahead"), [(1, False), (3, False), (1, True), (4, False)])
-def test_step_inputs(axes, ahead):
+@pytest.mark.parametrize(("axes", "bidirectional"), [(1, False), (3, False), (1, True), (4, False)])
+def test_step_inputs(axes, bidirectional):
     max_rows, max_tokens, updates, params, lines = 256, 2048, 9000, 250, 300
     tail = tail_at(max_rows, max_tokens)
     params_at = tail + UPDATE_WORDS * updates
@@ -270,7 +270,7 @@ def test_step_inputs(axes, ahead):
     words[:, SlotWord.PROMPT_LEN] = torch.randint(0, 1000, (params,))
     record[at : at + 7600] = torch.randint(0, 5000, (7600,))
     mine, theirs = empty_slots(lines, 120, 1, "cuda"), empty_slots(lines, 120, 1, "cpu")
-    got, want = (empty_inputs(max_rows, max_tokens, 1, axes, device, ahead) for device in ("cuda", "cpu"))
+    got, want = (empty_inputs(max_rows, max_tokens, 1, axes, device, bidirectional) for device in ("cuda", "cpu"))
     both = [records_in(record.repeat(2, 1).pin_memory(), device) for device in ("cuda", "cpu")]
     for _ in range(3):
         step_inputs(got, mine, both[0], max_rows, max_tokens, 16, 150000)

@@ -10,19 +10,19 @@ from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.pack import Placement
+from engine.kernels.moe.capture import Capture
 from engine.kernels.moe.coded import coded_product_reference, coded_tile, launch_coded_product
 from engine.kernels.moe.combine import combine_reference, combine_then_norm, launch_combine
 from engine.kernels.moe.dense import pairs_of
+from engine.kernels.moe.expert_load import expert_load_reference, launch_expert_load
 from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped, tile_of
 from engine.kernels.moe.grouped_persistent import launch_persistent
-from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference, mxfp4_tile
 from engine.kernels.moe.pairs import launch_pairs
 from engine.kernels.moe.pairs_float8 import launch_pairs_float8
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.route_rows import is_plain, launch_route_rows
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
-from engine.kernels.moe.spread import launch_spread, spread_reference
 from engine.kernels.moe.tiles import LINES
 from engine.kernels.moe.values import launch_values_product, takes, values_tile
 from engine.kernels.norm import rms_norm_reference
@@ -68,7 +68,7 @@ def test_routes(name, rows):
     assert torch.equal(few[1], weights[:17])
     count = torch.tensor([rows // 2], dtype=torch.int32, device="cuda")
     ids, mapping = torch.zeros(rows, 2, routing.top_k, dtype=torch.uint8, device="cuda"), torch.randperm(rows).cuda()
-    padded = launch_route(x, router, bias, correction, routing, count, Kept(ids, mapping).layer(1), scales)
+    padded = launch_route(x, router, bias, correction, routing, count, Capture(ids, mapping).layer(1), scales)
     assert torch.equal(ids[mapping[: rows // 2], 1].int(), chosen[: rows // 2])
     assert not ids[:, 0].any()
     assert torch.equal(padded[0][: rows // 2], chosen[: rows // 2])
@@ -100,7 +100,7 @@ def test_routes_of_few_rows(name, rows, depth):
         assert all(torch.equal(mine, whole[row : row + 1]) for mine, whole in zip(alone, (normed, chosen, weights)))
     count = torch.tensor([rows // 2], dtype=torch.int32, device="cuda")
     ids, mapping = torch.zeros(rows, 2, routing.top_k, dtype=torch.uint8, device="cuda"), torch.randperm(rows).cuda()
-    padded = launch_route_rows(x, *rest, count, Kept(ids, mapping).layer(1), scales)
+    padded = launch_route_rows(x, *rest, count, Capture(ids, mapping).layer(1), scales)
     assert torch.equal(ids[mapping[: rows // 2], 1].int(), chosen[: rows // 2])
     assert not ids[mapping[rows // 2 :]].any()
     assert torch.equal(padded[1][: rows // 2], chosen[: rows // 2])
@@ -173,9 +173,9 @@ def test_the_expert_load_is_written_into_pinned_memory(rows, last):
     choices = torch.randint(0, 128, (48, 8 * 8192), dtype=torch.int32, device="cuda")
     tops, counts = torch.full((48,), 8, dtype=torch.int32, device="cuda"), torch.tensor([rows, last]).int().cuda()
     home, want = torch.zeros(48, 3, dtype=torch.int32, pin_memory=True), torch.zeros(48, 3, dtype=torch.int32)
-    launch_spread(home, choices, tops, counts[:1], counts[1:], 128)
+    launch_expert_load(home, choices, tops, counts[:1], counts[1:], 128)
     torch.cuda.synchronize()
-    spread_reference(want, choices.cpu(), tops.cpu(), *counts.cpu().split(1), 128)
+    expert_load_reference(want, choices.cpu(), tops.cpu(), *counts.cpu().split(1), 128)
     assert torch.equal(home, want)
 
 

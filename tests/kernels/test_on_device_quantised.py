@@ -9,6 +9,7 @@ import torch
 
 from engine.kernels.activation import Activation, activate_reference, glu
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind
+from engine.kernels.gemm.dispatch_codes import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.float8 import float8_product
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
 from engine.kernels.gemm.float8_few import few_tile_of, float8_few_product
@@ -25,7 +26,6 @@ from engine.kernels.gemm.quantise_rows import quantise_rows, quantise_rows_refer
 from engine.kernels.gemm.scaled import ScaledProducts
 from engine.kernels.gemm.scaled_values import takes
 from engine.kernels.gemm.split_k import arrivals
-from engine.kernels.gemm.tiles import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.widen_weight import launch_widen_weight, widen_weight_reference
 from engine.kernels.target import target
 from tests.kernels.test_group_panels import codes_of

@@ -13,7 +13,7 @@ from engine.kernels.sampling.rules import rule_tables
 from engine.kernels.sampling.top_logprobs import LINE, MOST, top_logprobs
 from engine.kernels.sampling.top_p_rejection import LEAST_P
 from engine.kernels.step_tensors import empty_slots
-from tests.kernels.sampling import KINDS, fits, kept, rows_of, with_rules
+from tests.kernels.sampling import KINDS, allowed_tokens, fits, rows_of, with_rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 
@@ -60,7 +60,7 @@ def test_thresholds_are_those_of_sorted_values(vocab, spread, dtype):
         if kind[0] == 0:
             assert tokens[row] == int((line == line.max()).nonzero()[0])
             continue
-        keep = kept(logits[row], *kind)
+        keep = allowed_tokens(logits[row], *kind)
         assert keep[int(tokens[row])]
         differ = ((line >= least[row]) & line.isfinite()).cpu().numpy() != keep
         # Rounding may move a bound of mass (or min_p's) past one value, never further.
@@ -76,7 +76,7 @@ def test_draws_follow_the_distribution(rules):
     rows.slots.seed.fill_(3)
     rows.place.copy_(torch.arange(count))
     tokens, _ = chosen(line.expand(count, -1).contiguous(), rows)
-    weight = torch.softmax(line[0].double() / rules[0], 0).cpu().numpy() * kept(line[0], *rules)
+    weight = torch.softmax(line[0].double() / rules[0], 0).cpu().numpy() * allowed_tokens(line[0], *rules)
     assert fits(np.bincount(tokens.cpu().numpy(), minlength=vocab), weight)
 
 

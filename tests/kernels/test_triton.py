@@ -21,7 +21,7 @@ GROUPS = [
     ("compile_gemm",),
     ("compile",),
     ("compile_start",),  # alone: its device stays in the process
-    ("compile_sampling", "compile_ahead", "compile_moe_float8"),
+    ("compile_sampling", "precompile", "compile_moe_float8"),
     ("interpreter_quantised", "interpreter_gemm", "interpreter_moe", "interpreter_moe_codes", "interpreter_codes"),
     ("interpreter", "interpreter_image", "interpreter_mixers", "interpreter_whisper", "interpreter_sampling",
      "interpreter_step", "interpreter_moe_float8"),

@@ -5,6 +5,9 @@ Long form: the first use of librosa takes two seconds of imports.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import librosa
 import numpy as np
 import pytest
@@ -80,3 +83,17 @@ def test_a_long_sound_is_cut_where_librosa_finds_it_quietest() -> None:
     typical = np.median(loud)
     for _, end in windows(sound, SAMPLE_RATE, Cutting(longest=longest))[:-1]:
         assert loud[end // FRAME - 1 : end // FRAME + 2].max() < 0.2 * typical
+
+
+def test_a_read_only_installation_and_a_user_without_a_home_are_enough() -> None:
+    """numba finds no folder for what it compiles, as in a container with a read-only root."""
+    code = """
+from numba.core import caching
+caching.CompileResultCacheImpl._locator_classes[1:] = []  # the first one reads the setting
+import numpy as np
+from mm.transform.quiet import Cutting, windows
+loud, silent = np.random.default_rng(0).normal(0, 0.2, 16000), np.zeros(16000)
+print(len(windows(np.concatenate([loud, silent, loud]).astype(np.float32), 16000, Cutting(30.0, 0.5))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "2\n", done.stderr

@@ -289,7 +289,7 @@ def test_crops_of_gemma_equal_the_reference(tmp_path: Path, height: int, width: 
     mark = chr(255_999) + 4 * chr(IMAGE) + chr(256_000)
     theirs = SimpleNamespace(full_image_sequence=f"\n\n{mark}\n\n")
     text = Gemma3Processor.replace_image_token(theirs, want, 0)
-    assert f"{item.lead}\n\n{''.join(map(chr, filling.token_ids))}\n\n" == text
+    assert f"{item.preamble}\n\n{''.join(map(chr, filling.token_ids))}\n\n" == text
     assert [filling.token_ids[start : start + count].tolist() for start, count in filling.runs[0]] == (crops + 1) * [
         4 * [IMAGE]
     ]

@@ -185,7 +185,7 @@ def test_a_film_of_gemma4_has_the_patches_and_tokens_of_the_reference(tmp_path, 
     assert text.startswith("00:00 ")
     assert " 00:56 " in text
     filling = ours.fill(item)
-    assert item.lead + "".join(map(chr, filling.token_ids)) == text
+    assert item.preamble + "".join(map(chr, filling.token_ids)) == text
     assert [length for _, length in filling.runs[0]] == [count // 9] * 5
     assert all((filling.token_ids[start : start + length] == FILM).all() for start, length in filling.runs[0])
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.base.ahead import last_keys
+from engine.base.bidirectional import last_keys
 from engine.checkpoint.config import resolve_dtype
 from engine.layers.batch import Batch
 from engine.models.base.model import Model
@@ -43,7 +43,7 @@ class Sequence:
     positions: Tensor | None = None  # [axes, prompt] for M-RoPE prompts
     delta: int = 0
     media: list[tuple[int, Tensor]] = field(default_factory=list)  # (first position in the prompt, rows)
-    joints: np.ndarray | None = None  # int32 [m, 2], of models whose tokens see later ones
+    bi_spans: np.ndarray | None = None  # int32 [m, 2], of models whose tokens see later ones
     computed: int = 0
 
     def positions_of(self, start: int, end: int, axes: int) -> Tensor:
@@ -73,10 +73,12 @@ class Harness:
     def add(self, tokens: list[int], **rest) -> Sequence:
         """A new sequence with its blocks."""
         blocks, self.free = self.free[: self.blocks_each], self.free[self.blocks_each :]
-        made, ahead = Sequence(list(tokens), blocks, **rest), self.model.config.ahead
-        if ahead:
+        made, bidirectional = Sequence(list(tokens), blocks, **rest), self.model.config.bidirectional
+        if bidirectional:
             spans = [(first, first + len(rows)) for first, rows in made.media]
-            made.joints = np.array(sorted(spans) if ahead == "items" else [(0, len(tokens))], np.int32).reshape(-1, 2)
+            made.bi_spans = np.array(
+                sorted(spans) if bidirectional == "items" else [(0, len(tokens))], np.int32
+            ).reshape(-1, 2)
         return made
 
     @torch.inference_mode()
@@ -100,9 +102,9 @@ class Harness:
         positions = torch.cat([row.positions_of(start, end, axes) for row, start, end in spans], dim=1)
         lengths = [end - start for _, start, end in spans]
         context = [end for _, _, end in spans]
-        joints = {number: row.joints for number, (row, _, _) in enumerate(spans) if row.joints is not None}
+        bi_spans = {number: row.bi_spans for number, (row, _, _) in enumerate(spans) if row.bi_spans is not None}
         starts = np.array([start for _, start, _ in spans])
-        seen = last_keys(np.arange(len(spans)), np.array(lengths), starts, joints, self.model.config.ahead)
+        seen = last_keys(np.arange(len(spans)), np.array(lengths), starts, bi_spans, self.model.config.bidirectional)
         meta = AttentionMeta(
             query_start=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
             context_len=torch.tensor(context, dtype=torch.int32),
@@ -124,7 +126,7 @@ class Harness:
         while row.computed < len(row.tokens):
             left = len(row.tokens) - row.computed
             end = row.computed + min(chunk or left, left)
-            for first, behind in () if row.joints is None else row.joints.tolist():
+            for first, behind in () if row.bi_spans is None else row.bi_spans.tolist():
                 end = behind if first < end < behind else end
             parts.append(self.step((row, end - row.computed)))
         return torch.cat(parts)

@@ -32,7 +32,7 @@ from tests.engine_kit import answer, running
 from tests.models.harness import load
 from tests.models.test_adapters import base_oracle
 from tests.models.test_sounds import FAMILY, processed, processor, theirs
-from tests.tiny_hearing import kept
+from tests.tiny_hearing import cached_checkpoint
 from tests.tiny_sounds import AUDIO, PHI4_ALPHA, PHI4_RANK
 
 PHI4 = FAMILY["phi4mm"]
@@ -265,7 +265,7 @@ def transformers_layout(folder) -> None:
 
 
 async def test_transformers_layout_is_the_same(tmp_path):
-    folder = kept("phi4-multimodal", transformers_layout, __file__)
+    folder = cached_checkpoint("phi4-multimodal", transformers_layout, __file__)
     await check(folder)
     without = load_model_config(folder, without=("image", "video"))
     assert list(without.towers) == ["audio"]

@@ -46,10 +46,10 @@ def picture(height: int, width: int) -> MediaItem:
     return MediaItem("image", noise(height, width, height))
 
 
-def film(frames: int, heard: int = 0) -> MediaItem:
-    """Two frames a second, of 64 x 96 pixels, with a sound of `heard` samples."""
+def film(frames: int, num_samples: int = 0) -> MediaItem:
+    """Two frames a second, of 64 x 96 pixels, with a sound of `num_samples` samples."""
     shown = np.stack([noise(64, 96, number) for number in range(frames)])
-    return MediaItem("video", shown, seconds_per_frame=0.5, sound=sound(heard).data if heard else None)
+    return MediaItem("video", shown, seconds_per_frame=0.5, sound=sound(num_samples).data if num_samples else None)
 
 
 PROMPTS = {

@@ -100,13 +100,13 @@ def test_windows_run_as_many_at_once_as_there_is_room_for(folder: Any, at_once: 
     draw = torch.Generator().manual_seed(1)
     mels = [torch.randn(bins, 2 * positions, generator=draw) for _ in range(5)]
     monkeypatch.setattr(tower, "together", at_once * positions)
-    runs, heard = [], tower._heard
+    runs, heard = [], tower._encoded
 
     def counted(windows: Any) -> torch.Tensor:
         runs.append(len(windows))
         return heard(windows)
 
-    monkeypatch.setattr(tower, "_heard", counted)
+    monkeypatch.setattr(tower, "_encoded", counted)
     given = [{"input_features": mel, "num_frames": torch.tensor(3 + 7 * i)} for i, mel in enumerate(mels)]
     assert [tower.weight(features) for features in given] == [positions] * 5
     together(tower, given)

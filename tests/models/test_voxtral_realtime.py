@@ -193,7 +193,7 @@ def test_text_behind_a_sound_that_goes_on_is_refused():
 def test_beams_are_refused():
     """Their tokens would take the places of rows, whose names in the prefix cache say nothing of tokens."""
     spliced = splice([processor().placeholder("audio")], [0], [processed(16000)], processor())
-    model = SimpleNamespace(lead=0, adds_media=True)
+    model = SimpleNamespace(encoder_prefix=0, adds_media=True)
     exchange = SimpleNamespace(state=SimpleNamespace(engine=SimpleNamespace(model=model)))
     with pytest.raises(ApiError, match="use_beam_search: this model takes audio while it answers"):
         job_of(exchange, None, spliced, SimpleNamespace(beam=True), salt="", priority=0, param="messages")

@@ -13,7 +13,7 @@ import engine.run.start
 import engine.run.weights
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
-from engine.kernels.moe.coded import CodedExperts
+from engine.kernels.moe.coded_weight import CodedExperts
 from engine.kernels.moe.float8_weight import Float8Experts
 from engine.kernels.target import Target
 from engine.models.registry import load_model_config

@@ -105,7 +105,7 @@ def test_logits_do_not_depend_on_chunks_and_hardly_on_the_library(tmp_path, monk
     calls = []
     product = scaled.library_product
     monkeypatch.setattr(
-        "engine.kernels.gemm.float8_weight.library_product", lambda *given: calls.append(product(*given))
+        "engine.kernels.gemm.dispatch_float8.library_product", lambda *given: calls.append(product(*given))
     )
     monkeypatch.setattr(ScaledProducts, "is_librarys", lambda self, rows, width, depth: name != "fp8 blocks")
     by_library = harness.prefill(harness.add(TOKENS))

@@ -102,8 +102,8 @@ def test_other_products_are_by_tiles(monkeypatch, widened, how, caplog):
 @pytest.mark.parametrize("activation", [None, Activation.SILU])
 def test_the_start_launches_every_way_to_multiply_by_the_widened_weight(monkeypatch, activation):
     """Here the card would have three, by the number of rows; none is met for the first time in a step."""
-    seen, way = set(), "few_rows" if activation is None else "gated_way"
-    monkeypatch.setattr(long_products, way, lambda rows, *_: rows % 3)
+    seen, choice = set(), "linear_choice" if activation is None else "gated_choice"
+    monkeypatch.setattr(long_products, choice, lambda rows, *_: rows % 3)
     weight, long = weight_of()
     weight.linear(rows(16)) if activation is None else weight.gated(rows(16), activation)
     whole = LongProducts._whole

@@ -41,7 +41,7 @@ class Variant:
     skipped: tuple[str, ...] = ()  # endings of modules that stay in floats
     others: dict[str, Writer] = field(default_factory=dict)  # ending of a module -> how it is written instead
     head: bool = False  # lm_head is quantised too
-    beside: str = ""  # the file that has the settings; "": config.json
+    settings_file: str = ""  # the file that has the settings; "": config.json
 
 
 def write(folder: Path, variant: Variant, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
@@ -77,8 +77,8 @@ def write(folder: Path, variant: Variant, seed: int = 0, dtype: torch.dtype = to
         "max_position_embeddings": 512, "eos_token_id": tiny.IDS["<|im_end|>"], "tie_word_embeddings": False,
         "dtype": str(dtype).removeprefix("torch."),
     }  # fmt: skip
-    if variant.beside:
-        (folder / variant.beside).write_text(json.dumps(variant.settings))
+    if variant.settings_file:
+        (folder / variant.settings_file).write_text(json.dumps(variant.settings))
     elif variant.settings:
         config["quantization_config"] = variant.settings
     (folder / "config.json").write_text(json.dumps(config))
@@ -323,9 +323,9 @@ VARIANTS: dict[str, Variant] = {
         floats8("weight_scale", "group", dtype=U8),
     ),
     "modelopt nvfp4": Variant({"quant_method": "modelopt", "quant_algo": "NVFP4"}, floats4("modelopt")),
-    "modelopt beside": Variant(
+    "modelopt file": Variant(
         {"quantization": {"quant_algo": "W4A16_NVFP4", "exclude_modules": ["lm_head"]}},
-        floats4("modelopt"), beside="hf_quant_config.json",
+        floats4("modelopt"), settings_file="hf_quant_config.json",
     ),
     "gptq 32": Variant(gptq_settings(4, 32), gptq(4, 32, bias=True)),
     "gptq 128": Variant(gptq_settings(4, 128), gptq(4, 128), EVEN),
@@ -337,7 +337,7 @@ VARIANTS: dict[str, Variant] = {
     "gptq act": Variant(gptq_settings(4, 32, act=True), gptq(4, 32, act=True)),
     "gptq act unlike": Variant(gptq_settings(4, 32, act=True), gptq(4, 32, act=True, unlike=True)),
     "gptq act asymmetric": Variant(gptq_settings(4, 32, False, act=True), gptq(4, 32, act=True)),
-    "gptq beside": Variant({"bits": 4, "group_size": 64, "sym": True}, gptq(4, 64), beside="quantize_config.json"),
+    "gptq file": Variant({"bits": 4, "group_size": 64, "sym": True}, gptq(4, 64), settings_file="quantize_config.json"),
     "auto-round gptq": Variant(
         {**gptq_settings(4, 64), "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}, gptq(4, 64)
     ),
@@ -355,7 +355,9 @@ VARIANTS: dict[str, Variant] = {
     "awq 32": Variant({**AWQ, "group_size": 32}, awq(32)),
     "awq 64": Variant({**AWQ, "group_size": 64}, awq(64)),
     "awq channel": Variant({**AWQ, "group_size": -1}, awq(-1)),
-    "awq beside": Variant({"w_bit": 4, "q_group_size": 64, "zero_point": True}, awq(64), beside="quant_config.json"),
+    "awq file": Variant(
+        {"w_bit": 4, "q_group_size": 64, "zero_point": True}, awq(64), settings_file="quant_config.json"
+    ),
 }  # fmt: skip
 MIXED = {
     "quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["lm_head"],

@@ -106,6 +106,7 @@ def test_the_model_may_stand_alone():
         (["--tensor-paralel-size", "2"], "did you mean --tensor-parallel-size?"),
         (["--help=frog"], "--help=frog: no flag has this word; use --help=all, or a group: server, limits"),
         (["serv"], "serv: there is no such command, file or folder; did you mean serve?"),
+        (["version"], "version: there is no such command, file or folder; did you mean --version?"),
         (["chek", "--port", "1"], "did you mean check?"),
         (["help"], "did you mean --help?"),
         (["docs", "modells"], "docs modells: there is no such page; use one of models, hardware"),

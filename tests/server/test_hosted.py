@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -18,7 +19,7 @@ from engine import Engine
 from engine.base.errors import ConfigError
 from server.flags.command_line import UsageError
 from server.hosted import Hosted, hosted
-from server.start import load
+from server.start import lifespan, load
 from server.start.lifespan import Lifespan
 from server.state import AppState
 from tests import tiny
@@ -231,3 +232,26 @@ async def test_only_scaleout_imports_ray_and_nothing_imports_scaleout():
     of_ray = re.compile(r"^\s*(from|import) (ray\b|server\.scaleout)", re.M)
     users = [path.name for path in (ROOT / "server").rglob("*.py") if of_ray.search(path.read_text(encoding="utf-8"))]
     assert users == ["scaleout.py"]
+
+
+async def test_what_cuts_recordings_is_imported_in_the_pool_once_no_request_is_open(monkeypatch):
+    names: list[str] = []
+    monkeypatch.setattr(lifespan.quiet, "prepare", lambda: names.append(threading.current_thread().name))
+    state = AppState(config_of())
+    state.idle.set()
+    request = object()
+    state.open_exchanges.add(request)  # type: ignore[arg-type]
+    preparing = asyncio.ensure_future(Lifespan(state).prepare_recordings(0.0))
+    try:
+        await until(lambda: not state.idle.is_set())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert names == []
+        state.open_exchanges.clear()
+        state.idle.set()
+        await preparing
+        assert len(names) == 1
+        assert names[0] != threading.main_thread().name
+    finally:
+        preparing.cancel()
+        state.pool.shutdown()

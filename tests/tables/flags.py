@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.flags.command_line import GROUPS, all_flags, shown, value_name
+from server.flags.command_line import GROUPS, all_flags, default_text, value_name
 
 
 def flag_table() -> str:
@@ -15,5 +15,5 @@ def flag_table() -> str:
             lines += ["", f"### {group}: {GROUPS[group]}", "", "| flag | default | |", "|---|---|---|"]
         value = value_name(flag).strip().replace("|", "\\|")
         name = f"`--{flag.name}`" + (f" {value}" if value else "")
-        lines.append(f"| {name} | {shown(flag)} | {flag.hints['help']} |".replace("*", "\\*"))
+        lines.append(f"| {name} | {default_text(flag)} | {flag.hints['help']} |".replace("*", "\\*"))
     return "\n".join([*lines[1:], ""])

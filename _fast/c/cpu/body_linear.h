@@ -17,10 +17,10 @@ enum { TILE = 6 };
 
 enum { PREFETCH = 4096 }; /* bytes of distance in the panel: the processor's own prefetch stops at each page */
 
-/* Rows of the panel lie `stride` apart; `ahead` is the address to prefetch from, which advances by `stride` as well.
+/* Rows of the panel lie `stride` apart; `fetched` is the address to prefetch from, which advances by `stride` as well.
  * `columns` (at most 64) limits the work: sums past it, up to a whole slice, may or may not be brought up to date. */
 INLINE void tile_sums(const float *x, const void *panel, long stride, int columns, int weight_bf16, long depth,
-                      float *sums, const char *ahead, int rows, int slice) {
+                      float *sums, const char *fetched, int rows, int slice) {
     const int width = weight_bf16 ? 2 : 4;
     for (int column = 0; column < columns; column += slice * W) {
         vf sum[TILE][16];
@@ -28,7 +28,7 @@ INLINE void tile_sums(const float *x, const void *panel, long stride, int column
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
             for (int v = 0; v < slice; v++) sum[r][v] = v_load(sums + r * PANEL + column + v * W);
-        const char *coming = ahead + column * width;
+        const char *coming = fetched + column * width;
         for (long k = 0; k < depth; k++, coming += stride * width) {
             vf w[16];
             for (int line = 0; line < slice * W * width; line += 64) __builtin_prefetch(coming + line);
@@ -49,12 +49,12 @@ INLINE void tile_sums(const float *x, const void *panel, long stride, int column
 }
 
 typedef void (*tile_fn)(const float *x, const void *panel, long stride, int columns, long depth, float *sums,
-                        const char *ahead);
+                        const char *fetched);
 
 #define TILE_FUNCTION(name, weight_bf16, rows)                                                                        \
     static void name##rows(const float *x, const void *panel, long stride, int columns, long depth, float *sums,     \
-                           const char *ahead) {                                                                       \
-        tile_sums(x, panel, stride, columns, weight_bf16, depth, sums, ahead, rows, SLICE(rows));                     \
+                           const char *fetched) {                                                                       \
+        tile_sums(x, panel, stride, columns, weight_bf16, depth, sums, fetched, rows, SLICE(rows));                     \
     }
 #define TILE_FUNCTIONS(rows) TILE_FUNCTION(tile_f_, 0, rows) TILE_FUNCTION(tile_h_, 1, rows)
 TILE_FUNCTIONS(1)
@@ -127,13 +127,13 @@ static void linear_floats(const struct linear *call, long panel, long row_begin,
         const long depth = call->depth - k < K_BLOCK ? call->depth - k : K_BLOCK;
         const int last = k + depth >= call->depth;
         const float *x = call->x + k / K_BLOCK * call->rows * X_STRIDE;
-        const char *ahead = weights + PREFETCH;
+        const char *fetched = weights + PREFETCH;
         for (long row = row_begin, height; row < row_end; row += height) {
             height = tile_height(row_end - row);
             float *own = sums + (row - row_begin) * PANEL;
             if (k == 0) memset(own, 0, (size_t)(height * PANEL) * sizeof(float));
-            tiles[height - 1](x + row * X_STRIDE, weights, PANEL, PANEL, depth, own, ahead);
-            ahead = row == row_begin ? weights + depth * PANEL * width : weights;
+            tiles[height - 1](x + row * X_STRIDE, weights, PANEL, PANEL, depth, own, fetched);
+            fetched = row == row_begin ? weights + depth * PANEL * width : weights;
             if (last)
                 for (long r = 0; r < height; r++) finish_row(call, panel, row + r, own + r * PANEL);
         }

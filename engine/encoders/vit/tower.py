@@ -134,8 +134,8 @@ class VitTower(PatchTower):
             assert self.positions is not None
             side, size = self.config.learned_side, self.config.hidden_size
             learned = self.positions.value.view(1, side, side, size).permute(0, 3, 1, 2).float()
-            spread = interpolate(learned, size=grid, mode="bilinear", align_corners=False, antialias=True)
-            known = spread[0].permute(1, 2, 0).reshape(-1, size).to(self.dtype)
+            resized = interpolate(learned, size=grid, mode="bilinear", align_corners=False, antialias=True)
+            known = resized[0].permute(1, 2, 0).reshape(-1, size).to(self.dtype)
             self._stretched.put(grid, known, len(known))
         return known
 

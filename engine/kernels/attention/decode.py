@@ -25,8 +25,8 @@ from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
 from engine.kernels.target import Target, target, tl, triton
 
-AHEAD = 8  # blocks of a program's first part that are asked for before the kernel in front has ended; at most 32
-NARROW = 2048  # numbers of a token's query, up to which the layer's products are small: see `blocks_ahead`, `tuned`
+PREFETCH = 8  # blocks of a program's first part that are asked for before the kernel in front has ended; at most 32
+NARROW = 2048  # numbers of a token's query, up to which the layer's products are small: see `blocks_prefetched`
 MERGED = 4096  # numbers that each warp of a merge holds at once: parts * group * head_dim
 
 
@@ -62,12 +62,12 @@ def fetch_part(
     block_stride,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PREFETCH: tl.constexpr,
     LANES: tl.constexpr,
 ):
     """Prefetches the first blocks of the part's keys and values."""
     number = low // BLOCK_SIZE + tl.arange(0, LANES)
-    there = (tl.arange(0, LANES) < AHEAD) & (number * BLOCK_SIZE < high)
+    there = (tl.arange(0, LANES) < PREFETCH) & (number * BLOCK_SIZE < high)
     place = tl.load(table + number, mask=there, other=0, cache_modifier=".cg").to(tl.int64) * block_stride
     size = tl.where(there, BLOCK_SIZE * WIDTH * (k_head.dtype.element_ty.primitive_bitwidth // 8), 0)
     fetch_run(k_head + place, size)
@@ -122,7 +122,7 @@ def decode_kernel(
     GATHER: tl.constexpr,  # parts that are added up before the row's others have arrived; 0: all at the end
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,  # blocks that are asked for before the wait
+    PREFETCH: tl.constexpr,  # blocks that are asked for before the wait
     LANES: tl.constexpr,  # of all warps
     LEAD: tl.constexpr,  # rounds before its end from which a program lets the next kernel start; 0: at once
     CODES: tl.constexpr,  # of float8.py
@@ -142,10 +142,10 @@ def decode_kernel(
     part = tl.program_id(1)
     count = tl.load(num_parts, cache_modifier=".cg")
     token, low, high, context, line, from_part, to_part = read_part(parts, part, count, WINDOW)
-    if AHEAD:
+    if PREFETCH:
         table = block_tables + line * max_blocks
         if part < count:
-            fetch_part(k_head, v_head, table, low, high, block_stride, WIDTH, BLOCK_SIZE, AHEAD, LANES)
+            fetch_part(k_head, v_head, table, low, high, block_stride, WIDTH, BLOCK_SIZE, PREFETCH, LANES)
     blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
     EARLY: tl.constexpr = OVERLAP and CODES == 0  # scales would come through this unit's own cache
     if OVERLAP:
@@ -229,7 +229,7 @@ def attend_parts(
         BLOCK_M=block_m, BLOCK_N=KEYS_OF_CODES if codes else KEYS, BLOCK_D=block_d, BLOCK_G=block_g,
         AT_ONCE=at_once, GATHER=2 * at_once if codes else 0, WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],
-        AHEAD=blocks_ahead(target(), pairs, heads * dim, run * k_cache.element_size(), codes > 0), LEAD=lead,
+        PREFETCH=blocks_prefetched(target(), pairs, heads * dim, run * k_cache.element_size(), codes > 0), LEAD=lead,
         CODES=codes, MADE=stride_of(scales) > 0, **options, **launch_options(),
     )  # fmt: skip
 
@@ -270,7 +270,7 @@ def tuned(
     return share, 0 if few else 3 if stages == 3 else 5, {"num_warps": warps, "num_stages": stages}
 
 
-def blocks_ahead(device: Target, pairs: int, width: int, run: int, codes: bool = False) -> int:
+def blocks_prefetched(device: Target, pairs: int, width: int, run: int, codes: bool = False) -> int:
     """Blocks to ask for early, where a token's query is `width` numbers; `run` bytes divide all lengths and strides.
 
     A measured rule: a layer with small products leaves the memory idle while the kernel before it ends; with large
@@ -282,4 +282,4 @@ def blocks_ahead(device: Target, pairs: int, width: int, run: int, codes: bool =
     35.9 and 34.0.
     """
     fits = codes or (width <= NARROW and pairs <= 3.4 * device.num_units)
-    return AHEAD if device.begins_early and fits and run % 16 == 0 else 0
+    return PREFETCH if device.begins_early and fits and run % 16 == 0 else 0

@@ -142,11 +142,11 @@ class Algorithms:
             log.warning("products: cublasLt cannot be used (%s): torch chooses its algorithms", error)
         if self.library is None or not products:
             return
-        kept = Kept(self.library.version, torch.cuda.get_device_name())
+        saved = Saved(self.library.version, torch.cuda.get_device_name())
         begun, fresh = time.perf_counter(), 0
         for kind, known in products.items():
             wanted = [rows for rows in sizes(kind) if rows >= LEAST_ROWS]
-            timed = self.chosen[kind] = {rows: found for rows, found in kept.of(kind).items() if rows in wanted}
+            timed = self.chosen[kind] = {rows: found for rows, found in saved.of(kind).items() if rows in wanted}
             missing = [rows for rows in wanted if rows not in timed]
             try:
                 timed.update(_time(self.library, kind, known, missing))
@@ -156,7 +156,7 @@ class Algorithms:
             self._ready.clear()
             self._launch_long(kind, known[0], wanted)
         if fresh:
-            kept.write(self.chosen)
+            saved.write(self.chosen)
             log.info("products: timed the algorithms of %d shapes in %.1f s", fresh, time.perf_counter() - begun)
 
     def _launch_long(self, kind: Kind, weight: Tensor, sizes: list[int]) -> None:
@@ -247,7 +247,7 @@ def seconds(runs: list[Run], weights: list[Tensor], times: int, host: float = HO
     return [before.elapsed_time(after) / 1e3 / times for before, after in itertools.pairwise(marks)]
 
 
-class Kept:
+class Saved:
     """What earlier starts have found, in a file of Triton's cache: read once, written whole."""
 
     def __init__(self, version: int, card: str) -> None:

@@ -77,7 +77,7 @@ class Codes:
             zero=None if self.zero is None else self.zero[index],
         )
 
-    def with_kept_floats(self) -> Codes:
+    def with_float_inputs(self) -> Codes:
         """The same without inputs in FP8, for products that keep their inputs."""
         return replace(self, inputs=None) if self.inputs is not None and self.inputs.kind is Kind.E4M3 else self
 

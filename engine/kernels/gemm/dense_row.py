@@ -4,7 +4,7 @@ Matrix units want 16 rows. With one row the time is the reading of the weight: h
 float32 what it has read, and nothing passes shared memory before the last sums. Weights do not depend on the kernel
 before, so a program has all of its rows in registers, or on their way, before it waits for x: while attention waits
 for memory, o is read. The norm after or before such a product is in gemm/epilogue.
-Users: gemm/dense on accelerators, for the shapes that kernels/tune.py names.
+Users: gemm/dispatch on accelerators, for the shapes that kernels/tune.py names.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

@@ -6,7 +6,7 @@
 The matrix units add 128 columns, and float32 adds those sums: FP8 units of sm_90 keep some 14 bits of a sum. Where the
 units take no e4m3, codes are widened to float16, which is exact. Columns fall into parts by the weight's shape alone,
 as in gemm/groups; with few rows each part is a program of its own, and the program that arrives last adds up.
-Users: gemm/float8_few.
+Users: gemm/dispatch_float8.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

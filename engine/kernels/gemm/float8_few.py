@@ -6,7 +6,7 @@ Up to 64 rows time is the reading of the weight. Whole blocks come by descriptor
 without masks or addresses. The units add 128 columns before float32 does, as in gemm/float8, and columns fall into
 parts by the weight's shape alone; the program that arrives last adds up. On an H100 a layer of Qwen3-8B of 16, 32 and
 64 rows took 89, 95 and 104 us with the same loads and one product a turn, where gemm/float8 takes 111, 118 and 126.
-Users: gemm/float8_weight, gemm/scaled.
+Users: gemm/dispatch_float8.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.descriptors import describe, is_aligned
-from engine.kernels.gemm.float8 import BLOCK, float8_product, float8_product_reference, tile_of
+from engine.kernels.gemm.float8 import BLOCK, float8_product_reference
 from engine.kernels.gemm.groups import UNITS, Packed, Tile
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.pdl import grid_wait, launch_options
@@ -102,20 +102,6 @@ def few_tile_of(rows: int, width: int, depth: int) -> Tile:
     parts = max(1, min(UNITS // triton.cdiv(width, WIDTH), depth // LEAST_PART))
     part_len = triton.cdiv(triton.cdiv(depth, parts), TURN) * TURN
     return Tile(block_m, WIDTH, BLOCK, part_len, 3 if parts == 1 or rows > 32 else 4, 4)
-
-
-def own_product(
-    x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor,
-    invariant: bool = False,
-) -> None:  # fmt: skip
-    """`float8_product` by the faster of our kernels for so many rows; `invariant`: by one for all."""
-    rows, width, depth = len(x), len(weight.codes), weight.depth
-    if not invariant and takes(x, weight):
-        float8_few_product(x, x_scales, weight, bias, residual, out, few_tile_of(rows, width, depth))
-    else:
-        stages = 3 if target().loads_past_registers else 2
-        tile = tile_of(None if invariant else rows, width, depth, stages)
-        float8_product(x, x_scales, weight, bias, residual, out, tile)
 
 
 def float8_few_product(

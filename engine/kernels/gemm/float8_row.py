@@ -7,7 +7,7 @@ Both sides are e4m3. With one row the time is the reading of the weight. A warp 
 their columns, and codes go to the unit as they lie (gemm/diagonals). What a thread holds of a turn lies within 128
 columns, so scales multiply sums, one for each thread and weight row; float32 adds those of the turns.
 Weights do not depend on the kernel before: a program asks for its first rows and scales before it waits for x.
-Users: gemm/float8_weight.
+Users: gemm/dispatch_float8.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

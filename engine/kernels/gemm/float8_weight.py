@@ -1,9 +1,8 @@
 """Float8Weight: FP8 codes of an accelerator that meet FP8 inputs, as the checkpoint quantises them.
 
 Inputs become codes in one kernel, with the norm or the gated activation in front where there is one; then codes meet
-codes, at every number of rows: a prefix that is computed again has the same bits. The library or a kernel of ours
-multiplies, as was found at the start (gemm/scaled): of one row gemm/float8_row, of few gemm/float8_few, else
-gemm/float8. Users: quantised layers on devices whose units multiply e4m3.
+codes, at every number of rows: a prefix that is computed again has the same bits. gemm/dispatch_float8
+says which kernel multiplies. Users: quantised layers on devices whose units multiply e4m3.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.dispatch_float8 import FLOAT8, INVARIANT, Product, choose
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import BLOCK
-from engine.kernels.gemm.float8_few import own_product
-from engine.kernels.gemm.float8_row import float8_row_product
-from engine.kernels.gemm.float8_row import takes as takes_row
+from engine.kernels.gemm.float8_library import blocks_of
 from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.quantise_floats import quantise_floats
-from engine.kernels.gemm.scaled import ScaledProducts, blocks_of, library_product, suits
+from engine.kernels.gemm.scaled import ScaledProducts
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
 
@@ -76,14 +74,9 @@ class Float8Weight(Weight):
         return y if activation is None else glu(y, activation)
 
     def _multiply(self, codes: Tensor, scales: Tensor, added: Tensor | None, y: Tensor) -> None:
-        rows, width, depth = len(codes), len(self.weight.codes), self.weight.depth
         self.products.record(self.weight)
-        if not self.invariant and takes_row(codes, self.weight):
-            float8_row_product(codes, scales, self.weight, self.bias, added, y)
-        elif not self.invariant and suits(self.weight) and self.products.is_librarys(rows, width, depth):
-            library_product(codes, scales, self.weight, self.narrow, added, y)
-        else:
-            own_product(codes, scales, self.weight, self.bias, added, y, self.invariant)
+        product = Product(codes, scales, self.weight, self.bias, self.narrow, self.products.is_librarys)
+        choose(INVARIANT if self.invariant else FLOAT8, product).launch(product, added, y)
 
 
 def takes(codes: Codes) -> bool:

@@ -6,7 +6,7 @@ width of 12,288 makes 128 tiles of 96 columns of gate and 96 of up: one wave of 
 program goes on to a second tile as in gemm/gated_persistent. The registers of a unit hold sums of 144 columns: 18,944
 make 132 tiles. A block's side is a power of two, so a tile is two blocks of columns, 64 and 32 or 128 and 16, that
 multiply the same rows.
-Users: gemm/dense on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune names.
+Users: gemm/dispatch on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune names.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

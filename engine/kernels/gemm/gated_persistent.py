@@ -6,7 +6,7 @@ to tile and already loads the next one's first columns while it writes the last;
 in the second-level cache. The price: with few tiles in the last round most units wait, so kernels/tune asks how full
 the rounds are. Blocks come through tensor descriptors (TMA, CUDA from sm_90 on) where the rows' addresses are whole 16
 bytes, else by plain pointers.
-Users: gemm/dense on accelerators, for the weights and numbers of rows that kernels/tune names.
+Users: gemm/dispatch on accelerators, for the weights and numbers of rows that kernels/tune names.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

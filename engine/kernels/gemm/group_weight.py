@@ -1,9 +1,8 @@
 """GroupWeight: the quantised weight of an accelerator, four or eight bits in memory.
 
 Inputs stay as they are and codes are widened to their dtype; where the checkpoint quantises inputs to int8, integers
-are multiplied by integers. How inputs are treated depends on the checkpoint alone, never on the number of rows. One row
-by codes of four bits takes no matrix units (gemm/one_row). Many rows are multiplied by the widened weight, where that
-took less time at the start (gemm/long_products). Users: quantised layers on an accelerator.
+are multiplied by integers. How inputs are treated depends on the checkpoint alone, never on the number of rows.
+gemm/dispatch_codes says which kernel multiplies. Users: quantised layers on an accelerator.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Inputs
+from engine.kernels.gemm.dispatch_codes import ONE_ROW, Product, choose, table_of
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.long_products import LongProducts
-from engine.kernels.gemm.one_row import empty_after, one_row_product, takes
+from engine.kernels.gemm.one_row import empty_after, one_row_product
 from engine.kernels.gemm.split_k import arrivals
-from engine.kernels.gemm.tiles import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.room import empty_rows
 
@@ -57,23 +56,13 @@ class GroupWeight(Weight):
         added = None
         if residual is not None:
             added = y if residual is out else residual.view(-1, width)
-        if self._is_one_row(rows):
-            one_row_product(rows, self.weight, self.bias, added, y)
-        elif self._widens(len(rows), None):
-            self.long.widened(self.weight, self.bias, x.dtype).linear(rows, y, added)
-        else:
-            linear_by_tiles(rows, self.weight, self.bias, added, y, self.inputs, self.invariant)
+        product = self._product(rows, None)
+        choose(table_of(self.invariant), product).linear(product, added, y)
         return y.view(*x.shape[:-1], width) if out is None else out
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        rows = self._ordered(x)
-        if self._is_one_row(rows):
-            y = rows.new_empty(1, len(self.weight.codes) // 2)
-            one_row_product(rows, self.weight, self.bias, None, y, activation)
-        elif self._widens(len(rows), activation):
-            y = self.long.widened(self.weight, self.bias, x.dtype).gated(rows, activation)
-        else:
-            y = gated_by_tiles(rows, self.weight, self.bias, activation, self.inputs, self.invariant)
+        product = self._product(self._ordered(x), activation)
+        y = choose(table_of(self.invariant), product).gated(product, activation)
         return y.view(*x.shape[:-1], y.shape[1])
 
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
@@ -94,8 +83,12 @@ class GroupWeight(Weight):
         one_row_product(prescaled.rows, self.weight, self.bias, None, y, activation, before=prescaled)
         return y
 
+    def _product(self, rows: Tensor, activation: Activation | None) -> Product:
+        return Product(rows, self.weight, self.bias, activation, self.inputs, self.long, self.invariant)
+
     def _is_one_row(self, rows: Tensor) -> bool:
-        return not self.invariant and takes(rows, self.weight)
+        """Whether the kernel that fuses norms takes these rows."""
+        return not self.invariant and ONE_ROW.takes(self._product(rows, None))
 
     def _ordered(self, x: Tensor) -> Tensor:
         """x [..., K] as rows [M, K], in the codes' order of columns."""
@@ -103,9 +96,6 @@ class GroupWeight(Weight):
         if self.order is None:
             return rows
         return torch.index_select(rows, 1, self.order, out=empty_rows(rows, len(self.order)))
-
-    def _widens(self, rows: int, activation: Activation | None) -> bool:
-        return not self.invariant and self.inputs is None and self.long.widens(self.weight, rows, activation)
 
 
 def pack_groups(codes: Codes, bias: Tensor | None, long: LongProducts, invariant: bool) -> GroupWeight:

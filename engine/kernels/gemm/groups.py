@@ -4,7 +4,7 @@
 
 The sums are gemm/code_sums'. Columns fall into parts by the weight's shape alone, as in gemm/invariant; with few rows
 each part is a program of its own, and the one that arrives last adds up. Inputs that the checkpoint quantises to int8
-are integers already (gemm/quantise_rows): then sums are int32 and exact. Users: gemm/tiles.
+are integers already (gemm/quantise_rows): then sums are int32 and exact. Users: gemm/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.kernels.gemm.code_sums import block_k_of, code_sums, integer_sums, scales_sums
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.kernels.gemm.epilogue import scaled_plus
-from engine.kernels.gemm.split_k import AHEAD, arrivals, fetch
+from engine.kernels.gemm.split_k import PREFETCH, arrivals, fetch
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4, codes_in, codes_per_word, words_of
 from engine.kernels.pdl import grid_wait, launch_options, overlaps
 from engine.kernels.target import target, tl, triton
@@ -124,7 +124,7 @@ def codes_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    AHEAD: tl.constexpr,  # lines of 128 bytes of each row of codes that are asked for before x is there
+    PREFETCH: tl.constexpr,  # lines of 128 bytes of each row of codes that are asked for before x is there
     OVERLAP: tl.constexpr,
 ):
     """One tile per program, all its parts or one of them; neighbours read the same weights."""
@@ -136,9 +136,9 @@ def codes_kernel(
     first_part = tl.program_id(1)
     kind: tl.constexpr = tl.int32 if EXACT else tl.float32
     total = tl.zeros([BLOCK_N, BLOCK_M], kind)
-    if AHEAD:
+    if PREFETCH:
         per_line: tl.constexpr = 128 // (codes.dtype.element_ty.primitive_bitwidth // 8)
-        ahead = first_part * part_len // PER + tl.arange(0, AHEAD) * per_line
+        ahead = first_part * part_len // PER + tl.arange(0, PREFETCH) * per_line
         fetch(codes + n.to(tl.int64)[:, None] * line + ahead[None, :], n_in[:, None] & (ahead < line)[None, :])
     grid_wait(OVERLAP)
     for part in range(first_part, first_part + 1 if APART else parts):
@@ -226,7 +226,7 @@ def launch_groups_product(
         ROW_SCALES=weight.row_scales is not None, EXACT=exact, BIAS=bias is not None, RESIDUAL=residual is not None,
         APART=apart, ON_SUMS=scales_sums(kind, weight.group, tile.block_k), PAIRS=makes_pairs(x),
         EVEN=depth % tile.block_k == 0, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-        AHEAD=AHEAD if overlaps() else 0, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
+        PREFETCH=PREFETCH if overlaps() else 0, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """LongProducts: from how many rows on a weight of codes is widened whole first; timed before graphs.
 
-Owner: the device thread; each accelerator has its own. After the start nothing changes. gemm/tiles widens a tile of
+Owner: the device thread; each accelerator has its own. After the start nothing changes. Other products widen a tile of
 codes again for every tile of rows. With many rows it takes less time to widen the weight once, into memory that the
 next weight takes again, and to multiply as if it had been saved so (gemm/dense). --deterministic has one way for all
 rows, and never asks.
@@ -23,11 +23,11 @@ from torch import Tensor
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.algorithms import ENOUGH, FLOPS, HOST, LEAST_WEIGHT, TORCHS, Algorithms, Run, quickest, seconds
 from engine.kernels.gemm.codes import Kind
-from engine.kernels.gemm.dense import DenseWeight, gated_way
+from engine.kernels.gemm.dense import DenseWeight
+from engine.kernels.gemm.dispatch import gated_choice, linear_choice
+from engine.kernels.gemm.dispatch_codes import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.groups import Packed
-from engine.kernels.gemm.tiles import gated_by_tiles, linear_by_tiles
 from engine.kernels.gemm.widen_weight import widen_weight
-from engine.kernels.tune import few_rows
 
 log = logging.getLogger(__name__)
 
@@ -118,19 +118,19 @@ class LongProducts:
     ) -> None:
         """Once with each kernel of the widened product, so that no later step compiles or loads one."""
         width, depth = len(weight.codes), weight.depth
-        ways: dict[Hashable, int]  # a choice of kernels -> the last number of rows that takes it
+        last: dict[Hashable, int]  # a choice of kernels -> the last number of rows that takes it
         if activation is None:
-            ways = {few_rows(size, width, depth, False): size for size in range(least, most + 1)}
+            last = {linear_choice(size, width, depth): size for size in range(least, most + 1)}
         else:
-            ways = {gated_way(size, width // 2, depth): size for size in range(least, most + 1)}
-        rows = {size for size in SIZES if least <= size <= most} | {most, *ways.values()}
+            last = {gated_choice(size, width // 2, depth): size for size in range(least, most + 1)}
+        rows = {size for size in SIZES if least <= size <= most} | {most, *last.values()}
         for size in sorted(rows):
             x = torch.zeros(size, weight.depth, dtype=dtype, device=weight.codes.device)
             self._whole(x, weight, activation, weight.codes)
 
 
 def by_tiles(x: Tensor, weight: Packed, activation: Activation | None, _codes: Tensor) -> Tensor:
-    """The product of gemm/tiles."""
+    """The product by tiles of codes, each of which becomes floats in registers."""
     if activation is not None:
         return gated_by_tiles(x, weight, None, activation)
     out = x.new_empty(len(x), len(weight.codes))

@@ -9,7 +9,7 @@ where they lie: c << b is c * 2^(b - 149), below float32's least normal number. 
 by, which is exact; magnitudes of x up to 2^47 have their place.
 
 An RMSNorm between two such products is part of both (gemm/epilogue). A gated product ends with its activation.
-Users: gemm/group_weight.
+Users: gemm/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

@@ -97,7 +97,7 @@ def pack_pieces(pieces: list[Codes | Tensor], bias: Tensor | None, placement: Pl
 
 def _pack_codes(codes: Codes, bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
     if placement.device == "cpu":
-        return pack_group_panels(codes.with_kept_floats(), bias, gated)
+        return pack_group_panels(codes.with_float_inputs(), bias, gated)
     if placement.float8_units and takes(codes):
         return pack_float8(codes, bias, placement.dtype, placement.scaled, placement.invariant)
-    return pack_groups(codes.with_kept_floats(), bias, placement.long, placement.invariant)
+    return pack_groups(codes.with_float_inputs(), bias, placement.long, placement.invariant)

@@ -3,7 +3,7 @@
 s is the largest magnitude / 448 of the row, or of each 128 columns of it, or one given number; a row or a run of zeros
 has scale 1; with `powers` s is the next power of two. With a gain the rows are normed first, as kernels/norm does, and
 rounded to x's dtype; with an activation, a row is gate, then up, and activate(gate, up) in x's dtype becomes codes: one
-kernel instead of two. Users: gemm/float8_weight and moe/float8_weight, where the checkpoint quantises inputs so.
+kernel instead of two. Users: gemm/float8_weight and moe/dispatch_float8, where the checkpoint quantises inputs so.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

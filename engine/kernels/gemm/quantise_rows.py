@@ -1,6 +1,6 @@
 """Rows to int8: q[m, k] = clamp(round(x[m, k] / s[m]), -128, 127), s[m] the row's largest magnitude / 127, or given.
 
-A row of zeros has scale 1. Users: gemm/group_weight, where the checkpoint quantises inputs to int8.
+A row of zeros has scale 1. Users: gemm/dispatch_codes, where the checkpoint quantises inputs to int8.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from engine.kernels.gemm.algorithms import (
     BYTES,
@@ -32,14 +31,13 @@ from engine.kernels.gemm.algorithms import (
     quickest,
     seconds,
 )
-from engine.kernels.gemm.float8 import BLOCK
-from engine.kernels.gemm.float8_few import own_product
+from engine.kernels.gemm.dispatch_float8 import own_product
+from engine.kernels.gemm.float8_library import library_product, suits
 from engine.kernels.gemm.groups import Packed
 
 log = logging.getLogger(__name__)
 
 OURS, LIBRARYS = TORCHS, b"library"  # the rivals' names in `quickest`, whose first needs no gain
-FOUR = 4  # rows of x, and blocks of columns of a weight, that the library reads at a time
 MULTIPLE = 16  # of both sides of a weight, which the library wants
 AGREEMENT = 1e-2  # relative norm of what two ways may differ by: both round their results
 Shape = tuple[int, int]  # width, depth
@@ -82,73 +80,6 @@ class ScaledProducts:
                 log.warning("products: FP8 %d x %d cannot be timed (%s): ours multiply", width, depth, error)
                 continue
             self._sizes[width, depth] = wanted
-
-
-def library_product(
-    x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor
-) -> None:
-    """As `float8_product`, by the library, where the weight `suits`; bias [N] of out's dtype."""
-    e4m3 = torch.float8_e4m3fn
-    if weight.blocks is not None:
-        _blocks_product(x.view(e4m3), x_scales, weight.codes.view(e4m3), weight.blocks, bias, residual, out)
-        return
-    assert weight.row_scales is not None and weight.scales is None, "a scale per row of the weight"  # noqa: PT018
-    x, codes = x.view(e4m3), weight.codes.view(e4m3).t()
-    scales = {"scale_a": x_scales.view(-1, 1), "scale_b": weight.row_scales.view(1, -1)}
-    # The library's fast accumulation keeps 14 bits of a sum.
-    if residual is None:
-        torch._scaled_mm(x, codes, **scales, bias=bias, out_dtype=out.dtype, use_fast_accum=False, out=out)
-    else:
-        product = torch._scaled_mm(x, codes, **scales, bias=bias, out_dtype=out.dtype, use_fast_accum=False)
-        torch.add(residual, product, out=out)
-
-
-def suits(weight: Packed) -> bool:
-    """Whether the library knows such scales."""
-    return weight.scales is None or weight.blocks is not None
-
-
-def blocks_of(scale: Tensor) -> Tensor | None:
-    """Scales [N, K / 128] of rows -> [N / 128, K / 128 in fours], as the library reads them; None: rows are unlike.
-
-    The library reads the scales of a block's columns in fours, and what it finds beyond the last is not used.
-    """
-    if len(scale) % BLOCK:
-        return None
-    rows = scale.unflatten(0, (-1, BLOCK))
-    if not bool((rows == rows[:, :1]).all()):
-        return None
-    return torch.nn.functional.pad(rows[:, 0].float(), (0, -scale.shape[1] % FOUR)).contiguous()
-
-
-def _blocks_product(
-    x: Tensor,
-    x_scales: Tensor,
-    codes: Tensor,
-    blocks: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-) -> None:
-    """x [M, K], x_scales [K / 128, M], codes [N, K]: the library wants both scales column by column, and M in fours."""
-    from torch.nn.functional import ScalingType
-
-    rows, more = len(x), -len(x) % FOUR
-    if more:
-        x = torch.nn.functional.pad(x.view(torch.uint8), (0, 0, 0, more)).view(x.dtype)
-        x_scales = torch.nn.functional.pad(x_scales, (0, more))
-    direct = residual is None and not more
-    y = out if direct else out.new_empty(len(x), out.shape[1])
-    by_columns, by_blocks = ScalingType.BlockWise1x128.value, ScalingType.BlockWise128x128.value
-    torch._scaled_mm_v2(
-        x, codes.t(), [x_scales.t()], [by_columns], [], [blocks.t()], [by_blocks], [], None, out.dtype, (), False, out=y
-    )
-    if bias is not None:
-        y += bias
-    if residual is not None:
-        torch.add(residual, y[:rows], out=out)
-    elif not direct:
-        out.copy_(y[:rows])
 
 
 def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:

@@ -14,7 +14,7 @@ Tiles and their turns are one line of work, cut into equal runs, one per program
 each (gemm/value_cuts). A program that ends inside a tile writes partial sums in float32; the last of a tile's programs
 adds them up in their order. Blocks of x and of words come through tensor descriptors.
 The products are for NVIDIA's sm_90 alone; gemm/groups serves what `takes` refuses.
-Users: gemm/tiles.
+Users: gemm/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

@@ -9,7 +9,7 @@ Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wa
 keep the matrix units busy too: then rows are cut into tiles as well, and blocks come through descriptors, of operands
 whose storage ends with a full tile where there is room (kernels/room: 4 us of a layer's 32 at 72 rows).
 The norm after or before such a product is in gemm/epilogue.
-Users: gemm/dense on accelerators, for the shapes that kernels/tune.py names.
+Users: gemm/dispatch on accelerators, for the shapes that kernels/tune.py names.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -34,7 +34,7 @@ from engine.kernels.pdl import grid_wait, launch_options, overlaps
 from engine.kernels.room import MAX_BLOCK, MAX_ROWS, whole_tiles
 from engine.kernels.target import tl, triton
 
-AHEAD = 4  # lines of each weight row that a program fetches while the kernel before it still runs
+PREFETCH = 4  # lines of each weight row that a program fetches while the kernel before it still runs
 MAX_TILES = 1 << 14  # tiles of weight rows that one launch may have when it is split
 
 
@@ -68,10 +68,10 @@ def fetch(address, inside):
 
 
 @triton.jit
-def fetch_ahead(weight, n, width, depth, start, GATED: tl.constexpr, AHEAD: tl.constexpr):
+def prefetch_lines(weight, n, width, depth, start, GATED: tl.constexpr, PREFETCH: tl.constexpr):
     """Prefetches lines of 64 columns of the weight rows n, from column `start` on."""
-    if AHEAD:
-        line = start + tl.arange(0, AHEAD) * 64
+    if PREFETCH:
+        line = start + tl.arange(0, PREFETCH) * 64
         inside = (n < width)[:, None] & (line < depth)[None, :]
         fetch(weight + n.to(tl.int64)[:, None] * depth + line[None, :], inside)
         if GATED:
@@ -109,7 +109,7 @@ def split_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
-    AHEAD: tl.constexpr,  # lines of 128 bytes of each weight row that are asked for before the rows are there
+    PREFETCH: tl.constexpr,  # lines of 128 bytes of each weight row that are asked for before the rows are there
     OVERLAP: tl.constexpr,
 ):
     """One tile of weight rows and one part of the columns per program."""
@@ -123,7 +123,7 @@ def split_kernel(
     n_in, m_in = (n < width)[:, None], (m < rows)[None, :]
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    fetch_ahead(weight, n, width, depth, split * part_len, GATED, AHEAD)
+    prefetch_lines(weight, n, width, depth, split * part_len, GATED, PREFETCH)
     grid_wait(OVERLAP)
     square = 0.0
     if PARTS:
@@ -194,7 +194,7 @@ def tiled_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """One tile of rows and columns and one part of the sums per program; gate and up lie side by side in a tile."""
@@ -202,7 +202,7 @@ def tiled_kernel(
     first_m, first_n = tl.program_id(0) * BLOCK_M, tile * BLOCK_N
     m, n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     start = split * part_len
-    fetch_ahead(plain, n, width, depth, start, GATED, AHEAD)
+    prefetch_lines(plain, n, width, depth, start, GATED, PREFETCH)
     grid_wait(OVERLAP)
     square = 0.0
     if PARTS:
@@ -297,7 +297,7 @@ def launch_split(
         part_len=part_len, parts=parts, eps=0.0 if before is None else before.eps,
         BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated, ACT=int(activation or 0), SPLITS=splits,
         PARTS=padded(parts, 1) if parts else 0, AFTER=after is not None,
-        BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, AHEAD=AHEAD if overlaps() else 0,
+        BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, PREFETCH=PREFETCH if overlaps() else 0,
         **launch_options(), num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     if not cut.block_m:

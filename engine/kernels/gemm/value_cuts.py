@@ -6,7 +6,7 @@ full wave are shared: each is the sum of several programs.
     slots   | tile 0 | tile 1 | .. | tile 263 |     263 tiles have a program each, and then
             | a | a | b | b | c | c | ..      |     each further tile two
 
-Users: gemm/tiles.
+Users: gemm/dispatch_codes.
 """
 
 from __future__ import annotations

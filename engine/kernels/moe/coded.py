@@ -1,16 +1,12 @@
 """Experts of an accelerator in four or eight bits: moe/grouped with matrices that are widened in registers.
 
-The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups. Few pairs in FP8
-(moe/pairs_float8), MXFP4 (moe/mxfp4) and sorted pairs on sm_90 (moe/values) have kernels of their own. A tile of pairs
-and rows is that of moe/grouped; of a gated product a program sums gate, then up. Users: engine/layers/moe, on
-accelerators.
+The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups. A tile of pairs and rows
+is that of moe/grouped; of a gated product a program sums gate, then up. The kernel reads every kind of codes;
+moe/dispatch_codes says which products have kernels of their own. Users: moe/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
-
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,65 +15,10 @@ from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.code_sums import block_k_of, code_sums, scales_sums
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.groups import KINDS, Packed, makes_pairs
-from engine.kernels.moe.dense import SAME, pairs_of
 from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile, wait_for_experts
-from engine.kernels.moe.mxfp4 import is_mxfp4, launch_mxfp4_product, mxfp4_tile
-from engine.kernels.moe.pairs_float8 import launch_pairs_float8
-from engine.kernels.moe.pairs_float8 import takes as takes_pairs
 from engine.kernels.moe.sort import Pairs
-from engine.kernels.moe.tiles import Shape, tile_for
-from engine.kernels.moe.values import launch_values_product, values_tile
-from engine.kernels.moe.values import takes as takes_values
-from engine.kernels.moe.weight import ExpertsWeight
 from engine.kernels.pdl import launch_options
-from engine.kernels.target import Target, target, tl, triton
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CodedExperts(ExpertsWeight):
-    """The codes of one layer."""
-
-    weight: Packed  # [E * out_features, in_features]
-    num_experts: int
-    bias: Tensor | None  # [E, out_features] float32
-    invariant: bool  # a row has the same bits in any company: one tile for any number of pairs
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.weight.tensors()) + (0 if self.bias is None else self.bias.nbytes)
-
-    def dense(self, expert: int) -> Tensor:
-        """A copy, float32."""
-        return self.weight.dense().float().view(self.num_experts, -1, self.weight.depth)[expert]
-
-    def pairs(self, chosen: Tensor) -> Pairs:
-        return pairs_of(chosen, self.num_experts, self.invariant)
-
-    def of_tokens(
-        self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None
-    ) -> Tensor:
-        assert activation is not None, "experts without a gate are read as they are saved, never as codes"
-        tile = self._tile(pairs, x, gated=True)
-        return coded_product(x, self.weight, self.num_experts, self.bias, pairs, activation, tile, weights)
-
-    def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
-        tile = self._tile(pairs, rows, gated=False)
-        made = coded_product(rows, self.weight, self.num_experts, self.bias, pairs, None, tile)
-        return made.view(len(pairs.chosen), pairs.top_k, -1)
-
-    def _tile(self, pairs: Pairs, x: Tensor, gated: bool) -> Tile:
-        count = SAME * self.num_experts if self.invariant else 0 if pairs.order is None else pairs.count
-        each, size, kind, group = count / self.num_experts, x.element_size(), self.weight.kind, self.weight.group
-        width = len(self.weight.codes) // self.num_experts // (2 if gated else 1)
-        form, rule = f"{kind.name} by {group}", partial(coded_tile, each, kind, group, size, stages(target()))
-        if is_mxfp4(self.weight):
-            form, rule = "MXFP4", partial(mxfp4_tile, target(), each, size, gated)
-        described = takes_values(x, self.weight, pairs)
-        if described:
-            rule = partial(values_tile, each, gated)
-        shape = Shape(self.num_experts, width, self.weight.depth, gated)
-        tile = tile_for(form, shape, each, rule) if size == 2 else rule()
-        return rule() if tile.values and not described else tile
+from engine.kernels.target import Target, tl, triton
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -148,7 +89,7 @@ def coded_kernel(
         tl.store(at, sums.to(out.dtype.element_ty), mask=n_in[:, None] & m_in[None, :])
 
 
-def coded_product(
+def launch_coded_product(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
     tile: Tile, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -156,21 +97,6 @@ def coded_product(
 
     weights: as of moe/grouped, float32 [T, top_k], by which each pair's input is multiplied.
     """
-    if not x.is_cuda:
-        return coded_product_reference(x, weight, experts, bias, pairs, activation, tile, weights)
-    if takes_pairs(x, weight, pairs):
-        return launch_pairs_float8(x, weight, experts, bias, pairs, activation, weights)
-    launch = launch_mxfp4_product if is_mxfp4(weight) else launch_coded_product
-    if tile.values:
-        launch = launch_values_product
-    return launch(x, weight, experts, bias, pairs, activation, tile, weights)
-
-
-def launch_coded_product(
-    x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    tile: Tile, weights: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The Triton kernel; arguments as `coded_product`."""
     depth, gated = weight.depth, activation is not None
     assert weights is None or (gated and weights.is_contiguous())
     width = len(weight.codes) // experts // (2 if gated else 1)
@@ -208,7 +134,7 @@ def stages(device: Target) -> int:
     return 3 if device.loads_past_registers else 2
 
 
-def coded_tile(each: float, kind: Kind, group: int, size: int, ahead: int) -> Tile:
+def coded_tile(each: float, kind: Kind, group: int, size: int, num_stages: int) -> Tile:
     """The tile for so many pairs of an expert, of `size` bytes per value."""
     block_m = 16 if each <= 16 else 32 if each <= 32 or size > 2 else 64
-    return Tile(block_m, 64, block_k_of(KINDS[kind], group, size), ahead, 4)
+    return Tile(block_m, 64, block_k_of(KINDS[kind], group, size), num_stages, 4)

@@ -1,5 +1,4 @@
-"""Experts of an accelerator as they are saved, in the activations' dtype: moe/grouped or moe/grouped_persistent
-multiplies by them, as moe/tiles has it.
+"""Experts of an accelerator as they are saved, in the activations' dtype; moe/dispatch says which kernel multiplies.
 
 Users: engine/layers/moe, on accelerators.
 """
@@ -7,20 +6,15 @@ Users: engine/layers/moe, on accelerators.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
 from engine.kernels.activation import Activation
-from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
-from engine.kernels.moe.grouped_persistent import persistent_product, takes
+from engine.kernels.moe.dispatch import Product, choose
 from engine.kernels.moe.sort import Pairs, sort_pairs
-from engine.kernels.moe.tiles import Shape, tile_for
 from engine.kernels.moe.weight import ExpertsWeight
-from engine.kernels.target import target
 
 FEW = 32  # pairs that are not sorted: the experts of so few pairs are nearly all different
-SAME = 64  # pairs per expert for whose tile every product of an invariant form is cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,18 +47,9 @@ class DenseExperts(ExpertsWeight):
         self, x: Tensor, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None,
         of_tokens: bool = False,
     ) -> Tensor:  # fmt: skip
-        tile = self._tile(pairs, activation is not None, takes(x, self.weight))
-        multiply = persistent_product if tile.persistent else launch_grouped
-        return multiply(x, self.weight, self.bias, pairs, activation, tile, weights, of_tokens)
-
-    def _tile(self, pairs: Pairs, gated: bool, described: bool) -> Tile:
-        experts, rows, depth = self.weight.shape
-        size, count = self.weight.element_size(), 0 if pairs.order is None else pairs.count
-        count = SAME * experts if self.invariant else count
-        shape = Shape(experts, rows // 2 if gated else rows, depth, gated)
-        rule = partial(tile_of, target(), count, experts, gated, size)
-        tile = tile_for("bfloat16", shape, count / experts, rule) if size == 2 else rule()
-        return rule() if tile.persistent and not described else tile
+        product = Product(x, self.weight, self.bias, pairs, activation, weights, of_tokens, self.invariant)
+        kernel, tile = choose(product)
+        return kernel.launch(x, self.weight, self.bias, pairs, activation, tile, weights, of_tokens)
 
 
 def pairs_of(chosen: Tensor, experts: int, invariant: bool) -> Pairs:

@@ -9,7 +9,7 @@ scale per 128 columns, a block has as many rows, and the program makes these cod
 128 rows share their scales, as in blocks of 128 by 128, one number multiplies a block's sums.
 A gated product of an expert's few last pairs has a smaller tile: every tile is computed whole, and of 80 pairs the
 second tile of 64 would have 16.
-The scales of the next columns are asked for before this turn's products are waited for. Users: moe/float8_weight.
+The scales of the next columns are asked for before this turn's products are waited for. Users: moe/dispatch_float8.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -23,9 +23,9 @@ from torch import Tensor
 from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.codes import Codes, Inputs, quantised_e4m3
 from engine.kernels.gemm.descriptors import describe, has_descriptors, is_aligned
+from engine.kernels.gemm.float8_library import blocks_of
 from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.quantise_floats import CodedRows, coded, empty_coded, scale_of
-from engine.kernels.gemm.scaled import blocks_of
 from engine.kernels.gemm.widen import E4M3, widened
 from engine.kernels.moe.grouped import Tile, grouped_reference, pairs_of_tile, tile_of_experts
 from engine.kernels.moe.sort import Pairs

@@ -2,14 +2,13 @@
 
 Codes meet codes at every number of rows: a prefix that is computed again has the same bits. The kernel before gives the
 codes of the tokens' rows where there is a norm; the first product makes those of the second where a program has the
-columns that share a scale. Few pairs go straight to their experts (moe/pairs_float8), where missing codes are made;
-sorted ones go by tiles (moe/float8). Users: engine/layers/moe, on devices whose units multiply e4m3.
+columns that share a scale. moe/dispatch_float8 says which kernel multiplies.
+Users: engine/layers/moe, on devices whose units multiply e4m3.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,13 +16,11 @@ from torch import Tensor
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Inputs
 from engine.kernels.gemm.groups import Packed
-from engine.kernels.gemm.quantise_floats import CodedRows, quantise_floats
-from engine.kernels.moe.dense import SAME, pairs_of
-from engine.kernels.moe.float8 import float8_experts_product, float8_tile
-from engine.kernels.moe.grouped import Tile
-from engine.kernels.moe.pairs_float8 import launch_pairs_float8, suits
+from engine.kernels.gemm.quantise_floats import CodedRows
+from engine.kernels.moe.dense import pairs_of
+from engine.kernels.moe.dispatch_float8 import Product, choose
+from engine.kernels.moe.pairs_float8 import suits
 from engine.kernels.moe.sort import Pairs, sort_pairs
-from engine.kernels.moe.tiles import Shape, tile_for
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.kernels.target import target
 
@@ -79,19 +76,11 @@ class Float8Experts(ExpertsWeight):
         self, x: Tensor | CodedRows, pairs: Pairs, activation: Activation | None, weights: Tensor | None = None,
         then: Inputs | None = None,
     ) -> Tensor | CodedRows:  # fmt: skip
-        rest = self.weight, self.num_experts, self.bias, pairs, activation
-        if pairs.order is None:
-            return launch_pairs_float8(x, *rest, weights, None, self.takes, self.dtype)
-        codes = quantise_floats(x, self.takes) if isinstance(x, Tensor) else x
-        tile = self._tile(pairs, gated=activation is not None)
-        return float8_experts_product(codes, *rest, tile, self.dtype, weights, then)
-
-    def _tile(self, pairs: Pairs, gated: bool) -> Tile:
-        each = float(SAME) if self.invariant else pairs.count / self.num_experts
-        width = len(self.weight.codes) // self.num_experts // (2 if gated else 1)
-        shape = Shape(self.num_experts, width, self.weight.depth, gated)
-        tile = tile_for("E4M3 by E4M3", shape, each, partial(float8_tile, target(), each, gated))
-        return tile._replace(least=0) if self.invariant else tile
+        product = Product(
+            x, self.weight, self.num_experts, self.bias, pairs, activation, self.takes, self.dtype, weights, then,
+            self.invariant,
+        )  # fmt: skip
+        return choose(product).launch(product)
 
 
 def floats(rows: Tensor | CodedRows) -> Tensor:

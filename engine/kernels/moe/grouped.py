@@ -5,7 +5,7 @@ alone, so the grid is a bound: every expert's last tile may be part empty, and p
 Experts that no token chose are not read, and pairs of padding have no expert: what stands in their rows is undefined.
 Few pairs are not sorted: each pair is a tile by itself, of its own expert.
 The first product gathers the tokens' rows, the second writes each pair's row to the place of the pair.
-Users: moe/dense on accelerators.
+Users: moe/dispatch on accelerators.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

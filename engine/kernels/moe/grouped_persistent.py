@@ -5,7 +5,7 @@ a product without an activation. Every unit runs one program, which goes from ti
 tile's first columns while it writes the last; how many tiles there are is known on the device alone, so the programs
 count them. The expert's matrix, and rows that lie in sorted order, come through tensor descriptors (TMA, CUDA from
 sm_90 on); the tokens' rows are gathered by pointers. Rows behind an expert's last pair are computed with its tile and
-not written. Users: moe/dense on accelerators, for the weights and numbers of pairs that moe/tiles names.
+not written. Users: moe/dispatch on accelerators, for the weights and numbers of pairs that moe/tiles names.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

@@ -9,7 +9,7 @@ multiply values, because sums that end with each group would wait for the matrix
 A row's pairs have no tiles (moe/pairs). Tiles of other few pairs are too few to keep the memory busy: those of a
 row of gpt-oss-20b have 11 KB on their way to each of an H100's units. Then programs share a tile's columns, as in
 gemm/split_k: the last to arrive adds all sums, in order.
-Users: moe/coded.
+Users: moe/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -24,7 +24,6 @@ from engine.kernels.gemm.groups import Packed, makes_pairs
 from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.widen import BLOCK, values_of
 from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile
-from engine.kernels.moe.pairs import launch_pairs, takes
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import Target, tl, triton
@@ -158,8 +157,6 @@ def launch_mxfp4_product(
     width = len(weight.codes) // experts // (2 if gated else 1)
     assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
     assert is_mxfp4(weight) and weight.scales is not None
-    if takes(x, pairs):
-        return launch_pairs(x, weight, experts, bias, pairs, activation, weights)
     out = x.new_empty(pairs.count, width)
     blocks, tiles, splits = triton.cdiv(width, tile.block_n), pairs.count, min(tile.splits, depth // BLOCK)
     if pairs.order is not None:  # every expert's last tile may be part empty

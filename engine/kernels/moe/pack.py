@@ -19,7 +19,7 @@ from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.pack import Placement, pack, pack_pieces, stacked
 from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.moe.coded import CodedExperts
+from engine.kernels.moe.coded_weight import CodedExperts
 from engine.kernels.moe.dense import DenseExperts
 from engine.kernels.moe.float8 import pack_float8_experts
 from engine.kernels.moe.float8_weight import Float8Experts

@@ -8,7 +8,7 @@ Two codes become two bfloat16 in four operations (gemm/widen) and are off by 2^1
 powers of two up to 2^31, and the rest to the result.
 A program takes several pairs of weight rows, one after the other; the next ones' codes are on their way meanwhile. The
 experts of the second product are known before the first one ends, so that its first codes are, too.
-Users: moe/mxfp4.
+Users: moe/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

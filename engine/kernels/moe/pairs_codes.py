@@ -13,7 +13,7 @@ from engine.kernels.gemm.quantise_floats import coded, scale_of, to_power
 from engine.kernels.target import tl, triton
 
 OF_CODES, CODE_OPERANDS = tl.constexpr(of_words()), tl.constexpr(",".join(["=&f"] * 4 + ["r"] * 12))
-KEPT, CODES, MADE = range(3)  # the constant FORM: floats that stay, codes, floats that become codes
+FLOATS, CODES, MADE = range(3)  # the constant FORM: floats that stay, codes, floats that become codes
 HIGHER = tl.constexpr("{ .reg .b32 one, other; abs.bf16x2 one, $1; abs.bf16x2 other, $2; max.bf16x2 $0, one, other; }")
 LEAST = tl.constexpr(2.0**-126)  # a scale below it has no reciprocal
 

@@ -10,7 +10,7 @@ magnitudes below 2^67, is multiplied by 2^60 once, and the result again: a code 
 of a turn lies within 128 columns, so scales multiply sums, one for each thread and weight row. As in moe/pairs, codes
 of the next weight rows are on their way meanwhile, and the second product's first ones are asked for before it waits.
 Where inputs are FP8 too, codes meet codes as they lie (moe/pairs_codes), and scales of x multiply with the others.
-Users: moe/coded, moe/float8_weight.
+Users: moe/dispatch_codes, moe/dispatch_float8.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -28,7 +28,7 @@ from engine.kernels.gemm.groups import Packed, makes_pairs
 from engine.kernels.gemm.one_row import as_float
 from engine.kernels.gemm.quantise_floats import CodedRows
 from engine.kernels.gemm.widen import BLOCK, widened
-from engine.kernels.moe.pairs_codes import CODE_OPERANDS, CODES, KEPT, MADE, OF_CODES, made_of, tokens_of
+from engine.kernels.moe.pairs_codes import CODE_OPERANDS, CODES, FLOATS, MADE, OF_CODES, made_of, tokens_of
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options, wait_then_allow
 from engine.kernels.target import target, tl, triton
@@ -37,7 +37,7 @@ WORD = 4  # codes of 32 bits
 GROUP = 128  # columns that share a scale
 TURN = 128  # words that a warp reads of a row at a time, four a thread: four groups
 # Programs of a unit, what its registers hold: of rows of more than two turns, and of shorter ones.
-PROGRAMS = {KEPT: (16, 24), CODES: (24, 32), MADE: (16, 32)}
+PROGRAMS = {FLOATS: (16, 24), CODES: (24, 32), MADE: (16, 32)}
 FAR = tl.constexpr(2.0**60)
 FURTHER = tl.constexpr("{ .reg .b32 far, zero; mov.b32 far, 0x5d805d80; mov.b32 zero, 0x80008000;"
                        " fma.rn.bf16x2 $0, $1, far, zero; }")  # fmt: skip
@@ -269,7 +269,7 @@ def launch_pairs_float8(
     assert rows.is_contiguous() and is_aligned(rows) and is_aligned(words)
     assert bias is None or bias.dtype is torch.float32
     turns, step = triton.cdiv(depth // WORD, TURN), 1 if gated else 2
-    kind = CODES if coded else KEPT if inputs is None else MADE
+    kind = CODES if coded else FLOATS if inputs is None else MADE
     in_pairs = rows.is_cuda and target().runs_ptx if coded else makes_pairs(rows)
     # All programs are at work at the same time.
     programs = PROGRAMS[kind][0 if turns > 2 else 1] * target().num_units

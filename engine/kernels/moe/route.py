@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.base.model_config import Routing
 from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.moe.kept import Kept
+from engine.kernels.moe.capture import Capture
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -41,7 +41,7 @@ def first_of(values, column, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def keep_groups(ranks, column, GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr,
+def keep_groups(ranks, column, GROUPS: tl.constexpr, TOPK_GROUP: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr,
                 COLUMNS: tl.constexpr):  # fmt: skip
     """ranks [rows, COLUMNS], with minus infinity outside the best of the groups of SIZE columns."""
     lowest = float("-inf")
@@ -54,19 +54,19 @@ def keep_groups(ranks, column, GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: t
             second, at = first_of(tl.where(column == at, lowest, mine), column, COLUMNS)
             rank += second
         of_group = tl.where(group == number, rank, of_group)
-    kept = tl.full(ranks.shape, lowest, tl.float32)
-    for _ in range(KEPT):
+    capture = tl.full(ranks.shape, lowest, tl.float32)
+    for _ in range(TOPK_GROUP):
         rank, at = first_of(of_group, column, COLUMNS)
-        kept = tl.where(group == at // SIZE, ranks, kept)
+        capture = tl.where(group == at // SIZE, ranks, capture)
         of_group = tl.where(group == at // SIZE, lowest, of_group)
-    return kept
+    return capture
 
 
 @triton.jit
 def choose_tile(
-    chosen, weights, kept, mapping, kept_line, logits, correction, scales, m, rows, live, experts, eps, least_sum,
+    chosen, weights, capture, mapping, capture_line, logits, correction, scales, m, rows, live, experts, eps, least_sum,
     scale, SIGMOID: tl.constexpr, NEAR: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr, TOPK_GROUP: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
     """The choice of the tokens m, whose logits are written; from `live` on they are padding."""
@@ -90,8 +90,8 @@ def choose_tile(
     ranks = tl.where(broken, 0.0, ranks)
     scores = tl.where(broken, float("nan"), scores)
     ranks = tl.where(real, ranks, float("-inf"))
-    if KEPT < GROUPS:
-        ranks = keep_groups(ranks, column, GROUPS, KEPT, SIZE, TWO, COLUMNS)
+    if TOPK_GROUP < GROUPS:
+        ranks = keep_groups(ranks, column, GROUPS, TOPK_GROUP, SIZE, TWO, COLUMNS)
     slot = tl.arange(0, SLOTS)[None, :]
     numbers = tl.zeros([x.shape[0], SLOTS], tl.int32)
     given = tl.zeros([x.shape[0], SLOTS], tl.float32)
@@ -117,16 +117,18 @@ def choose_tile(
     inside, real_row = (m < rows)[:, None] & (slot < TOP_K), (m < live)[:, None]
     tl.store(chosen + target, tl.where(real_row, numbers, experts), mask=inside)
     tl.store(weights + target, tl.where(real_row, given, 0.0), mask=inside)
-    if kept is not None:
+    if capture is not None:
         place = tl.load(mapping + m, mask=m < live, other=-1)[:, None]
-        tl.store(kept + place * kept_line + slot, numbers.to(kept.dtype.element_ty), mask=inside & (place >= 0))
+        tl.store(
+            capture + place * capture_line + slot, numbers.to(capture.dtype.element_ty), mask=inside & (place >= 0)
+        )
 
 
 @triton.jit(do_not_specialize=["rows"])
 def route_kernel(
     chosen,  # [rows, TOP_K] int32
     weights,  # [rows, TOP_K] float32
-    kept,  # [places, TOP_K] uint8 or int16, lines kept_line apart, or None
+    capture,  # [places, TOP_K] uint8 or int16, lines capture_line apart, or None
     logits,  # [rows, experts] float32
     arrived,  # [MAX_TILES] int32; zero before and after
     x,  # [rows, depth]
@@ -136,7 +138,7 @@ def route_kernel(
     scales,  # [experts] float32, or None
     count,  # [1] int32: rows from here on are padding; None: there is none
     mapping,  # [rows] int64: where the experts of each row are captured, negative: nowhere; or None
-    kept_line,
+    capture_line,
     rows,
     experts,
     depth,
@@ -148,7 +150,7 @@ def route_kernel(
     TOP_K: tl.constexpr,
     RENORMALISE: tl.constexpr,
     GROUPS: tl.constexpr,
-    KEPT: tl.constexpr,
+    TOPK_GROUP: tl.constexpr,
     SIZE: tl.constexpr,  # experts of a group
     TWO: tl.constexpr,  # a group's rank is the sum of its best two
     COLUMNS: tl.constexpr,  # power of two >= experts
@@ -182,8 +184,8 @@ def route_kernel(
     tl.debug_barrier()  # every thread's logits are written before the arrival is counted
     programs = tl.num_programs(0)
     if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == programs - 1:
-        choose_tile(chosen, weights, kept, mapping, kept_line, logits, correction, scales, m, rows, live, experts,
-                    eps, least_sum, scale, SIGMOID, NEAR, TOP_K, RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS,
+        choose_tile(chosen, weights, capture, mapping, capture_line, logits, correction, scales, m, rows, live, experts,
+                    eps, least_sum, scale, SIGMOID, NEAR, TOP_K, RENORMALISE, GROUPS, TOPK_GROUP, SIZE, TWO, COLUMNS,
                     SLOTS)  # fmt: skip
         tl.store(arrived + tile, 0)
 
@@ -194,7 +196,7 @@ def route(
     correction: Tensor | None,
     routing: Routing,
     count: Tensor | None = None,
-    kept: Kept | None = None,
+    capture: Capture | None = None,
     scales: Tensor | None = None,
     lasting: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -205,10 +207,12 @@ def route(
     lasting: int32 [T * top_k] or more, becomes the memory of the experts that are returned.
     """
     if x.is_cuda:
-        return launch_route(x, router.dense(), router.dense_bias(), correction, routing, count, kept, scales, lasting)
+        return launch_route(
+            x, router.dense(), router.dense_bias(), correction, routing, count, capture, scales, lasting
+        )
     chosen, weights = choose_experts(router.linear(x.to(torch.float32)), correction, routing, scales)
-    if kept is not None:
-        kept.write(chosen)
+    if capture is not None:
+        capture.write(chosen)
     chosen, weights = without_padding(chosen, weights, routing, count)
     return chosen if lasting is None else lasting[: chosen.numel()].view(chosen.shape).copy_(chosen), weights
 
@@ -220,7 +224,7 @@ def launch_route(
     correction: Tensor | None,
     routing: Routing,
     count: Tensor | None = None,
-    kept: Kept | None = None,
+    capture: Capture | None = None,
     scales: Tensor | None = None,
     lasting: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -233,9 +237,9 @@ def launch_route(
     chosen = chosen[: rows * routing.top_k].view(rows, routing.top_k)
     weights = torch.empty(rows, routing.top_k, dtype=torch.float32, device=x.device)
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
-    ids, mapping, line = (None, None, 0) if kept is None else (kept.ids, kept.mapping, kept.ids.stride(0))
-    assert kept is None or (kept.ids.shape[1:] == (routing.top_k,) and kept.ids.stride(1) == 1)
-    assert kept is None or len(kept.mapping) == rows
+    ids, mapping, line = (None, None, 0) if capture is None else (capture.ids, capture.mapping, capture.ids.stride(0))
+    assert capture is None or (capture.ids.shape[1:] == (routing.top_k,) and capture.ids.stride(1) == 1)
+    assert capture is None or len(capture.mapping) == rows
     block_n = BLOCK_N
     if router.itemsize == 2:
         block_n = next((wide for least, wide in WIDER if rows >= least and experts >= wide), BLOCK_N)
@@ -243,7 +247,7 @@ def launch_route(
         chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, scales, count, mapping, line,
         rows, experts, depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid",
         NEAR=routing.nearness if routing.score == "near" else None, TOP_K=routing.top_k,
-        RENORMALISE=routing.norm_topk_prob, GROUPS=routing.n_group, KEPT=routing.topk_group,
+        RENORMALISE=routing.norm_topk_prob, GROUPS=routing.n_group, TOPK_GROUP=routing.topk_group,
         SIZE=experts // routing.n_group, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
         BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_K=BLOCK_K, num_warps=4,
@@ -323,6 +327,6 @@ def _of_chosen_groups(ranks: Tensor, routing: Routing) -> Tensor:
     else:
         best = grouped.sort(dim=-1, descending=True).values
         of_group = best[..., 0] + best[..., 1]
-    kept = of_group.sort(dim=-1, descending=True, stable=True).indices[:, : routing.topk_group]
-    mask = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, kept, value=True)
+    capture = of_group.sort(dim=-1, descending=True, stable=True).indices[:, : routing.topk_group]
+    mask = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, capture, value=True)
     return mask[..., None].expand_as(grouped).flatten(1)

@@ -22,7 +22,7 @@ from engine.kernels.gemm.dense import DenseWeight
 from engine.kernels.gemm.quantise_floats import CodedRows, code_row, empty_coded, quantise_floats
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.moe.kept import Kept
+from engine.kernels.moe.capture import Capture
 from engine.kernels.moe.route import route, route_reference
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.pdl import grid_wait, launch_options
@@ -47,7 +47,7 @@ def ranks_of(logits, highest, total, correction, expert, real, SIGMOID: tl.const
 
 @triton.jit
 def choose_row(
-    chosen, weights, kept, mapping, kept_line, logits, correction, scales, row, real_row, experts, eps, least_sum,
+    chosen, weights, capture, mapping, capture_line, logits, correction, scales, row, real_row, experts, eps, least_sum,
     scale, SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, COLUMNS: tl.constexpr,
     RIVALS: tl.constexpr,
 ):  # fmt: skip
@@ -82,9 +82,9 @@ def choose_row(
         given *= tl.load(scales + mine, mask=real, other=0.0)
     tl.store(chosen + row * TOP_K + place, tl.where(real_row, mine, experts), mask=taken)
     tl.store(weights + row * TOP_K + place, tl.where(real_row, given, 0.0), mask=taken)
-    if kept is not None:
+    if capture is not None:
         line = tl.where(taken & real_row, tl.load(mapping + row), -1)
-        tl.store(kept + line * kept_line + place, mine.to(kept.dtype.element_ty), mask=line >= 0)
+        tl.store(capture + line * capture_line + place, mine.to(capture.dtype.element_ty), mask=line >= 0)
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def route_rows_kernel(
     codes,  # [rows, depth] uint8 of `normed`, or None
     code_scales,  # [groups, rows] float32
     given,  # [] float32 when STATIC
-    kept,  # [places, TOP_K] uint8 or int16, lines kept_line apart, or None
+    capture,  # [places, TOP_K] uint8 or int16, lines capture_line apart, or None
     logits,  # [rows, experts] float32
     arrived,  # [MAX_TILES] int32; zero before and after
     x,  # [rows, depth]
@@ -106,7 +106,7 @@ def route_rows_kernel(
     scales,  # [experts] float32, or None
     count,  # [1] int32: rows from here on are padding; None: there is none
     mapping,  # [rows] int64: where the experts of each row are captured, negative: nowhere; or None
-    kept_line,
+    capture_line,
     experts,
     depth,
     norm_eps,
@@ -151,8 +151,8 @@ def route_rows_kernel(
         tl.store(logits + row * experts + n, sums, mask=n < experts)
         tl.debug_barrier()  # every thread's logits are written before the arrival is counted
         if tl.atomic_add(arrived + row, 1, sem="acq_rel") == tl.num_programs(0) - LAST:
-            choose_row(chosen, weights, kept, mapping, kept_line, logits, correction, scales, row, real_row, experts,
-                       eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS, RIVALS)  # fmt: skip
+            choose_row(chosen, weights, capture, mapping, capture_line, logits, correction, scales, row, real_row,
+                       experts, eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, COLUMNS, RIVALS)  # fmt: skip
             tl.store(arrived + row, 0)
 
 
@@ -169,27 +169,27 @@ def takes(x: Tensor, router: Weight, routing: Routing) -> bool:
 
 def route_of_normed(
     x: Tensor, gain: Tensor, norm_eps: float, router: Weight, correction: Tensor | None, routing: Routing,
-    count: Tensor | None = None, kept: Kept | None = None, scales: Tensor | None = None, lasting: Tensor | None = None,
-    inputs: Inputs | None = None,
+    count: Tensor | None = None, capture: Capture | None = None, scales: Tensor | None = None,
+    lasting: Tensor | None = None, inputs: Inputs | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, CodedRows | None]:  # fmt: skip
     """rms_norm(x, gain, norm_eps) [T, H]; what moe/route's `route` returns; codes of the rows where `inputs` has any.
 
     x [T, H] contiguous, gain [H] float32; the other arguments are those of `route`.
     """
     if takes(x, router, routing):
-        rest = router.dense(), router.dense_bias(), correction, routing, count, kept, scales, lasting, inputs
+        rest = router.dense(), router.dense_bias(), correction, routing, count, capture, scales, lasting, inputs
         return launch_route_rows(x, gain, norm_eps, *rest, target().widens_fp8)
     if inputs is None:
         rows, codes = rms_norm(x, gain, norm_eps), None
     else:
         rows = torch.empty_like(x)
         codes = quantise_floats(x, inputs, gain, norm_eps, normed=rows)
-    return rows, *route(rows, router, correction, routing, count, kept, scales, lasting), codes
+    return rows, *route(rows, router, correction, routing, count, capture, scales, lasting), codes
 
 
 def launch_route_rows(
     x: Tensor, gain: Tensor, norm_eps: float, router: Tensor, bias: Tensor | None, correction: Tensor | None,
-    routing: Routing, count: Tensor | None = None, kept: Kept | None = None, scales: Tensor | None = None,
+    routing: Routing, count: Tensor | None = None, capture: Capture | None = None, scales: Tensor | None = None,
     lasting: Tensor | None = None, inputs: Inputs | None = None, native: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, CodedRows | None]:  # fmt: skip
     """The Triton kernel; arguments as `route_of_normed`, the router's matrix [E, H] of any dtype, its bias [E].
@@ -203,8 +203,10 @@ def launch_route_rows(
     weights = torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
     normed = torch.empty_like(x)
-    ids, mapping, line = (None, None, 0) if kept is None else (kept.ids, kept.mapping, kept.ids.stride(0))
-    assert kept is None or (kept.ids.shape[1:] == (top_k,) and kept.ids.stride(1) == 1 and len(kept.mapping) == rows)
+    ids, mapping, line = (None, None, 0) if capture is None else (capture.ids, capture.mapping, capture.ids.stride(0))
+    assert capture is None or (
+        capture.ids.shape[1:] == (top_k,) and capture.ids.stride(1) == 1 and len(capture.mapping) == rows
+    )
     coded = None if inputs is None else empty_coded(rows, depth, inputs, x.device)
     codes, code_scales = (None, None) if coded is None else coded
     form = inputs or Inputs()

@@ -2,8 +2,8 @@
 
 The tables are measured offline and committed; `python -m tests.bench.gpu_moe_tiles` prints their lines. A shape is
 looked up with the least class that holds the pairs of an expert. A shape without a line takes those of the nearest
-shape of its form, and a card or a form without a table the form's rule; the log says either once. Users: the forms of
-ExpertsWeight on accelerators.
+shape of its form, and a card or a form without a table the form's rule; the log says either once. Users: the dispatch
+tables of this folder.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engine.kernels.moe.grouped import Tile
+from engine.kernels.moe.sort import Pairs
 from engine.kernels.target import target
 
 log = logging.getLogger("omniloop.engine")
 
+SAME = 64  # pairs per expert for whose tile every product of an invariant form is cut
 CLASSES = (0, 8, 16, 32, 48, 64, 128, math.inf)  # pairs of an expert; 0: few pairs, which are not sorted
 Line = tuple[Tile, ...]  # by class
 
@@ -100,10 +102,22 @@ LINES: dict[str, dict[str, dict[Shape, Line]]] = {
 }  # fmt: skip
 
 
-def tile_for(form: str, shape: Shape, each: float, rule: Callable[[], Tile]) -> Tile:
-    """The tile for so many pairs of an expert, on this card."""
+def count_of(pairs: Pairs, experts: int, invariant: bool) -> int:
+    """The number of pairs for which a product is cut: 0 for pairs that are not sorted; an invariant form has one."""
+    if invariant:
+        return SAME * experts
+    return 0 if pairs.order is None else pairs.count
+
+
+def measured_tile(form: str, shape: Shape, each: float) -> Tile | None:
+    """The tile for so many pairs of an expert, on this card; None: the form's rule says it."""
     line = line_of(target().arch, form, shape)
-    return rule() if line is None else line[next(number for number, most in enumerate(CLASSES) if each <= most)]
+    return None if line is None else line[next(number for number, most in enumerate(CLASSES) if each <= most)]
+
+
+def tile_for(form: str, shape: Shape, each: float, rule: Callable[[], Tile]) -> Tile:
+    """The measured tile, or the rule's."""
+    return measured_tile(form, shape, each) or rule()
 
 
 @functools.cache

@@ -6,7 +6,7 @@ As in gemm/scaled_values a tile has one accumulator for the whole depth, and the
 registers. Gate and up are rows of one tile. The expert's words, and rows that lie in sorted order, come through tensor
 descriptors; the tokens' rows are gathered by pointers. Rows behind an expert's last pair are computed with its tile and
 not written. The products are for NVIDIA's sm_90 alone; moe/mxfp4 and moe/coded serve what `takes` refuses.
-Users: moe/coded.
+Users: moe/dispatch_codes.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)

@@ -17,7 +17,7 @@ from _fast.layout import SlotWord
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
 from engine.kernels.sampling.rules import line_of
-from engine.kernels.sampling.top_p_rejection import LEAST_P, is_kept, numbers
+from engine.kernels.sampling.top_p_rejection import LEAST_P, accepts, numbers
 from engine.kernels.step_tensors import real, seed_of, word
 from engine.kernels.target import tl, triton
 
@@ -91,7 +91,7 @@ def pick_from(at, chosen, best, mass, num_groups, vocab, heat, cut, left, p, see
                             GROUP, LANES)  # fmt: skip
         kept = cut == 0
         if cut & (x > refused):  # a logit that is not above a refused one is refused too
-            kept = is_kept(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale, GROUP, LANES, CHUNK)
+            kept = accepts(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale, GROUP, LANES, CHUNK)
         result = tl.where(kept, token, OPEN)
         refused = tl.maximum(refused, x)
         left = tl.where(kept, 0, left - 1)

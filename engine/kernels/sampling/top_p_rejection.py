@@ -54,7 +54,7 @@ def numbers(best, mass, first, num_groups, LANES: tl.constexpr):
 
 
 @triton.jit
-def is_kept(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale,
+def accepts(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale,
             GROUP: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """True where less than p of the mass is above x; best, mass and `chosen` (room for a list) are the row's lines."""
     total, most, least = tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32)

@@ -15,7 +15,7 @@ from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer
 from engine.models.base.family import Family
 
-AHEAD = "use_bidirectional_attention"
+USE_BIDIRECTIONAL = "use_bidirectional_attention"
 BOTH_WAYS = "Bidirectional"  # in the names of classes that NVIDIA made of a decoder: LlamaBidirectionalModel
 # What the classes of a body are called that end with something else than a language model's head; longer names first.
 POOLED: dict[str, Form] = {
@@ -37,25 +37,29 @@ def class_of_body(name: str) -> tuple[str, Form]:
 
 def sees_all(family: Family, root: Section, body: Section) -> bool:
     """Whether each token attends to all of its input."""
-    said = root.values.get("is_causal") is False or attends_ahead(body)
+    said = root.values.get("is_causal") is False or attends_both_ways(body)
     return said or family.head is not None or any(BOTH_WAYS in str(name) for name in root.items("architectures", ()))
 
 
-def attends_ahead(body: Section) -> bool:
+def attends_both_ways(body: Section) -> bool:
     """Whether a decoder's texts do; Gemma 4 says "all", or "vision" where the tokens of a picture do."""
-    said = body.values.get(AHEAD)
-    return said == "all" if isinstance(said, str) else body.boolean(AHEAD, False)
+    said = body.values.get(USE_BIDIRECTIONAL)
+    return said == "all" if isinstance(said, str) else body.boolean(USE_BIDIRECTIONAL, False)
 
 
 def pooled_text(
-    text: TextConfig, pooling: PoolingConfig, towers: Mapping[str, TowerConfig], lead: int, implementation: str
+    text: TextConfig,
+    pooling: PoolingConfig,
+    towers: Mapping[str, TowerConfig],
+    encoder_prefix: int,
+    implementation: str,
 ) -> TextConfig:
     """The body of a model that pools; arguments as in ModelConfig. Raises ConfigError where this version has none."""
     if pooling.two_towers:
         return text
     if implementation != "native":
         raise ConfigError("--runner pooling: the architecture has no file of its own here; it can only generate")
-    if lead:
+    if encoder_prefix:
         raise ConfigError("--runner pooling: this model writes down recordings; it can only generate")
     if not pooling.bidirectional:
         return text

@@ -93,7 +93,7 @@ class Decoder(Model):
         self.audio: Tower | None = None
         self.table = self.WEIGHTS
         self.chosen: Chosen | None = None
-        self.beside_ours: Any = None  # what a table's further rows name: parts that no layer here has
+        self.replaced_parts: Any = None  # what a table's further rows name: parts that no layer here has
         self.head = (
             None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias)
         )
@@ -186,14 +186,14 @@ class Decoder(Model):
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale
         if batch.overlay is not None:
-            shown, rows = batch.overlay
-            residual = torch.where(shown, self._shown(rows, residual), residual)
+            visible, rows = batch.overlay
+            residual = torch.where(visible, self._visible(rows, residual), residual)
         for start, length, rows in batch.media:
             tokens = residual[start : start + length]
-            tokens.copy_(self._shown(rows, tokens))
+            tokens.copy_(self._visible(rows, tokens))
         return residual
 
-    def _shown(self, rows: Tensor, embedded: Tensor) -> Tensor:
+    def _visible(self, rows: Tensor, embedded: Tensor) -> Tensor:
         """What rows of media make of the embeddings of their tokens."""
         rows = self._scaled(rows[:, : embedded.shape[1]])
         return embedded + rows if self.config.adds_media else rows

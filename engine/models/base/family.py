@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.base.ahead import Ahead
+from engine.base.bidirectional import Bidirectional
 from engine.base.errors import ConfigError
 from engine.base.model_config import HeadLayer, ModelConfig, PoolingConfig, TextConfig, TowerConfig
 from engine.base.request import Modality
@@ -41,12 +41,12 @@ class Family:
     # A tower for fewer kinds than it reads, where it is built without those that no prompt will hold; None: it is not.
     narrowed: Callable[[Any, tuple[Modality, ...]], TowerConfig] | None = None
     keys: Mapping[str, str] = field(default_factory=dict)  # of the decoder's section -> Llama's word for the same
-    lead: Callable[[Section], int] | None = None  # rows of sound that begin every prompt; its tower has no section
+    encoder_prefix: Callable[[Section], int] | None = None  # rows of sound that begin each prompt; no section
     # Of encoders, whose tokens attend to all others: the layers of a classifier of this form; None: a decoder.
     head: Callable[[Section, Form], tuple[HeadLayer, ...]] | None = None
     first_position: Callable[[Section], int] = _zero  # positions of the table that no token has
     # Which tokens of a prompt see later ones, where the model sees. In some families the checkpoint decides.
-    ahead: Ahead | Callable[[Section], Ahead] = ""
+    bidirectional: Bidirectional | Callable[[Section], Bidirectional] = ""
     # Rows of media are added to the embeddings of tokens, those of the answer included: spans go on behind the prompt.
     adds_media: bool = False
     # Of config.json: the tokens that templates write where an item stands, and those around them.
@@ -56,19 +56,19 @@ class Family:
     # Of a family that only makes vectors: the folder, text_config, config.json, --pooler-config -> what it pools.
     pooling: Callable[[Path, Section, Section, Mapping[str, Any]], PoolingConfig] | None = None
 
-    def ahead_of(self, outer: Section, sees: bool) -> Ahead:
+    def bidirectional_in(self, outer: Section, sees: bool) -> Bidirectional:
         """Which tokens of a prompt see later ones; `sees`: whether the model has a tower."""
-        if isinstance(self.ahead, str):
-            return self.ahead if sees or self.ahead == "prompt" else ""
-        return self.ahead(outer) if sees else ""
+        if isinstance(self.bidirectional, str):
+            return self.bidirectional if sees or self.bidirectional == "prompt" else ""
+        return self.bidirectional(outer) if sees else ""
 
     def towers_of(self, outer: Section, text: TextConfig, without: Collection[str]) -> dict[str, TowerConfig]:
         """The towers that this checkpoint has, but for those that would encode only what no prompt will hold."""
         towers: dict[str, TowerConfig] = {}
         for name, read in self.towers.items():
             key = f"{name}_config" if outer.values.get(f"{name}_config") is not None else name
-            if outer.values.get(key) is not None or self.lead is not None:
-                tower = read(outer.section(key) if self.lead is None else outer)
+            if outer.values.get(key) is not None or self.encoder_prefix is not None:
+                tower = read(outer.section(key) if self.encoder_prefix is None else outer)
                 if tower.row_width != text.hidden_size:
                     raise ConfigError(
                         f"config.json: {key} makes rows of {tower.row_width} numbers; the decoder's "

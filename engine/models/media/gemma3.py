@@ -60,6 +60,6 @@ FAMILY = Family(
     text=text,
     towers={"vision": vision},
     processor="gemma:Gemma3",
-    ahead="items",
+    bidirectional="items",
     media_token_ids=media_token_ids,
 )

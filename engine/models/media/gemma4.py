@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import torch
 
-from engine.base.ahead import Ahead
+from engine.base.bidirectional import Bidirectional
 from engine.base.model_config import ModelConfig, TextConfig
 from engine.checkpoint.section import Section
 from engine.encoders.gemma4 import ROWS, Gemma4VisionConfig, Gemma4VisionTower, read_vision
 from engine.encoders.gemma4_audio import ROWS as AUDIO_ROWS
 from engine.encoders.gemma4_audio import Gemma4AudioConfig, Gemma4AudioTower, read_audio
 from engine.encoders.tower import by_modality
-from engine.models.base.both_ways import AHEAD
+from engine.models.base.both_ways import USE_BIDIRECTIONAL
 from engine.models.base.family import Family
 from engine.models.text.gemma import KEYS
 from engine.models.text.gemma4_config import text as decoder
@@ -48,9 +48,9 @@ def text(body: Section, outer: Section) -> TextConfig:
     return decoder(body, Section({**outer.values, "tie_word_embeddings": tied}, outer.path))
 
 
-def ahead(outer: Section) -> Ahead:
+def bidirectional(outer: Section) -> Bidirectional:
     """Whether the tokens of a picture see each other."""
-    return "items" if outer.section("text_config").values.get(AHEAD) == "vision" else ""
+    return "items" if outer.section("text_config").values.get(USE_BIDIRECTIONAL) == "vision" else ""
 
 
 def media_token_ids(outer: Section) -> dict[str, int]:
@@ -66,6 +66,6 @@ FAMILY = Family(
     towers={"vision": read_vision, "audio": read_audio},
     processor="gemma4:Gemma4",
     keys=KEYS,
-    ahead=ahead,
+    bidirectional=bidirectional,
     media_token_ids=media_token_ids,
 )

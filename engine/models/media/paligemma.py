@@ -34,5 +34,5 @@ FAMILY = Family(
     text=text,
     towers={"vision": vision},
     processor="gemma:PaliGemma",
-    ahead="prompt",
+    bidirectional="prompt",
 )

@@ -40,8 +40,8 @@ class Qwen3VL(Qwen2VL):
         width, stream = self.config.text.hidden_size, x.rows()
         part = slice((number + 1) * width, (number + 2) * width)
         if batch.overlay is not None:
-            shown, rows = batch.overlay
-            stream += torch.where(shown, rows[:, part], 0.0)
+            visible, rows = batch.overlay
+            stream += torch.where(visible, rows[:, part], 0.0)
         for start, length, rows in batch.media:
             stream[start : start + length] += rows[:, part]
 

@@ -85,7 +85,7 @@ class Whisper(Model):
         self.towers = by_modality(self.audio)
         self.head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
         self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
-        self.positions = Positions(config.max_position - config.lead, text.hidden_size)
+        self.positions = Positions(config.max_position - config.encoder_prefix, text.hidden_size)
         self.layers = [WhisperLayer(text) for _ in text.layers]
         self.norm = LayerNorm(text.hidden_size, EPS)
         self._rope = RopeTable(text.layers[0].rope, device, 1)
@@ -136,7 +136,7 @@ class Whisper(Model):
         """The residual stream behind the last layer, [T, hidden], of these tokens: of those `chosen` of the step's."""
         views = self._views(batch, places, chosen)
         x = self.embed(token_ids)
-        x += self.positions((places - self.config.lead).clamp_(0, self.positions.num_positions - 1))
+        x += self.positions((places - self.config.encoder_prefix).clamp_(0, self.positions.num_positions - 1))
         overlay = batch.overlay if chosen is None else None
         for layer, cache in zip(self._running, batch.caches):
             layer(x, views, cache, overlay)
@@ -144,7 +144,7 @@ class Whisper(Model):
 
     def _views(self, batch: Batch, places: Tensor, chosen: Tensor | None) -> Views:
         """Every token a row of its own. A token of sound or padding attends to one key, and its result is not used."""
-        meta, lead, keys = batch.attention[0], self.config.lead, batch.caches[0][0]
+        meta, encoder_prefix, keys = batch.attention[0], self.config.encoder_prefix, batch.caches[0][0]
         block_size = keys.shape[2]
         count = len(places)
         numbers = torch.arange(count + 1, dtype=torch.int32, device=places.device)
@@ -153,12 +153,12 @@ class Whisper(Model):
         ).clamp_(max=len(meta.context_len) - 1)
         if meta.table_row is not None:
             lines = meta.table_row[lines]
-        texts = (places - (lead - 1)).clamp_(min=1).int()  # tokens of text up to each, itself included
-        sounds = torch.where(places < lead, 1, self.audio.config.num_positions).int()
+        texts = (places - (encoder_prefix - 1)).clamp_(min=1).int()  # tokens of text up to each, itself included
+        sounds = torch.where(places < encoder_prefix, 1, self.audio.config.num_positions).int()
         text = AttentionMeta(
             query_start=numbers,
             context_len=texts,
-            block_tables=meta.block_tables[:, lead // block_size :].contiguous(),
+            block_tables=meta.block_tables[:, encoder_prefix // block_size :].contiguous(),
             slot_mapping=meta.slot_mapping if chosen is None else meta.slot_mapping[chosen],
             table_row=lines.int(),
             decode_only=True,
@@ -203,5 +203,5 @@ FAMILY = Family(
     towers={"audio": read_audio},
     processor="whisper:Whisper",
     keys=KEYS,
-    lead=lambda outer: read_audio(outer).num_rows,
+    encoder_prefix=lambda outer: read_audio(outer).num_rows,
 )

@@ -52,8 +52,8 @@ class WhisperLayer:
         size, scale, (keys, values, codes) = x.shape[1], self.head_dim**-0.5, pages_of(cache)
         qkv = self.qkv(self.self_norm(x))
         if overlay is not None:
-            shown, rows = overlay
-            qkv[:, size:] = torch.where(shown, self.cross_kv(rows), qkv[:, size:])
+            visible, rows = overlay
+            qkv[:, size:] = torch.where(visible, self.cross_kv(rows), qkv[:, size:])
         queries = self._store(qkv, views.rope, cache, views.text.slot_mapping)
         self.out.add_to(x, paged_attention(queries, keys, values, views.text, scale, scales=codes))
         queries = self.cross_q(self.cross_norm(x)).view(queries.shape)

@@ -52,8 +52,8 @@ def vision(section: Section) -> TowerConfig:
 
 def pooling(folder: Path, body: Section, root: Section, given: Mapping[str, Any]) -> PoolingConfig:
     """Texts begin with no token of their own."""
-    shown = f"<|vision_start|>{placeholder(folder, root)}<|vision_end|>"
-    page = f"<|im_start|>user\n{shown}Describe the image.<|im_end|><|endoftext|>"
+    visible = f"<|vision_start|>{placeholder(folder, root)}<|vision_end|>"
+    page = f"<|im_start|>user\n{visible}Describe the image.<|im_end|><|endoftext|>"
     page = said(folder, "visual_prompt_prefix", page)
     return vectors(folder, body, root, given, said(folder, "query_prefix", "Query: "), page)
 

@@ -104,7 +104,7 @@ class DebertaLayer(EncoderLayer):
     def of_distances(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and the queries of all distances, float32 [n, hidden] each; table: float32 [n, hidden].
 
-        By torch: the first step may be one that launches no kernel of ours (kernels/compile_ahead).
+        By torch: the first step may be one that launches no kernel of ours (kernels/precompile).
         """
         weight, bias = self.qkv.weight.dense().float(), self.qkv.weight.dense_bias()
         made = functional.linear(table, weight, None if bias is None else bias.float())

@@ -88,8 +88,8 @@ class TowersPooler(Pooler):
         ends = ends[:rows]
         lines = super().lines(batch, rows, forward)
         if batch.overlay is not None:
-            shown, pictures = batch.overlay
-            lines = torch.where(shown[ends], pictures[ends][:, : lines.shape[1]].float(), lines)
+            visible, pictures = batch.overlay
+            lines = torch.where(visible[ends], pictures[ends][:, : lines.shape[1]].float(), lines)
         for start, _, pictures in batch.media:
             lines = torch.where((ends == start)[:, None], pictures[:1].float(), lines)
         return lines

@@ -15,7 +15,7 @@ from engine.checkpoint.experts import read_experts, with_experts
 from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults, read_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
-from engine.models.base.both_ways import AHEAD, attends_ahead
+from engine.models.base.both_ways import USE_BIDIRECTIONAL, attends_both_ways
 
 PER_LAYER = "hidden_size_per_layer_input"
 PERIOD = 6  # where a file has no layer_types: every so many layers one sees all
@@ -30,10 +30,10 @@ def text(body: Section, outer: Section) -> TextConfig:
     per_layer = 0 if body.values.get(PER_LAYER, 256) is None else body.integer(PER_LAYER, 256)
     if per_layer:
         refuse(body, vocab_size_per_layer_input=body.size("vocab_size"))
-    if attends_ahead(body):
+    if attends_both_ways(body):
         raise ConfigError(
-            f"{body.path}: use_bidirectional_attention={body.values[AHEAD]!r} of Gemma 4 is not supported; supported "
-            "are null and 'vision'"
+            f"{body.path}: use_bidirectional_attention={body.values[USE_BIDIRECTIONAL]!r} of Gemma 4 is not supported; "
+            "supported are null and 'vision'"
         )
     if not body.values.get("rope_parameters"):
         body = Section({**body.values, "rope_parameters": ROPES}, body.path, body.outer)

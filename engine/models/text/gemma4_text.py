@@ -70,7 +70,7 @@ class Gemma4Layer(LlamaLayer):
         assert self.of_mlp_norm is not None
         assert self.of_experts_norm is not None
         dense = self.of_mlp_norm(self.mlp(x.normed(norm)).value())
-        sparse = self.experts(x.normed(self.experts_norm), x.count, x.kept).value()
+        sparse = self.experts(x.normed(self.experts_norm), x.count, x.capture).value()
         return Made(dense.add_(self.of_experts_norm(sparse)))
 
 

@@ -81,7 +81,7 @@ class LlamaLayer(DecoderLayer):
         """What the MLP, or the experts in its place, make of the stream read through `norm`."""
         rows = x.normed(norm)
         if self.experts is not None:
-            return self.experts(rows, x.count, x.kept)
+            return self.experts(rows, x.count, x.capture)
         assert self.mlp is not None
         return self.mlp(rows)
 

@@ -116,9 +116,9 @@ class ClassTower:
             self.keeps_apart = self._tried(items, counts)
             kept = "share" if self.keeps_apart else "do not share"
             log.info("%ss of several requests %s runs of transformers' tower", ITEMS[self.modalities[0]], kept)
-        return self._joint(items, counts) if self.keeps_apart else None
+        return self._together(items, counts) if self.keeps_apart else None
 
-    def _joint(self, items: list[Features], counts: list[int]) -> list[Tensor] | None:
+    def _together(self, items: list[Features], counts: list[int]) -> list[Tensor] | None:
         rows = self._rows({name: torch.cat([each[name] for each in items]) for name in items[0]})
         return [own.clone() for own in rows.split(counts)] if len(rows) == sum(counts) else None
 
@@ -133,15 +133,15 @@ class ClassTower:
 
         drawn = [{name: noisy(part) for name, part in each.items()} for each in items]
         try:
-            alone, joint = [self._rows(each) for each in drawn], self._joint(drawn, counts)
+            alone, together = [self._rows(each) for each in drawn], self._together(drawn, counts)
         except Exception as error:
             if is_out_of_memory(error) or scope_of(error) == "device":
                 raise
             return False
-        if joint is None or [len(rows) for rows in alone] != counts:
+        if together is None or [len(rows) for rows in alone] != counts:
             return False
         limit = NEAR[self._dtype] * max(float(rows.abs().max()) for rows in alone)
-        return all(float((rows - want).abs().max()) <= limit for rows, want in zip(joint, alone))
+        return all(float((rows - want).abs().max()) <= limit for rows, want in zip(together, alone))
 
 
 def class_towers(
@@ -159,9 +159,9 @@ def blank(folder: str, kind: Modality, token: int, rows: int) -> Features:
 
     processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     made: Any = {}
-    for shown in _blanks(kind):
+    for blank in _blanks(kind):
         mark = getattr(processor, f"{kind}_token")
-        made = processor(text=[mark], add_special_tokens=False, return_tensors="pt", **shown)
+        made = processor(text=[mark], add_special_tokens=False, return_tensors="pt", **blank)
         if int((made["input_ids"] == token).sum()) <= rows:
             break
     return {name: value for name, value in made.items() if isinstance(value, Tensor)} | {TOKENS: made["input_ids"][0]}
@@ -176,6 +176,11 @@ def _blanks(kind: Modality) -> Iterator[dict[str, Any]]:
     elif kind == "audio":
         yield from ({"audio": [np.zeros(size, "f4")], "sampling_rate": RATE} for size in SAMPLES)
     for frames, side in FILMS if kind == "video" else ():
-        told = {"total_num_frames": frames, "fps": 1.0, "duration": float(frames), "frames_indices": [*range(frames)]}
+        metadata = {
+            "total_num_frames": frames,
+            "fps": 1.0,
+            "duration": float(frames),
+            "frames_indices": [*range(frames)],
+        }
         film = np.zeros((frames, side, side, 3), np.uint8)
-        yield {"videos": [film], "video_metadata": [told], "do_sample_frames": False}
+        yield {"videos": [film], "video_metadata": [metadata], "do_sample_frames": False}

@@ -70,8 +70,8 @@ def mixed(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
     parts, table = parts_and_table(module)
     theirs = [(row, part) for row, part in zip(table.rows, parts) if not part.target.startswith(ours)]
     await_all([part for _, part in theirs], lambda: skeleton.fill_buffers(module, device))
-    model.beside_ours = SimpleNamespace(**{f"p{number}": part for number, (_, part) in enumerate(theirs)})
-    rows = [replace(row, target=f"beside_ours.p{number}") for number, (row, _) in enumerate(theirs)]
+    model.replaced_parts = SimpleNamespace(**{f"p{number}": part for number, (_, part) in enumerate(theirs)})
+    rows = [replace(row, target=f"replaced_parts.p{number}") for number, (row, _) in enumerate(theirs)]
     model.table = replace(
         table,
         rows=(*model.table.rows, *rows),

@@ -45,8 +45,8 @@ def with_towers(config: ModelConfig) -> Any:
     """The module on the meta device, without what is for items alone that no prompt will hold."""
     module = skeleton.build(config.architecture, config.raw)
     base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
-    kept = {kind for tower in config.towers.values() for kind in tower.modalities}
-    for name in list(dict(base.named_children())) if not kept else unused_children(base, kept):
+    used = {kind for tower in config.towers.values() for kind in tower.modalities}
+    for name in list(dict(base.named_children())) if not used else unused_children(base, used):
         if getattr(base, name) is not decoder:
             delattr(base, name)
     return module
@@ -72,8 +72,8 @@ class SeeingModel(TransformersModel):
         token_ids = batch.token_ids if self._last_token is None else batch.token_ids.clamp(max=self._last_token)
         embedded = self._embed(token_ids)
         if batch.overlay is not None:
-            shown, rows = batch.overlay
-            embedded = torch.where(shown, rows.to(embedded.dtype), embedded)
+            visible, rows = batch.overlay
+            embedded = torch.where(visible, rows.to(embedded.dtype), embedded)
         for start, length, rows in batch.media:
             embedded[start : start + length] = rows
         return {"inputs_embeds": embedded[None]}

@@ -92,17 +92,17 @@ def encoders(base: Any) -> dict[Modality, Callable[..., Any]]:
         found["image"] = base.get_image_features
         if hasattr(base, "get_video_features") and getattr(base.config, "video_token_id", None) is not None:
             found["video"] = base.get_video_features
-    hears = getattr(base.config, "audio_token_id", None) is not None
-    if hears and hasattr(base, "get_audio_features") and skeleton.axes_of(base) == 1:
+    takes_audio = getattr(base.config, "audio_token_id", None) is not None
+    if takes_audio and hasattr(base, "get_audio_features") and skeleton.axes_of(base) == 1:
         found["audio"] = base.get_audio_features
     return found
 
 
-def unused_children(base: Any, kept: Collection[Modality]) -> set[str]:
+def unused_children(base: Any, modalities: Collection[Modality]) -> set[str]:
     """The submodules that only the methods for other kinds of items name, as a film's own tower."""
     used: dict[bool, set[str]] = {True: set(), False: set()}
     for kind, encode in encoders(base).items():
-        used[kind in kept] |= children_named(base, encode.__name__)
+        used[kind in modalities] |= children_named(base, encode.__name__)
     return used[False] - used[True]
 
 
@@ -127,10 +127,10 @@ def refuse_arguments(module: Any) -> None:
     """ConfigError in a line that begins behind the class's name, by what it and its decoder take of an item."""
     base: Any = getattr(module, module.base_model_prefix, None)
     encode, decoder = encoders(base), skeleton.decoder_in(module)
-    beside = arguments(decoder.forward) - OF_DECODERS
-    if beside:
+    more = arguments(decoder.forward) - OF_DECODERS
+    if more:
         raise ConfigError(
-            f"gives its decoder {_listed(beside)}: pictures that reach later layers, or to which layers attend, are "
+            f"gives its decoder {_listed(more)}: pictures that reach later layers, or to which layers attend, are "
             "not served through transformers"
         )
     if not encode or decoder is base:
@@ -179,8 +179,8 @@ def _refuse_uses_of(kind: Modality, encode: Callable[..., Any], base: Any, confi
     given, read = _given(kind, encode, base, token_ids, item)
     others = {name for name, value in given.items() if isinstance(value, Tensor | dict)}
     read |= others - {"inputs_embeds", "position_ids"}
-    shown = given.get("inputs_embeds")
-    if read or shown is None or not torch.equal(shown, want):
+    embeds = given.get("inputs_embeds")
+    if read or embeds is None or not torch.equal(embeds, want):
         what = f" ({_listed(frozenset(read))})" if read else ""
         raise ConfigError(
             f"does more with a {ITEMS[kind]} than to put its rows into the prompt{what}, which is not served"

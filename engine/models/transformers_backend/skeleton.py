@@ -139,8 +139,8 @@ def calls_of(module: Any) -> Calls:
     config, positions = base.config, torch.arange(TOKENS, device="meta")
     with refusing(), recording(calls, TOKENS):
         axes = axes_of(getattr(module, module.base_model_prefix, None))
-        shown = positions.expand(axes, -1) if axes > 1 else positions
-        run(base, shown, input_ids=torch.zeros(1, TOKENS, dtype=torch.int64, device="meta"))
+        visible = positions.expand(axes, -1) if axes > 1 else positions
+        run(base, visible, input_ids=torch.zeros(1, TOKENS, dtype=torch.int64, device="meta"))
     types = getattr(config, "layer_types", None) or []
     if len(calls.attention) < config.num_hidden_layers:
         raise ConfigError(

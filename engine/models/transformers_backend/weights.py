@@ -37,15 +37,15 @@ class Names(Table):
 class Parameters:
     """The parameters that one conversion makes; without a conversion, one parameter."""
 
-    __slots__ = ("converter", "filled", "kept", "kind", "module", "sources", "target")
+    __slots__ = ("converter", "filled", "in_float32", "kind", "module", "sources", "target")
 
-    def __init__(self, module: Any, target: str, converter: Any, kind: str, kept: frozenset[str]) -> None:
+    def __init__(self, module: Any, target: str, converter: Any, kind: str, in_float32: frozenset[str]) -> None:
         self.module = module
         self.filled: Callable[[], None] | None = None  # called once these are filled
         self.target = target  # its name, or the first of them
         self.converter = converter
         self.kind = kind  # the last word of the tensors' names
-        self.kept = kept  # parameters that stay float32
+        self.in_float32 = in_float32  # parameters that stay float32
         self.sources: list[tuple[str, str, torch.Size]] = []  # name in the checkpoint, pattern, shape
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
@@ -69,11 +69,11 @@ class Parameters:
         path, _, last = name.rpartition(".")
         owner = self.module.get_submodule(path)
         if last in owner._buffers:
-            kept = owner._buffers[last]
-            assert kept is not None
-            owner._buffers[last] = value.to(placement.device, kept.dtype, copy=value.is_cpu)
+            held = owner._buffers[last]
+            assert held is not None
+            owner._buffers[last] = value.to(placement.device, held.dtype, copy=value.is_cpu)
             return
-        dtype = torch.float32 if name in self.kept else placement.dtype
+        dtype = torch.float32 if name in self.in_float32 else placement.dtype
         placed = value.to(placement.device, dtype, copy=value.is_cpu).contiguous()
         owner._parameters[last] = nn.Parameter(placed, requires_grad=False)
 
@@ -109,12 +109,12 @@ def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
     renamings = [each for each in transforms if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    prefix, kept = module.base_model_prefix, _in_float32(module)
+    prefix, in_float32 = module.base_model_prefix, _in_float32(module)
     parts: dict[str, Parameters] = {}
     for name, value in revert_weight_conversion(module, state).items():
         target, pattern = rename_source_key(name, renamings, converters, prefix, state)
         kind = name.rpartition(".")[2]
-        part = parts.setdefault(target, Parameters(module, target, by_pattern.get(pattern or ""), kind, kept))
+        part = parts.setdefault(target, Parameters(module, target, by_pattern.get(pattern or ""), kind, in_float32))
         if kind != part.kind or (part.converter is None and (target not in state or part.sources)):
             raise ConfigError(f"{type(module).__name__}: how {name} becomes {target} is not supported")
         part.sources.append((name, pattern or name, value.shape))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.device.accelerator import Accelerator
-from engine.kernels.moe.spread import COLUMNS, count_spread, spread_of
+from engine.kernels.moe.expert_load import COLUMNS, count_expert_load, expert_load_of
 from engine.models.base.model import Model
 from engine.step.backend.base import Backend
 from engine.step.parts.part import StepPart, Steps
@@ -65,7 +65,7 @@ class ExpertLoad(StepPart):
     def _count(self) -> None:
         layers = self._model.sparse
         lines = [
-            [0, 0, 0] if mlp.newest is None else spread_of(mlp.newest, mlp.routing.num_experts).tolist()
+            [0, 0, 0] if mlp.newest is None else expert_load_of(mlp.newest, mlp.routing.num_experts).tolist()
             for mlp in layers.values()
         ]
         self._counted = loads(layers, [mlp.routing.top_k for mlp in layers.values()], lines)
@@ -105,7 +105,7 @@ class DeviceCounter:
 
     def count(self) -> None:
         """Launches the count; at start, so that its kernel is compiled."""
-        count_spread(self._home, self._choices, self._top_k, *self._rows, self._experts)
+        count_expert_load(self._home, self._choices, self._top_k, *self._rows, self._experts)
 
 
 def loads(layers: Iterable[int], tops: Sequence[int], lines: Sequence[Sequence[int]]) -> list[LayerLoad]:

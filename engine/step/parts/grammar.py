@@ -25,7 +25,7 @@ from _fast.steady import SPECIAL_ALWAYS, SPECIAL_WATCHED
 from engine.base.config import EngineConfig
 from engine.base.output import StepOutput
 from engine.base.request import FinishReason
-from engine.grammar.advance import GrammarRow, GrammarRows
+from engine.grammar.advance import GrammarRow, GrammarRows, RowEnd
 from engine.step.live import LiveRow
 from engine.step.parts.part import ABSENT, JOINS, StepPart, Steps
 from engine.step.sizes import Sizes
@@ -62,8 +62,7 @@ class Grammar(StepPart):
 
     def role(self, step: Step) -> int:
         """Whether the choice waits is what the sampler says of the row, which knows whether its grammar sleeps."""
-        rows = self._grammars.rows
-        return JOINS if any(slot in rows for slot in step.sampled_slots.tolist()) else ABSENT
+        return JOINS if self._grammars.has_any(step.sampled_slots) else ABSENT
 
     def between(self, step: Step) -> None:
         backend = self._steps.backend
@@ -73,21 +72,20 @@ class Grammar(StepPart):
 
     def collect(self, step: Step) -> None:
         """Rows that their grammar ends; rows that wake while a choice without the grammar is in flight."""
-        rows = self._grammars.rows
-        slots = [slot for slot in step.sampled_slots.tolist() if slot in rows]
-        before = [rows[slot].waits_for for slot in slots]
-        self._consume(step)
+        home, sampled = step.home, step.rows.sampled
+        assert home.tokens is not None
+        consumed = self._grammars.consume(step.sampled_slots, home.tokens[sampled])
+        for place, (count, end) in consumed.cuts.items():
+            self._cut(step, int(sampled[place]), count, end)
         redone = []
         behind = self._steps.behind(step)
-        for slot, waited in zip(slots, before):
-            if waited == rows[slot].waits_for:
-                continue
+        for slot in step.sampled_slots[consumed.turned].tolist():
             self._watch(slot)
             self._steps.mark(slot)
             if behind is None or not behind.chosen or behind.error is not None:
                 continue
-            if waited and slot in behind.sampled_slots:
-                rows[slot].redoes = True
+            if not self._row(slot).is_waiting and slot in behind.sampled_slots:
+                self._row(slot).redoes = True
                 redone.append(slot)
         step.notes[self.name] = redone
 
@@ -120,15 +118,13 @@ class Grammar(StepPart):
     def _row(self, slot: int) -> GrammarRow:
         return self._grammars.rows[slot]
 
-    def _consume(self, step: Step) -> None:
-        """Hands the runs of rows to their matchers, which end rows and cut runs."""
-        home, sampled = step.home, step.rows.sampled
-        assert home.tokens is not None
-        for place, (count, end) in self._grammars.consume(step.sampled_slots, home.tokens[sampled]).items():
-            row = int(sampled[place])
-            if end is not None and end.error is not None:
-                home.invalid[row] = end.error
-            elif end is not None:
-                home.finishes[row] = FinishReason.COMPLETE
-                home.invalid.pop(row, None)
-            home.cut(row, count)
+    @staticmethod
+    def _cut(step: Step, row: int, count: int, end: RowEnd | None) -> None:
+        """The matcher ends a row, or keeps `count` tokens of its run."""
+        home = step.home
+        if end is not None and end.error is not None:
+            home.invalid[row] = end.error
+        elif end is not None:
+            home.finishes[row] = FinishReason.COMPLETE
+            home.invalid.pop(row, None)
+        home.cut(row, count)

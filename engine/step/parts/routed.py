@@ -20,7 +20,7 @@ from engine.base.model_config import TextConfig
 from engine.base.request import Request
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.device.accelerator import Accelerator
-from engine.kernels.moe.kept import Kept
+from engine.kernels.moe.capture import Capture
 from engine.layers.batch import Batch, LayerHook
 from engine.layers.stream import Stream
 from engine.models.base.model import Model
@@ -86,9 +86,9 @@ class RoutedExperts(StepPart):
     def layer_hook(self) -> LayerHook | None:
         return RoutedHook(self)
 
-    def places(self, batch: Batch) -> Kept:
+    def places(self, batch: Batch) -> Capture:
         """Where the tokens of a batch leave their experts."""
-        return Kept(self._blocks.flatten(0, 1), batch.attention[self._group].slot_mapping)
+        return Capture(self._blocks.flatten(0, 1), batch.attention[self._group].slot_mapping)
 
     def place(self, request: Request, place: Place, scheduler: Scheduler) -> None:
         place.traced |= request.sampling.return_routed_experts

@@ -93,7 +93,7 @@ def calls_in_content(
         source.keep()
         char = yield from space(source)
         if not (char and char in form.bare and (yield from bare())):
-            sink.reject(source.kept())
+            sink.reject(source.take_buffered())
     markers = form.begins + form.ends + form.skips
     while marker := (yield from until(source, markers, sink.content)):
         if marker not in form.begins:
@@ -101,7 +101,7 @@ def calls_in_content(
             continue
         source.keep(len(marker))
         if not (yield from call()):
-            sink.reject(source.kept())
+            sink.reject(source.take_buffered())
 
 
 def settle(source: Source, sink: Sink, marker: str) -> None:
@@ -109,7 +109,7 @@ def settle(source: Source, sink: Sink, marker: str) -> None:
     if marker:
         source.release()
     else:
-        sink.content(source.kept())
+        sink.content(source.take_buffered())
 
 
 def outside(sink: Sink, form: ToolFormat, marker: str) -> None:

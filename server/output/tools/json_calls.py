@@ -16,7 +16,7 @@ from server.output.tools.base import Schemas, ToolFormat, calls_in_content, sett
 from server.output.tools.json_text import copy_json, copy_string, quoted, read_string, string_of
 
 ARGUMENTS = ("arguments", "parameters")
-BESIDE = ("type", "id", "tool_call_id", "call_id", "index")  # other keys that calls have
+OTHER_KEYS = ("type", "id", "tool_call_id", "call_id", "index")  # other keys that calls have
 
 
 def calls(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
@@ -73,7 +73,7 @@ def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Rea
     """Reads an object as a call; a bare one needs arguments too. False: it is no call, and no event was emitted."""
     source.at += 1
     name: str | None = None
-    told = False
+    emitted = False
     waiting: list[str] = []  # arguments that came before the name
     others: list[str] = []  # members that no call has
     stops = _stops(form.ends)
@@ -98,42 +98,42 @@ def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Rea
             break
         source.at += 1
         char = yield from space(source)
-        if form.variant == "keyed" and not told:
+        if form.variant == "keyed" and not emitted:
             name, key = key, "arguments"
         if key in form.names and char == '"' and name is None:
             name = yield from read_string(source)
             if name is None:
                 break
             if not bare or waiting:
-                told = _tell(source, sink, name, waiting)
+                emitted = _emit(source, sink, name, waiting)
         elif key in ARGUMENTS:
-            if name is not None and not told:
-                told = _tell(source, sink, name, waiting)
-            taken = sink.begun if told else bool(waiting)
+            if name is not None and not emitted:
+                emitted = _emit(source, sink, name, waiting)
+            taken = sink.begun if emitted else bool(waiting)
             if taken:
                 yield from _other(source, others, key, stops)
             else:
-                yield from _arguments(source, sink.arguments if told else waiting.append, stops)
-        elif bare and not told and key not in BESIDE:
+                yield from _arguments(source, sink.arguments if emitted else waiting.append, stops)
+        elif bare and not emitted and key not in OTHER_KEYS:
             break
-        elif key in BESIDE:
+        elif key in OTHER_KEYS:
             yield from copy_json(source, ignore, stops)
         else:
             yield from _other(source, others, key, stops)
     if char == "}":
         source.at += 1
-        if not told and name is not None and (not bare or waiting):
-            told = _tell(source, sink, name, waiting)
-    if told and char:
+        if not emitted and name is not None and (not bare or waiting):
+            emitted = _emit(source, sink, name, waiting)
+    if emitted and char:
         sink.end_call()
-    if told:
+    if emitted:
         sink.content(", ".join(others))
-    return told
+    return emitted
 
 
 def _known(form: ToolFormat) -> tuple[str, ...]:
     """Keys that calls have."""
-    return (*form.names, *ARGUMENTS, *BESIDE)
+    return (*form.names, *ARGUMENTS, *OTHER_KEYS)
 
 
 def _other(source: Source, others: list[str], key: str, stops: str) -> Reader[None]:
@@ -143,7 +143,7 @@ def _other(source: Source, others: list[str], key: str, stops: str) -> Reader[No
     others.append("".join(parts))
 
 
-def _tell(source: Source, sink: Sink, name: str, waiting: list[str]) -> bool:
+def _emit(source: Source, sink: Sink, name: str, waiting: list[str]) -> bool:
     sink.call(name)
     source.release()
     if waiting:

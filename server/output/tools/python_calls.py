@@ -37,7 +37,7 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
     if listed:
         source.at += 1
         char = yield from space(source)
-    told = 0
+    emitted = 0
     while char:
         if char == "{" and form.begins:
             one = yield from call_object(source, sink, form, bare=False)
@@ -45,7 +45,7 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
             one = yield from _call(source, sink)
         if not one:
             break
-        told += 1
+        emitted += 1
         source.keep()
         char = yield from space(source)
         if char == "]" and listed:
@@ -58,11 +58,11 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
             char = yield from space(source)
         if not can_name(char) and char != "{":
             break
-    if told and char:
+    if emitted and char:
         settle(source, sink, (yield from accept(source, *form.ends)))
-    elif told:  # a comma and white space at the end of an answer
+    elif emitted:  # a comma and white space at the end of an answer
         source.release()
-    return bool(told)
+    return bool(emitted)
 
 
 def _call(source: Source, sink: Sink) -> Reader[bool]:

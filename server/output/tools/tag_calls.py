@@ -46,7 +46,7 @@ def tagged(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Re
             if (yield from _first(source, form)):
                 yield from _section(source, sink, form, schemas)
             else:
-                sink.reject(source.kept())
+                sink.reject(source.take_buffered())
         elif marker == opens:
             source.keep(len(marker))
             yield from _section(source, sink, form, schemas)
@@ -68,7 +68,7 @@ def _section(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> 
     while True:
         name, _ = yield from name_before(source, (form.name[1],))
         if not name:
-            sink.reject(source.kept())
+            sink.reject(source.take_buffered())
             return
         sink.call(_plain(form, name))
         source.release()

@@ -1,6 +1,6 @@
 /* A device runtime whose stream runs as late, or as early, as events allow, and whose graphs do a step's bookkeeping.
 
-   The stream is a list of calls. A lazy one runs them only when somebody waits for an event behind them, an eager one
+   The stream is a list of calls. A lazy one runs them only when the test waits for an event behind them, an eager one
    at once. So a buffer that is written too early changes what is read. The functions have CUDA's names, so that the
    library can stand for libcudart.
 

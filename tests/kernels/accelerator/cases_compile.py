@@ -4,7 +4,7 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.activation import Activation, point_kernel
-from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
+from engine.kernels.attention.decode import MERGED, PREFETCH, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
 from engine.kernels.attention.tiles import KEYS
@@ -104,17 +104,17 @@ KERNELS = {
         )
     },
     **{
-        f"decode {dim} ahead {ahead}": (
+        f"decode {dim} prefetched {prefetched}": (
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4,
-             "AT_ONCE": MERGED * warps // (4 * block_d), "GATHER": 0, "STAGES": stages, "AHEAD": ahead,
+             "AT_ONCE": MERGED * warps // (4 * block_d), "GATHER": 0, "STAGES": stages, "PREFETCH": prefetched,
              "LANES": 32 * warps, "LEAD": lead, **sinks},
             {"num_warps": warps, "num_stages": stages},
         )
-        for dim, block_d, warps, stages, ahead, lead, sinks in (
-            (64, 64, 1, 3, AHEAD, 3, {}), (128, 128, 1, 4, AHEAD, 0, NO_SINKS), (128, 128, 1, 3, 0, 3, NO_SINKS),
-            (256, 256, 4, 2, AHEAD, 5, NO_SINKS),
+        for dim, block_d, warps, stages, prefetched, lead, sinks in (
+            (64, 64, 1, 3, PREFETCH, 3, {}), (128, 128, 1, 4, PREFETCH, 0, NO_SINKS), (128, 128, 1, 3, 0, 3, NO_SINKS),
+            (256, 256, 4, 2, PREFETCH, 5, NO_SINKS),
         )
     },
     **{

@@ -5,7 +5,7 @@ import re
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
-from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
+from engine.kernels.attention.decode import MERGED, PREFETCH, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.disentangled import disentangled_kernel
 from engine.kernels.attention.prefill import prefill_kernel
@@ -25,7 +25,7 @@ KERNELS = {
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "GATHER": 0,
-             "STAGES": 3, "AHEAD": AHEAD, "LANES": 32, "LEAD": 5, **case},
+             "STAGES": 3, "PREFETCH": PREFETCH, "LANES": 32, "LEAD": 5, **case},
             {"num_warps": 1, "num_stages": 3},
         )
         for name, case in CASES.items()
@@ -55,7 +55,7 @@ KERNELS = {
         decode_kernel,
         {"out": T, **PARTS, **ATTEND},
         {**SHAPE, "HEAD_DIM": 512, "BLOCK_D": 512, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 8, "AT_ONCE": 1,
-         "GATHER": 0, "STAGES": 1, "AHEAD": 0, "LANES": 128, "LEAD": 0, **NO_SINKS},
+         "GATHER": 0, "STAGES": 1, "PREFETCH": 0, "LANES": 128, "LEAD": 0, **NO_SINKS},
         {"num_warps": 4, "num_stages": 1},
     ),
     "prefill 512": (
@@ -122,20 +122,22 @@ def test_compiles(name, target):
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize(("ahead", "lead"), [(0, 5), (AHEAD, 0), (AHEAD, 3)])
+@pytest.mark.parametrize(("prefetched", "lead"), [(0, 5), (PREFETCH, 0), (PREFETCH, 3)])
 @pytest.mark.parametrize("name", ["decode 96", "decode 128 in a window, capped, wide"])
-def test_keys_are_read_before_the_wait_and_further_ones_asked_for_where_the_launcher_says_so(name, ahead, lead):
+def test_keys_are_read_before_the_wait_and_further_ones_asked_for_where_the_launcher_says_so(name, prefetched, lead):
     kernel, signature, constants, options = KERNELS[name]
-    made = compiles("sm_90", kernel, signature, {**constants, "AHEAD": ahead, "LEAD": lead}, options, aligned=True)
+    made = compiles(
+        "sm_90", kernel, signature, {**constants, "PREFETCH": prefetched, "LEAD": lead}, options, aligned=True
+    )
     text = made.asm["ptx"]
-    assert text.count("cp.async.bulk.prefetch.L2") == (2 if ahead else 0)
+    assert text.count("cp.async.bulk.prefetch.L2") == (2 if prefetched else 0)
     # One for parts that may not begin early; another in the first round, behind the copies of the rounds' keys.
     early, late = (found.start() for found in re.finditer("griddepcontrol.wait", text))
     copies = [found.start() for found in re.finditer("cp.async.cg", text)]
     assert early < copies[0] < late
     assert text.count("griddepcontrol.launch_dependents") == 1
     assert (text.index("griddepcontrol.launch_dependents") < early) == (lead == 0)
-    if ahead:
+    if prefetched:
         assert text.index("cp.async.bulk.prefetch.L2") < early
     # What was read before the wait was not read from the unit's own cache.
     assert "ld.global.b" not in text[:early]

@@ -5,7 +5,7 @@ import re
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
-from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
+from engine.kernels.attention.decode import MERGED, PREFETCH, decode_kernel
 from engine.kernels.attention.prefill import prefill_kernel
 from engine.kernels.attention.tiles import KEYS, LARGE
 from engine.kernels.attention.work import MIN_PART, work_kernel
@@ -31,7 +31,7 @@ KERNELS = {
             decode_kernel,
             {"out": T, **PARTS, **ATTEND, **PAIRS, **SCALES},
             {**PLAIN, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "GATHER": 16,
-             "STAGES": 4, "AHEAD": AHEAD, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
+             "STAGES": 4, "PREFETCH": PREFETCH, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
             {"num_warps": 1, "num_stages": 4},
         )
         for name, form in FORMS.items()

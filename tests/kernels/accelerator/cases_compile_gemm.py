@@ -56,7 +56,7 @@ KERNELS = {
             SPLIT,
             {"BIAS": True, "RESIDUAL": not parts, "GATED": gated, "ACT": 1 if rows == 16 else 2, "SPLITS": splits,
              "PARTS": parts, "AFTER": not parts, "BLOCK_M": rows,
-             "BLOCK_N": 64, "BLOCK_K": 64, "EVEN": even, "AHEAD": 4, "OVERLAP": True},
+             "BLOCK_N": 64, "BLOCK_K": 64, "EVEN": even, "PREFETCH": 4, "OVERLAP": True},
             {"num_warps": 4, "num_stages": 3},
         )
         for rows, gated, splits, parts, even in (
@@ -169,7 +169,7 @@ def test_every_cut_of_the_table_compiles_and_fits(rows, depth, gated, cut, after
     """Between norms: after one (squares of tiles of 64), before one or neither; a gated product is never before one."""
     constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "ACT": 0, "SPLITS": cut.splits,
                  "PARTS": 0 if after else padded(depth // 64, 1), "AFTER": after and not gated, "BLOCK_N": cut.block_n,
-                 "BLOCK_K": cut.block_k, "AHEAD": 4, "OVERLAP": True}  # fmt: skip
+                 "BLOCK_K": cut.block_k, "PREFETCH": 4, "OVERLAP": True}  # fmt: skip
     options = {"num_warps": cut.warps, "num_stages": cut.stages}
     if not cut.block_m:
         compiles("sm_90", split_kernel, SPLIT, {**constants, "BLOCK_M": rows, "EVEN": True}, options)
@@ -192,7 +192,7 @@ def tiled(cut, gated):
 def test_products_in_tiles_compile(gated, parts, after, splits, target):
     cut = Split(32, 32, splits, 3, 4, 64)
     constants = {"BIAS": True, "RESIDUAL": after, "GATED": gated, "ACT": int(gated), "SPLITS": splits, "PARTS": parts,
-                 "AFTER": after, "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "AHEAD": 4,
+                 "AFTER": after, "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "PREFETCH": 4,
                  "OVERLAP": True}  # fmt: skip
     compiles(target, tiled_kernel, tiled(cut, gated), constants, {"num_warps": cut.warps, "num_stages": cut.stages})
 

@@ -9,6 +9,8 @@ from engine.kernels.gemm.groups import KINDS
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4
 from engine.kernels.moe.coded import coded_kernel, coded_tile
 from engine.kernels.moe.combine import BLOCK, combine_kernel
+from engine.kernels.moe.expert_load import BLOCK as COUNTED
+from engine.kernels.moe.expert_load import expert_load_kernel
 from engine.kernels.moe.grouped import Tile, grouped_kernel, tile_of
 from engine.kernels.moe.grouped_persistent import persistent_kernel
 from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
@@ -17,8 +19,6 @@ from engine.kernels.moe.pairs_float8 import pairs_float8_kernel
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
 from engine.kernels.moe.route_rows import RIVALS, WARPS, route_rows_kernel
 from engine.kernels.moe.sort import BLOCKS, sort_kernel
-from engine.kernels.moe.spread import BLOCK as COUNTED
-from engine.kernels.moe.spread import spread_kernel
 from engine.kernels.moe.tiles import LINES
 from engine.kernels.moe.values import values_kernel
 from engine.kernels.target import Target
@@ -26,7 +26,7 @@ from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compi
 
 T = "*bf16"
 ROUTE = {
-    "chosen": "*i32", "weights": "*fp32", "kept": "*u8", "logits": "*fp32", "arrived": "*i32", "x": T, "router": T,
+    "chosen": "*i32", "weights": "*fp32", "capture": "*u8", "logits": "*fp32", "arrived": "*i32", "x": T, "router": T,
     "bias": T, "correction": "*fp32", "scales": "*fp32", "count": "*i32", "mapping": "*i64", "kept_line": "i32",
     "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
     "least_sum": "fp32", "scale": "fp32",
@@ -60,7 +60,15 @@ OF_PAIRS = {
     "experts": "i32", "width": "i32", "runs": "i32", "blocks": "i32",
 }  # fmt: skip
 OF_PAIRS_FLOAT8 = {**OF_PAIRS, "scales": "*fp32", "row_scales": "*fp32", "rows": "i32", "height": "i32"}
-KEPT = {"x_scales": None, "FORM": 0, "TALL": 1, "GROUPED": False, "STATIC": False, "POWERS": False, "ROUNDS": False}
+FLOAT_INPUTS = {
+    "x_scales": None,
+    "FORM": 0,
+    "TALL": 1,
+    "GROUPED": False,
+    "STATIC": False,
+    "POWERS": False,
+    "ROUNDS": False,
+}
 WITHOUT_CODES = {
     **dict.fromkeys(("codes", "code_scales", "given")), "STATIC": False, "POWERS": False, "GROUP": 0, "NATIVE": False,
 }  # fmt: skip
@@ -102,7 +110,7 @@ def pairs(gated, **absent):
 def pairs_float8(gated, turns, **absent):
     """A row's pairs by FP8, of 512 columns a turn."""
     _, _, constants, options = pairs(gated, **absent)
-    return pairs_float8_kernel, OF_PAIRS_FLOAT8, {**constants, **KEPT, "TOP_K": 8, "TURNS": turns}, options
+    return pairs_float8_kernel, OF_PAIRS_FLOAT8, {**constants, **FLOAT_INPUTS, "TOP_K": 8, "TURNS": turns}, options
 
 
 KERNELS = {
@@ -120,16 +128,16 @@ KERNELS = {
         f"route {name}": (
             route_kernel,
             {**ROUTE, "router": router},
-            {"SIGMOID": sigmoid, "TOP_K": 8, "RENORMALISE": True, "GROUPS": groups, "KEPT": kept, "SIZE": 256 // groups,
-             "TWO": True, "COLUMNS": 256, "SLOTS": 8, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K,
-             "OVERLAP": True, "NEAR": None, **rest},
+            {"SIGMOID": sigmoid, "TOP_K": 8, "RENORMALISE": True, "GROUPS": groups, "TOPK_GROUP": kept,
+             "SIZE": 256 // groups, "TWO": True, "COLUMNS": 256, "SLOTS": 8, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
+             "BLOCK_K": BLOCK_K, "OVERLAP": True, "NEAR": None, **rest},
             {"num_warps": 4, "num_stages": 3},
         )
         for name, sigmoid, groups, kept, router, rest in (
-            ("softmax", False, 1, 1, T, dict.fromkeys(("bias", "correction", "scales", "count", "kept", "mapping"))),
+            ("softmax", False, 1, 1, T, dict.fromkeys(("bias", "correction", "scales", "count", "capture", "mapping"))),
             ("groups", True, 8, 4, "*fp32", {}),
             ("of many rows", False, 1, 1, T, {"BLOCK_N": 64, **dict.fromkeys(("bias", "correction", "scales"))}),
-            ("near", False, 1, 1, T, {**dict.fromkeys(("bias", "correction", "scales", "kept")), "NEAR": 0.02}),
+            ("near", False, 1, 1, T, {**dict.fromkeys(("bias", "correction", "scales", "capture")), "NEAR": 0.02}),
         )
     },
     **{
@@ -140,7 +148,7 @@ KERNELS = {
             {"num_warps": WARPS, "num_stages": 1},
         )
         for name, sigmoid, experts, router, rest in (
-            ("softmax", False, 32, T, dict.fromkeys(("correction", "scales", "count", "kept", "mapping"))),
+            ("softmax", False, 32, T, dict.fromkeys(("correction", "scales", "count", "capture", "mapping"))),
             ("sigmoid", True, 256, "*fp32", {}),
         )
     },
@@ -152,7 +160,7 @@ KERNELS = {
         for block, warps in BLOCKS.values()
     },
     "spread": (
-        spread_kernel,
+        expert_load_kernel,
         {"out": "*i32", "choices": "*i32", "tops": "*i32", "num_rows": "*i32", "num_last": "*i32", "line": "i32",
          "experts": "i32"},
         {"BINS": 256, "BLOCK": COUNTED}, {"num_warps": 4},

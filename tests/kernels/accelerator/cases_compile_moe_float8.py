@@ -9,7 +9,7 @@ import triton.language as tl
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.widen import E4M3
 from engine.kernels.moe.float8 import LEAST_LEFT, float8_experts_kernel, float8_tile
-from engine.kernels.moe.pairs_codes import CODES, KEPT, MADE
+from engine.kernels.moe.pairs_codes import CODES, FLOATS, MADE
 from engine.kernels.moe.pairs_float8 import pairs_float8_kernel
 from engine.kernels.moe.route_rows import route_rows_kernel
 from engine.kernels.target import Target
@@ -60,12 +60,12 @@ def test_compiles(name, target):
         assert_four_words_a_thread(made)
 
 
-@pytest.mark.parametrize("form", [KEPT, CODES, MADE])
+@pytest.mark.parametrize("form", [FLOATS, CODES, MADE])
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize("turns", [1, 2])
 def test_one_block_of_a_program_is_held_as_more_are(form, grouped, turns):
     """Triton makes an argument of 1 a constant, and without a loop it may hold words in another way."""
-    kernel, signature, constants, options = pairs(form, False, turns, GROUPED=grouped and form != KEPT, blocks=1)
+    kernel, signature, constants, options = pairs(form, False, turns, GROUPED=grouped and form != FLOATS, blocks=1)
     signature = {name: kind for name, kind in signature.items() if name != "blocks"}
     assert_four_words_a_thread(compiles("sm_90", kernel, signature, constants, options, aligned=True))
 

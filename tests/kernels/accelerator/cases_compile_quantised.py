@@ -66,7 +66,7 @@ def product(kind, rows, group, scales=True, zeros=False, exact=False, apart=Fals
     constants = {
         "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "EXACT": exact,
         "BIAS": True, "RESIDUAL": True, "APART": apart,
-        "ON_SUMS": scales_sums(kind, group, tile.block_k), "PAIRS": not exact, "EVEN": True, "AHEAD": 4,
+        "ON_SUMS": scales_sums(kind, group, tile.block_k), "PAIRS": not exact, "EVEN": True, "PREFETCH": 4,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "OVERLAP": True,
     }  # fmt: skip
     return codes_kernel, EXACT if exact else PRODUCT, constants, {"num_warps": tile.warps, "num_stages": tile.stages}

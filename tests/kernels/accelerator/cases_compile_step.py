@@ -53,14 +53,14 @@ KERNELS = {
         for axes in (0, 1, 3, 4)
     },
     **{
-        f"inputs {axes} {ahead} {adapted}": (
+        f"inputs {axes} {bidirectional} {adapted}": (
             inputs_kernel, INPUTS,
             {"GROUPS": 1 + (axes > 1), "AXES": axes, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True}
-            | ({} if ahead else {"last_keys": None})
+            | ({} if bidirectional else {"last_keys": None})
             | ({} if adapted else {"adapters": None}),
             {"num_warps": 4},
         )
-        for axes, ahead, adapted in (
+        for axes, bidirectional, adapted in (
             (1, False, False), (3, False, False), (1, True, False), (4, False, False), (1, False, True),
         )
     },

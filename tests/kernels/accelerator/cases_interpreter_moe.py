@@ -16,14 +16,14 @@ from engine.kernels.activation import Activation
 from engine.kernels.gemm.epilogue import empty_unscaled
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.moe import grouped_persistent, route
+from engine.kernels.moe.capture import Capture
 from engine.kernels.moe.combine import BLOCK, combine_reference, launch_combine
+from engine.kernels.moe.expert_load import expert_load_reference, launch_expert_load
 from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped
 from engine.kernels.moe.grouped_persistent import launch_persistent
-from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.route_rows import is_plain, launch_route_rows, route_rows_reference
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
-from engine.kernels.moe.spread import launch_spread, spread_reference
 from engine.kernels.target import HAS_TRITON, Target
 from engine.models.transformers_backend import experts as backend
 from tests.kernels.routings import ROUTINGS, scales_of
@@ -73,7 +73,7 @@ def test_routes_of_few_rows(name):
     ids, mapping = torch.zeros(9, 2, routing.top_k, dtype=torch.uint8), torch.tensor([8, 0, -1, 4])
     lasting, scales = torch.zeros(64, dtype=torch.int32), scales_of(routing)
     for _ in range(2):
-        rows, chosen, weights, _ = launch_route_rows(*rest, Kept(ids, mapping).layer(1), scales, lasting)
+        rows, chosen, weights, _ = launch_route_rows(*rest, Capture(ids, mapping).layer(1), scales, lasting)
         want = route_rows_reference(*rest, scales)
         torch.testing.assert_close(rows, want[0], equal_nan=True)
         assert torch.equal(chosen, want[1])
@@ -146,7 +146,7 @@ def test_the_experts_of_real_tokens_are_captured_at_their_places(dtype):
     mapping[4] = -1
     count = torch.tensor([18], dtype=torch.int32)
     ids = torch.full((places, 3, routing.top_k), 77, dtype=dtype)
-    kept = Kept(ids, mapping).layer(1)
+    kept = Capture(ids, mapping).layer(1)
     chosen, _ = launch_route(x, router, None, None, routing, count, kept)
     has = mapping[:18] >= 0
     want = torch.full_like(ids, 77)
@@ -159,8 +159,8 @@ def test_the_expert_load_of_pairs(experts, rows, last):
     choices, tops = torch.randint(0, experts, (3, 3000), dtype=torch.int32), torch.tensor([4, 2, 3], dtype=torch.int32)
     got, want = torch.full((3, 3), -1, dtype=torch.int32), torch.zeros(3, 3, dtype=torch.int32)
     arguments = (choices, tops, torch.tensor([rows], dtype=torch.int32), torch.tensor([last], dtype=torch.int32))
-    launch_spread(got, *arguments, experts)
-    spread_reference(want, *arguments, experts)
+    launch_expert_load(got, *arguments, experts)
+    expert_load_reference(want, *arguments, experts)
     assert torch.equal(got, want)
 
 
@@ -301,7 +301,7 @@ def test_experts_of_transformers_modules(tokens, gated, biased, turned, monkeypa
         row = row.tanh() if turned else row
         want[token] += weights[token, slot] * row
     assert error(backend.experts_on_device(module, x, chosen, weights), want) < 1e-5
-    # In a walk (compile_ahead) nothing is launched, and the order of pairs is whatever the memory held.
+    # In a walk (precompile) nothing is launched, and the order of pairs is whatever the memory held.
     held = Pairs(2, chosen.int(), torch.full((2 * tokens,), 1 << 30), torch.full((count,), 1 << 30))
     monkeypatch.setattr(backend, "pairs_of", lambda *_, **__: held)
     monkeypatch.setattr(backend, "launch_grouped", lambda x, weight, *_, **__: x.new_zeros(2 * tokens, weight.shape[1]))

@@ -16,7 +16,7 @@ from engine.kernels.sampling.rules import COUNTED, rule_tables
 from engine.kernels.sampling.top_logprobs import LINE, MOST, launch_top_logprobs, top_logprobs_reference
 from engine.kernels.sampling.top_p_rejection import LEAST_P
 from engine.kernels.step_tensors import empty_slots
-from tests.kernels.sampling import KINDS, RULES, Rows, kept, rows_of, with_rules
+from tests.kernels.sampling import KINDS, RULES, Rows, allowed_tokens, rows_of, with_rules
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|divide by zero|invalid value|All-NaN slice) encountered:RuntimeWarning"
@@ -58,7 +58,7 @@ def test_tokens_and_thresholds(vocab, spread, dtype):
     assert torch.equal(got[1], want[1])
     for row, kind in enumerate(KINDS):
         if kind[0] > 0:
-            keep = kept(logits[row], *kind)
+            keep = allowed_tokens(logits[row], *kind)
             line = logits[row].float()
             assert torch.equal((line >= got[2][row]) & line.isfinite(), torch.from_numpy(keep)), kind
 

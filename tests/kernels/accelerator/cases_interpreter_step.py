@@ -66,15 +66,15 @@ def test_a_step_equals_the_reference(seed, axes, planted):
     assert (marked > 0) == planted
 
 
-@pytest.mark.parametrize(("ahead", "adapted"), [(False, False), (True, False), (False, True)])
-def test_more_tokens_and_changes_than_one_program_takes(ahead, adapted):
+@pytest.mark.parametrize(("bidirectional", "adapted"), [(False, False), (True, False), (False, True)])
+def test_more_tokens_and_changes_than_one_program_takes(bidirectional, adapted):
     max_rows, max_tokens, block_size = 40, 700, 2
     updates, params = 5000, 600
     tail = tail_at(max_rows, max_tokens)
     end = tail + UPDATE_WORDS * updates + SLOT_WORDS * params
     record = torch.zeros(end + max_tokens, dtype=torch.int32)
     counts = {Header.NUM_ROWS: 33, Header.NUM_TOKENS: 650, Header.NUM_UPDATES: updates, Header.NUM_PARAMS: params}
-    if ahead:
+    if bidirectional:
         counts[Header.POSITIONS_AT] = end
         record[end : end + 650] = torch.randint(-900, 900, (650,))  # the cache holds 400 blocks of 2
     for place, value in counts.items():
@@ -96,14 +96,14 @@ def test_more_tokens_and_changes_than_one_program_takes(ahead, adapted):
     words.copy_(torch.randint(0, 1 << 30, (params, SLOT_WORDS)))
     words[:, SlotWord.SLOT], words[:, SlotWord.OUTSIDE] = torch.randperm(700)[:params], 0
     mine, theirs = empty_slots(700, 400, 2, "cpu"), empty_slots(700, 400, 2, "cpu")
-    got, want = (empty_inputs(max_rows, max_tokens, 2, 1, "cpu", ahead, adapted) for _ in range(2))
+    got, want = (empty_inputs(max_rows, max_tokens, 2, 1, "cpu", bidirectional, adapted) for _ in range(2))
     launch_inputs(got, mine, alone(record), max_rows, max_tokens, block_size, 990)
     step_inputs_reference(want, theirs, alone(record), max_rows, max_tokens, block_size, 990)
     equal(got, want)
     equal(mine, theirs)
     assert 2 < int(mine.word(SlotWord.OUTSIDE).sum()) < 30
     assert not adapted or (got.adapters[:650].max() > 0 and not got.adapters[650:].any())
-    assert not ahead or (got.last_keys[:650].min() == -800 and got.last_keys[:650].max() == 799)
+    assert not bidirectional or (got.last_keys[:650].min() == -800 and got.last_keys[:650].max() == 799)
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 30, -(1 << 30), 7])

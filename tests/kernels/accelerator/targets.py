@@ -46,7 +46,7 @@ def compiles(
     device, shared = TARGETS[target]
     if target not in OVERLAPPING:
         constants = {
-            name: 0 if name in ("OVERLAP", "AHEAD", "LEAD", "MATERIALISE") else value
+            name: 0 if name in ("OVERLAP", "PREFETCH", "LEAD", "MATERIALISE") else value
             for name, value in constants.items()
         }
     if target not in FLOAT8 and "NATIVE" in constants:

@@ -44,11 +44,11 @@ class Loader:
 
 async def test_embedded_media_load_before_they_are_asked_for_and_once():
     loader = Loader()
-    async with MediaPreload(loader, b"scope", None) as ahead:
-        await ahead.begin([HERE, SOUND])
+    async with MediaPreload(loader, b"scope", None) as preload:
+        await preload.begin([HERE, SOUND])
         assert loader.asked == [([HERE, SOUND], None, b"scope")]
         loader.go.set()
-        assert await ahead.load([HERE, SOUND]) == ["processed image", "processed audio"]
+        assert await preload.load([HERE, SOUND]) == ["processed image", "processed audio"]
     assert len(loader.asked) == loader.ended == 1
 
 
@@ -56,28 +56,28 @@ async def test_embedded_media_load_before_they_are_asked_for_and_once():
 async def test_what_is_not_here_waits_for_the_prompt(refs):
     loader = Loader()
     loader.go.set()
-    async with MediaPreload(loader, b"", None) as ahead:
-        await ahead.begin(refs)
+    async with MediaPreload(loader, b"", None) as preload:
+        await preload.begin(refs)
         assert not loader.asked
-        assert len(await ahead.load(refs)) == len(refs)
+        assert len(await preload.load(refs)) == len(refs)
 
 
 async def test_what_was_not_seen_as_the_prompt_has_it_is_loaded_as_the_prompt_has_it():
     loader = Loader()
     loader.go.set()
-    async with MediaPreload(loader, b"", None) as ahead:
-        await ahead.begin([HERE])
-        assert await ahead.load([HERE, SOUND]) == ["processed image", "processed audio"]
+    async with MediaPreload(loader, b"", None) as preload:
+        await preload.begin([HERE])
+        assert await preload.load([HERE, SOUND]) == ["processed image", "processed audio"]
     assert [asked[0] for asked in loader.asked] == [[HERE], [HERE, SOUND]]
 
 
 async def test_a_text_that_is_refused_ends_the_loading():
     loader = Loader()
-    ahead = MediaPreload(loader, b"", None)
+    preload = MediaPreload(loader, b"", None)
 
     async def request():
-        async with ahead:
-            await ahead.begin([HERE])
+        async with preload:
+            await preload.begin([HERE])
             raise ValueError("the text")
 
     with pytest.raises(ValueError, match="the text"):
@@ -89,20 +89,20 @@ async def test_an_error_of_the_media_is_raised_where_they_are_awaited():
     loader = Loader()
     loader.error = invalid("damaged")
     loader.go.set()
-    async with MediaPreload(loader, b"", None) as ahead:
-        await ahead.begin([HERE])
+    async with MediaPreload(loader, b"", None) as preload:
+        await preload.begin([HERE])
         await asyncio.sleep(0.01)
         with pytest.raises(MediaError, match="damaged"):
-            await ahead.load([HERE])
+            await preload.load([HERE])
 
 
 async def test_a_request_that_is_cancelled_takes_its_loading_along():
     loader = Loader()
 
     async def request():
-        async with MediaPreload(loader, b"", None) as ahead:
-            await ahead.begin([HERE])
-            await ahead.load([HERE])
+        async with MediaPreload(loader, b"", None) as preload:
+            await preload.begin([HERE])
+            await preload.load([HERE])
 
     task = asyncio.create_task(request())
     await loader.begun.wait()

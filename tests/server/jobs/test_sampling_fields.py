@@ -20,7 +20,7 @@ from server.jobs.sampling import check_defaults, defaults_from, in_range, resolv
 from server.render.vocabulary import Vocabulary
 from server.schema.common import RepetitionFields, SamplingFields
 from server.start import load
-from server.structure.structure import tell_removed
+from server.structure.structure import warn_removed
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.server.conftest import config_of, maker, ready
@@ -356,7 +356,7 @@ async def test_fields_without_effect_here_are_taken(client):
 
 
 async def test_fields_that_vllm_removed_are_logged_once(client, caplog):
-    tell_removed.cache_clear()
+    warn_removed.cache_clear()
     plain = (await client.chat(temperature=0)).json()["choices"]
     form = {"guided_json": {"type": "null"}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "x"}
     for _ in range(2):
@@ -393,5 +393,5 @@ async def test_the_models_sampling_defaults_are_logged_at_start(caplog):
     assert "temperature=0.25" in line
     assert "--generation-config vllm" in line
     caplog.clear()
-    load.tell_defaults({})
+    load.log_defaults({})
     assert not caplog.records

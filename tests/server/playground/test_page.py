@@ -245,6 +245,17 @@ def test_axe_finds_nothing_serious(browser, url, scheme):
     assert [fault for run in found for fault in serious(run)] == []
 
 
+def test_axe_finds_nothing_serious_in_the_pages_for_users(browser, url):
+    from axe_playwright_python.sync_playwright import Axe
+
+    with browser.new_context(viewport={"width": 360, "height": 740}) as context:
+        page = context.new_page()
+        for name in ("", "clients", "page"):
+            page.goto(f"{url}docs/{name}")
+            assert serious(Axe().run(page)) == [], name
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+
+
 def test_the_api_is_read_and_tried(browser, url):
     from axe_playwright_python.sync_playwright import Axe
 

@@ -14,9 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.end_to_end.process import ROOT, SMALL, serving
+from tests.end_to_end.process import ROOT, serving
 from tests.server.playground.browser import chromium, opened
 
+FLAGS = ("--num-threads", "1", "--max-num-seqs", "16", "--disable-access-log")  # that other checkouts have too
 SIZE = 200_000
 PIECE = 100
 SECTION = """## Part {at} of the answer
@@ -86,7 +87,7 @@ def main() -> None:
     args = parser.parse_args()
     with ExitStack() as stack:
         folders = [*args.folder, ROOT]
-        servers = [stack.enter_context(serving(*SMALL, cwd=folder)) for folder in folders]
+        servers = [stack.enter_context(serving(*FLAGS, cwd=folder)) for folder in folders]
         browser = stack.enter_context(chromium())
         urls = [f"http://127.0.0.1:{server.port}/" for server in servers]
         for name, measure in (("ready", ready_s), ("200 kB", answer_s)):

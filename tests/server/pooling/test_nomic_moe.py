@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import engine.kernels.moe.dense as dense
+import engine.kernels.moe.dispatch as dispatch
 import engine.layers.plain_moe as plain_moe
 import engine.run.start
 from engine.base.errors import ConfigError
@@ -67,8 +67,8 @@ async def test_alone_as_in_a_crowd_and_as_on_the_device_path(monkeypatch, determ
 
     monkeypatch.setattr(engine.run.start, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(plain_moe, "pack_experts", as_on_a_card)
-    monkeypatch.setattr(dense, "launch_grouped", product)
-    monkeypatch.setattr(DenseExperts, "_tile", lambda *_, **__: Tile(16, 32, 32, 2, 4))
+    by_reference = dispatch.Kernel("reference", lambda _: Tile(16, 32, 32, 2, 4), product)
+    monkeypatch.setattr(dispatch, "FLOATS", (by_reference,))
     async with running(folder, deterministic=deterministic, **few) as served:
         for one, other in zip(await arrays(served, inputs[:4]), together):
             np.testing.assert_allclose(one, other, rtol=0, atol=5e-6)

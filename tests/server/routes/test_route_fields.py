@@ -25,7 +25,7 @@ SMALLEST = {
 }
 
 
-class Heard:
+class Recording:
     """A renderer that notes what it was asked for."""
 
     def __init__(self, renderer: Any) -> None:
@@ -35,7 +35,7 @@ class Heard:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.renderer, name)
 
-    def counting(self) -> Heard:
+    def counting(self) -> Recording:
         return self
 
     async def chat(self, messages, **named):
@@ -48,8 +48,8 @@ class Heard:
 
 
 @pytest.fixture
-def heard(client):
-    client.state.renderer = Heard(client.state.renderer)
+def recording(client):
+    client.state.renderer = Recording(client.state.renderer)
     return client.state.renderer
 
 
@@ -79,10 +79,10 @@ async def test_an_answer_is_as_long_as_asked(client):
             assert reply.json()["usage"]["completion_tokens"] == count
 
 
-async def test_special_tokens_are_put_before_a_conversation_if_asked(client, heard):
+async def test_special_tokens_are_put_before_a_conversation_if_asked(client, recording):
     for given, wanted in ((None, False), (False, False), (True, True)):
         await client.chat(add_special_tokens=given)
-        assert heard.asked["add_special_tokens"] is wanted
+        assert recording.asked["add_special_tokens"] is wanted
 
 
 async def test_effort_reaches_the_template_of_chat(client):
@@ -97,12 +97,12 @@ async def test_effort_reaches_the_template_of_chat(client):
 
 async def test_a_conversation_is_tokenized_as_asked(client):
     use_template(client)
-    client.state.renderer = heard = Heard(client.state.renderer)
+    client.state.renderer = recording = Recording(client.state.renderer)
     fields = {"add_special_tokens": True, "add_generation_prompt": False, "continue_final_message": True}
     messages = [*HI, {"role": "assistant", "content": "well"}]
     open_end = await client.post("/tokenize", {"messages": messages, **fields})
     assert open_end.status == 200, open_end.content
-    assert {name: heard.asked[name] for name in fields} == fields
+    assert {name: recording.asked[name] for name in fields} == fields
     tokens = {}
     for name, more in {
         "plain": {},
@@ -127,7 +127,7 @@ async def test_what_a_response_echoes_unchanged(client):
     assert {name: body[name] for name in fields} == fields
 
 
-async def test_a_completion_is_made_as_asked(client, serve, heard, submitted):
+async def test_a_completion_is_made_as_asked(client, serve, recording, submitted):
     special = client.state.vocabulary.eos[0]
     (token,) = client.state.tokenizer.encode(" the")[:1]
     the = {"allowed_token_ids": [token], "ignore_eos": True}
@@ -139,8 +139,8 @@ async def test_a_completion_is_made_as_asked(client, serve, heard, submitted):
 
     # the prompt
     await choice(add_special_tokens=False, truncate_prompt_tokens=2, truncation_side="right")
-    assert heard.asked["add_special_tokens"] is False
-    assert (heard.asked["truncate_prompt_tokens"], heard.asked["truncation_side"]) == (2, "right")
+    assert recording.asked["add_special_tokens"] is False
+    assert (recording.asked["truncate_prompt_tokens"], recording.asked["truncation_side"]) == (2, "right")
     # its end
     assert (await choice(**the, max_tokens=3, return_token_ids=True))["token_ids"] == [token] * 3
     assert (await choice(**the, stop=" the the"))["text"] == ""

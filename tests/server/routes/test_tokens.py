@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 SEEN = {"role": "user", "content": [{"type": "text", "text": "what is it?"}]}
 
 
-def shown(*colours: str) -> list:
+def with_pictures(*colours: str) -> list:
     """A conversation with pictures."""
     parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(one)}"}} for one in colours]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "what is it?"}]}]
@@ -80,7 +80,7 @@ async def test_a_stream_of_tokens_makes_the_whole_answer(client, state):
 
 @pytest.mark.parametrize("colours", [["red"], ["red", "blue", "red"]])
 async def test_pictures_are_found_by_hash_and_seen_again(client, state, colours):
-    fields = {"messages": shown(*colours), "max_tokens": 6, "temperature": 0}
+    fields = {"messages": with_pictures(*colours), "max_tokens": 6, "temperature": 0}
     made = await rendered(client, **fields)
     assert len(made["features"]["mm_hashes"]["image"]) == len(colours)
     for place in made["features"]["mm_placeholders"]["image"]:
@@ -122,7 +122,7 @@ async def test_s24_spans_and_hashes_are_recomputed_and_compared(client, state, c
 
     data = BytesIO()
     Image.new("RGB", (112, 56), "green").save(data, "PNG")
-    messages = shown("red")
+    messages = with_pictures("red")
     url = f"data:image/png;base64,{b64encode(data.getvalue()).decode()}"
     messages[0]["content"].insert(1, {"type": "image_url", "image_url": {"url": url}})
     made = await rendered(client, messages=messages, max_tokens=2)
@@ -142,7 +142,7 @@ def swap(places: list) -> None:
 
 async def test_s35_a_hash_finds_only_what_the_same_caller_rendered(serve):
     client = serve(server={"api_key": ("one", "two")})
-    fields = {"messages": shown("red"), "max_tokens": 2}
+    fields = {"messages": with_pictures("red"), "max_tokens": 2}
     mine, other = {"x-api-key": "one"}, {"x-api-key": "two"}
     made = (await client.post("/v1/chat/completions/render", fields, headers=mine)).json()
     assert (await client.post("/inference/v1/generate", made, headers=mine)).status == 200

@@ -19,9 +19,9 @@ from openai import AsyncOpenAI
 from examples.embedded_model.spoken import utterances
 from server.flags.config import LimitsConfig
 from server.http.uploads import FormReader
-from server.speech.heard import Segment, Transcript
-from server.speech.heard import body as written
 from server.speech.realtime_events import wave
+from server.speech.segments import Segment, Transcript
+from server.speech.segments import body as written
 from tests.mm import made
 from tests.server.conftest import quiet
 from tests.server.live import listening

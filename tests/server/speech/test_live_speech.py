@@ -237,7 +237,7 @@ async def test_a_token_whose_text_comes_with_the_next_question_is_emitted_with_i
     listening = object.__new__(Listening)
     listening._state = SimpleNamespace(places=places, engine=SimpleNamespace(submit=lambda request: Answer()))
     listening._streams, listening._take = set(), take
-    listening.told = lambda window, text, tokens: told.append((text, tokens))
+    listening.on_text = lambda window, text, tokens: told.append((text, tokens))
     for _ in range(2):
         await listening._answer(SimpleNamespace(num_tokens=1, request=None), said, None, 0)
     assert told == [("a", [0]), ("é", [1, 2])]

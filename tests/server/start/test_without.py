@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from server.app import make_app
-from server.start.load import tell_vocabularies
+from server.start.load import log_vocabularies
 from tests import tiny
 from tests.server.asgi import Client
 from tests.server.conftest import config_of, ready
@@ -76,9 +76,9 @@ async def test_a_model_without_its_towers_takes_text(text_only):
 
 
 async def test_a_tokenizer_that_knows_more_than_the_model_is_logged(caplog):
-    tell_vocabularies(320, 320)
+    log_vocabularies(320, 320)
     assert not caplog.records
-    tell_vocabularies(324, 320)
+    log_vocabularies(324, 320)
     assert (
         "the tokenizer has ids up to 323 and the model has 320 tokens: prompts with other ids are refused"
         in caplog.text

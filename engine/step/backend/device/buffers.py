@@ -83,16 +83,18 @@ class StepBuffers:
             StepPlan(rows, tokens, updates, buffer=record.numpy(), number=number, width=sizes.width)
             for number, record in enumerate(self.records.pinned)
         ]
-        self.slots = DeviceSlots(sizes, groups, config.axes, config.ahead, accelerator)
+        self.slots = DeviceSlots(sizes, groups, config.axes, config.bidirectional, accelerator)
         self.home = Home(accelerator, rows, sizes.width)
-        self.inputs = empty_inputs(rows, tokens, groups, config.axes, device, bool(config.ahead), bool(model.adapters))
+        self.inputs = empty_inputs(
+            rows, tokens, groups, config.axes, device, bool(config.bidirectional), bool(model.adapters)
+        )
         self.sampled_hidden = torch.zeros(rows, config.text.hidden_size, dtype=model.dtype, device=device)
         self._overlay: tuple[Tensor, Tensor] | None = None  # recorded steps read it
         if overlays:
             most = sizes.most_graphed
-            shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
+            visible = torch.zeros(most, 1, dtype=torch.bool, device=device)
             width = config.text.hidden_size * config.row_parts
-            self._overlay = shown, torch.zeros(most, width, dtype=model.dtype, device=device)
+            self._overlay = visible, torch.zeros(most, width, dtype=model.dtype, device=device)
         self.work: dict[Cut, WorkList] = self._work(1)
 
     def set_blocks(self, num_blocks: int) -> None:

@@ -44,7 +44,7 @@ class DeviceForward:
         assert rank.accelerator is not None
         self._config, self._model, self._sizes, self._buffers = config, rank.model, sizes, buffers
         self._vocab = rank.model.config.text.vocab_size
-        self.told = buffers.home.lines(LINE)  # log-probabilities
+        self.logprob_words = buffers.home.lines(LINE)  # log-probabilities
         self.sampler = DeviceSampler(
             buffers.slots.tensors,
             sizes.max_slots,
@@ -53,7 +53,7 @@ class DeviceForward:
             rank.accelerator.device,
             config.logprobs_mode,
             config.max_logprobs,
-            self.told,
+            self.logprob_words,
         )
         self.ruled = self.sampler
         self._endings = endings

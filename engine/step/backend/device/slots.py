@@ -13,7 +13,7 @@ import numpy as np
 from _fast.layout import Header, SlotWord
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
-from engine.base.ahead import Ahead
+from engine.base.bidirectional import Bidirectional
 from engine.device.accelerator import Accelerator
 from engine.kernels.step_tensors import empty_slots
 from engine.step.live import LiveRow
@@ -25,10 +25,12 @@ from engine.step.sizes import Sizes
 class DeviceSlots:
     """By slot."""
 
-    def __init__(self, sizes: Sizes, num_groups: int, axes: int, ahead: Ahead, accelerator: Accelerator) -> None:
+    def __init__(
+        self, sizes: Sizes, num_groups: int, axes: int, bidirectional: Bidirectional, accelerator: Accelerator
+    ) -> None:
         self._axes = axes
         self.params = SlotParams(sizes.max_slots)
-        self.positions = Positions(sizes.max_slots, ahead)
+        self.positions = Positions(sizes.max_slots, bidirectional)
         self.tensors = empty_slots(sizes.max_slots, sizes.max_blocks, num_groups, accelerator.device)
 
     def admit(self, slot: int, row: LiveRow, words: np.ndarray, adapters: Sequence[str]) -> None:
@@ -51,7 +53,7 @@ class DeviceSlots:
         positions: np.ndarray | None = None
         if self._axes > 1 and self.positions.inside(rows).any():
             positions = self.positions.axes_of(rows, self._axes)  # int64 [axes, num_tokens]
-        elif self.positions.joints:
+        elif self.positions.bi_spans:
             positions = self.positions.last_keys(rows)  # int32 [num_tokens], of tokens that see later ones
         if positions is not None:
             append(plan, Header.POSITIONS_AT, positions)

@@ -8,6 +8,7 @@ Owner: device thread. In: an executor over a DeviceBackend with its buffers. Out
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
@@ -16,9 +17,9 @@ from _fast.layout import GraphKind
 from engine.base.config import EngineConfig
 from engine.cache.sizing import device_blocks
 from engine.encoders.tower import PausingTower, SharedTower, Tower, each
-from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.algorithms import Products
-from engine.kernels.gemm.dense import gated_way, is_vendors
+from engine.kernels.gemm.dispatch import gated_choice, is_vendors
+from engine.kernels.precompile import precompile
 from engine.layers.batch import LayerHook
 from engine.sampling.masks import LineUpload
 from engine.step.backend.device.backend import DeviceBackend, DeviceSteady
@@ -78,7 +79,7 @@ def token_backend(
     upload = LineUpload(rank.accelerator, forward.sampler.allowed_table, sizes.max_rows)
     backend = DeviceBackend(config, rank, sizes, buffers, forward, DeviceMasks(upload, forward.sampler))
     if rank.accelerator.has_steady_loop:
-        backend.steady = DeviceSteady(backend, forward.sampler.asked, forward.told.unsqueeze(2))
+        backend.steady = DeviceSteady(backend, forward.sampler.asked, forward.logprob_words.unsqueeze(2))
     return backend, forward
 
 
@@ -113,7 +114,7 @@ class Startup:
         sizes, accelerator = self._sizes, self._accelerator
         with self._one_block(), self._rank.model.abridged():
             walk = partial(self._walk, products)
-            compile_ahead(walk, threads, accelerator.bind)
+            precompile(walk, threads, accelerator.bind)
         timed = long_sizes(sizes.max_tokens)
         if not self._config.enforce_eager:
             timed += mixed_sizes(sizes.most_graphed) + self._decode_sizes
@@ -134,7 +135,7 @@ class Startup:
         for size in decode:
             self._forward.decode(size)
         mixed = one_size_per_doubling([*mixed_sizes(sizes.most_graphed), sizes.max_tokens])
-        gated = partial(gated_way, width=text.intermediate_size, depth=text.hidden_size)
+        gated = partial(gated_choice, width=text.intermediate_size, depth=text.hidden_size)
         with self._accelerator.algorithms.recording() as recorded:
             others = sizes_for_other_kernels(decode + mixed, sizes.max_tokens, gated) if decode else []
             for size in mixed + others:
@@ -161,7 +162,7 @@ class Startup:
             peak = max(step, accelerator.peak_of(partial(self._encode_largest, sizes.encoder_rows)))
             for tower in each(self._rank.model.towers):
                 if isinstance(tower, PausingTower) and self._decode_sizes:
-                    peak = max(peak, accelerator.peak_of(partial(self._step_beside, tower)))
+                    peak = max(peak, accelerator.peak_of(partial(self._step_with_tower, tower)))
             graphed = step if self._config.enforce_eager else max(step, accelerator.peak_of(self._small_towers))
         return device_blocks(
             self._config,
@@ -184,7 +185,7 @@ class Startup:
                 if times > 1:  # an item has a longest length: that of a window
                     tower.encode_together([item] * times)
 
-    def _step_beside(self, tower: PausingTower) -> None:
+    def _step_with_tower(self, tower: PausingTower) -> None:
         """A step while the run of the tower's largest item pauses."""
         paused = TowerRun(tower, tower.example(tower.modalities[0], self._sizes.encoder_rows))
         paused.advance(1.0)
@@ -214,7 +215,19 @@ class Startup:
         self._executor.allocate(blocks)
 
     def capture(self) -> None:
-        """Records every graph, or with enforce_eager those of prep only."""
+        """Records every graph, or with enforce_eager those of prep only.
+
+        No garbage is collected meanwhile: the graphs of an engine that has ended spoil a recording if they go then.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._capture()
+        finally:
+            if collects:
+                gc.enable()
+
+    def _capture(self) -> None:
         capture, sizes = self._accelerator.capture, self._sizes
         variants = range(1 << self._claim.variants)
         self._accelerator.keep_pinned(PINNED_BYTES)

@@ -11,7 +11,7 @@ import numpy as np
 
 from _fast.layout import UpdateWord
 from _fast.plan import StepPlan
-from engine.base.ahead import Ahead
+from engine.base.bidirectional import Bidirectional
 from engine.base.request import Request
 from engine.step.positions import Positions
 
@@ -22,10 +22,15 @@ class HostSlots:
     __slots__ = ("_adapters", "adapter", "block_tables", "last_token", "outside", "positions")
 
     def __init__(
-        self, max_slots: int, max_blocks: int, num_groups: int, ahead: Ahead = "", adapters: tuple[str, ...] = ()
+        self,
+        max_slots: int,
+        max_blocks: int,
+        num_groups: int,
+        bidirectional: Bidirectional = "",
+        adapters: tuple[str, ...] = (),
     ) -> None:
         self._adapters = adapters
-        self.positions = Positions(max_slots, ahead)
+        self.positions = Positions(max_slots, bidirectional)
         self.adapter = np.zeros(max_slots, np.int32)  # the number of the request's adapter; 0: none
         self.last_token = np.zeros(max_slots, np.int64)  # token sampled by the last step that had the row
         self.block_tables = np.zeros((num_groups, max_slots, max_blocks), np.int32)

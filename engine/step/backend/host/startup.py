@@ -21,7 +21,7 @@ def host_backend(
     """Of a model that makes tokens, or pools."""
     model = rank.model
     groups = len(rank.layout.groups)
-    slots = HostSlots(sizes.max_slots, sizes.max_blocks, groups, model.config.ahead, model.adapters)
+    slots = HostSlots(sizes.max_slots, sizes.max_blocks, groups, model.config.bidirectional, model.adapters)
     forward: Forward
     if model.pooler is None:
         forward = HostForward(config, rank, sizes, slots, endings)

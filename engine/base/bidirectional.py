@@ -16,35 +16,39 @@ from engine.base.request import Request
 
 # Tokens of a prompt that see later ones: none; those of a picture or frame each other; all of the prompt each other,
 # whatever a layer's window.
-Ahead = Literal["", "items", "prompt"]
+Bidirectional = Literal["", "items", "prompt"]
 
 
-def joints_of(request: Request, ahead: Ahead) -> np.ndarray | None:
+def bi_spans_of(request: Request, bidirectional: Bidirectional) -> np.ndarray | None:
     """int32 [m, 2]: start and end of each bidirectional span, ascending; None: the prompt has none."""
-    if ahead == "prompt":
+    if bidirectional == "prompt":
         starts = np.array([0, len(request.prompt_token_ids)]) if request.pooling is None else request.pooling.starts
         return np.stack((starts[:-1], starts[1:]), 1).astype(np.int32)
-    shown = [item for item in request.media if item.modality in ("image", "video")]
-    if ahead == "items" and shown:
-        spans = sorted((start, start + length) for item in shown for start, length in item.spans)
+    visible = [item for item in request.media if item.modality in ("image", "video")]
+    if bidirectional == "items" and visible:
+        spans = sorted((start, start + length) for item in visible for start, length in item.spans)
         return np.array(spans, np.int32)
     return None
 
 
 def last_keys(
-    slots: np.ndarray, lens: np.ndarray, computed: np.ndarray, joints: Mapping[int, np.ndarray], ahead: Ahead
+    slots: np.ndarray,
+    lens: np.ndarray,
+    computed: np.ndarray,
+    bi_spans: Mapping[int, np.ndarray],
+    bidirectional: Bidirectional,
 ) -> np.ndarray | None:
-    """AttentionMeta.last_keys, int32 [num_tokens]; None: no row computes a bidirectional span. `joints`: by slot."""
+    """AttentionMeta.last_keys, int32 [num_tokens]; None: no row computes a bidirectional span. `bi_spans`: by slot."""
     found: np.ndarray | None = None
     starts = np.concatenate(([0], lens.cumsum()))
     for row, slot in enumerate(slots.tolist()):
         done, end = int(computed[row]), int(computed[row] + lens[row])
-        for first, behind in joints.get(slot, ()):
+        for first, behind in bi_spans.get(slot, ()):
             low, high = max(int(first), done), min(int(behind), end)
             if low >= high:
                 continue
             if found is None:
                 found = np.repeat(computed - starts[:-1], lens) + np.arange(starts[-1])
             at = int(starts[row]) - done
-            found[at + low : at + high] = ~(behind - 1) if ahead == "prompt" else behind - 1
+            found[at + low : at + high] = ~(behind - 1) if bidirectional == "prompt" else behind - 1
     return None if found is None else found.astype(np.int32)

@@ -7,7 +7,7 @@ import pytest
 
 import engine.run.start
 from engine import Request, SamplingParams
-from engine.base.ahead import joints_of, last_keys
+from engine.base.bidirectional import bi_spans_of, last_keys
 from engine.base.errors import RequestError
 from engine.base.limits import Limits, check
 from engine.base.request import MediaInput
@@ -18,7 +18,7 @@ from tests.models.seeing import spliced
 
 LIMITS = Limits(
     max_model_len=100, num_blocks=50, max_open=8, vocab_size=100, num_embeddings=100, max_logprobs=5,
-    encoder_capacity=30, modalities=("image",), max_joint=20,
+    encoder_capacity=30, modalities=("image",), max_bi_span=20,
 )  # fmt: skip
 
 
@@ -28,20 +28,20 @@ def request(length, *spans):
 
 
 def with_spans(kind):
-    return Limits(**{name: getattr(LIMITS, name) for name in LIMITS.__slots__} | {"ahead": kind})
+    return Limits(**{name: getattr(LIMITS, name) for name in LIMITS.__slots__} | {"bidirectional": kind})
 
 
 def test_tokens_of_a_picture_see_to_its_end_and_those_of_a_prompt_to_the_prompts():
     """Row 0: a chunk from position 2 on; row 1: a prompt and an answer's beginning; row 2: a token of an answer."""
     slots, lens, computed = np.array([4, 1, 0]), np.array([5, 6, 1]), np.array([2, 0, 9])
-    pictures = {4: joints_of(request(12, (3, 3), (9, 2)), "items"), 1: joints_of(request(4, (1, 2)), "items")}
+    pictures = {4: bi_spans_of(request(12, (3, 3), (9, 2)), "items"), 1: bi_spans_of(request(4, (1, 2)), "items")}
     got = last_keys(slots, lens, computed, pictures, "items")
     assert got.tolist() == [2, 5, 5, 5, 6, *[0, 2, 2, 3, 4, 5], 9]
-    prompts = {1: joints_of(request(4), "prompt")}
+    prompts = {1: bi_spans_of(request(4), "prompt")}
     got = last_keys(slots, lens, computed, prompts, "prompt")
     assert got.tolist() == [2, 3, 4, 5, 6, *[~3] * 4, 4, 5, 9]
     assert last_keys(slots, lens, np.array([6, 4, 9]), {1: prompts[1], 4: pictures[4][:1]}, "items") is None
-    assert joints_of(request(12, (3, 3)), "") is None
+    assert bi_spans_of(request(12, (3, 3)), "") is None
 
 
 @pytest.mark.parametrize(

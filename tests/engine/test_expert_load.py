@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import engine.run.start
-from engine.kernels.moe.spread import count_spread
+from engine.kernels.moe.expert_load import count_expert_load
 from engine.models.registry import load_model_config
 from engine.step.parts.expert_load import ExpertLoad
 from tests import tiny
@@ -21,7 +21,7 @@ def test_pairs_of_real_rows_are_counted_by_layer():
     """Layers of unlike width; the last one has fewer rows; what stands behind the rows is of older steps."""
     choices = torch.tensor([[3, 0, 3, 1, 2, 2], [4, 4, 1, 1, 1, 1]], dtype=torch.int32)
     out, one = torch.zeros(2, 3, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    count_spread(out, choices, torch.tensor([2, 1], dtype=torch.int32), 2 * one, one, 5)
+    count_expert_load(out, choices, torch.tensor([2, 1], dtype=torch.int32), 2 * one, one, 5)
     assert out.tolist() == [[3, 2, 4], [1, 1, 1]]
 
 

@@ -22,18 +22,18 @@ from server.render.prompt import Prompt
 from server.render.tokenizer import Tokenizer
 
 
-def with_leads(prompt: Prompt, leads: Sequence[str], tokenizer: Tokenizer) -> Prompt:
+def with_preambles(prompt: Prompt, preambles: Sequence[str], tokenizer: Tokenizer) -> Prompt:
     """The prompt with a prefix in front of each slot; "": the slot has no prefix."""
     ids, of_text = prompt.token_ids, prompt.text is not None
     ends = [0, *(slot + 1 for slot in prompt.slots), *(item.start + len(item.rows.numbers) for item in prompt.rows)]
     pieces: list[np.ndarray] = []
     done, wider = 0, []  # `wider`: tokens that each slot's prefix adds
-    for slot, lead in zip(prompt.slots, leads):
+    for slot, preamble in zip(prompt.slots, preambles):
         start, least = slot, max(end for end in ends if end <= slot)
-        while lead and of_text and start > least and not tokenizer.is_special(int(ids[start - 1])):
+        while preamble and of_text and start > least and not tokenizer.is_special(int(ids[start - 1])):
             start -= 1
-        beside = ALWAYS_AROUND.get(tokenizer.token_of(int(ids[slot])) or "", ("",))[0] if of_text else ""
-        written = led(ids[start:slot], lead, beside, tokenizer) if lead else ids[slot:slot]
+        always_after = ALWAYS_AROUND.get(tokenizer.token_of(int(ids[slot])) or "", ("",))[0] if of_text else ""
+        written = written_before(ids[start:slot], preamble, always_after, tokenizer) if preamble else ids[slot:slot]
         pieces += (ids[done:start], written)
         wider.append(len(written) - (slot - start))
         done = slot
@@ -46,10 +46,10 @@ def with_leads(prompt: Prompt, leads: Sequence[str], tokenizer: Tokenizer) -> Pr
     return replace(prompt, token_ids=found, slots=slots, rows=rows)
 
 
-def led(ids: np.ndarray, lead: str, beside: str, tokenizer: Tokenizer) -> np.ndarray:
+def written_before(ids: np.ndarray, preamble: str, always_after: str, tokenizer: Tokenizer) -> np.ndarray:
     """The tokens in front of a placeholder, with the prefix inserted."""
     text = tokenizer.decode(ids)
     if tokenizer.encode_segments([(text, True)]) != ids.tolist():  # a client's half character
-        return np.append(ids, tokenizer.encode_segments([(lead + beside, True)])).astype(np.int32)
-    written = text.removesuffix(beside) + lead + beside
+        return np.append(ids, tokenizer.encode_segments([(preamble + always_after, True)])).astype(np.int32)
+    written = text.removesuffix(always_after) + preamble + always_after
     return np.array(tokenizer.encode_segments([(written, True)]), np.int32)

@@ -9,7 +9,7 @@ from triton.backends.compiler import GPUTarget
 
 from engine.kernels.activation import Activation, launch_point, point_kernel
 from engine.kernels.attention.work import work_kernel
-from engine.kernels.compile_ahead import compile_ahead
+from engine.kernels.precompile import precompile
 from engine.kernels.target import tl
 
 X = torch.zeros(3, 64, dtype=torch.bfloat16)
@@ -71,7 +71,7 @@ def driver():
 def forward(walk):
     """(threads that were given the device)."""
     bound = []
-    compile_ahead(walk, 2, lambda: bound.append(threading.current_thread().name))
+    precompile(walk, 2, lambda: bound.append(threading.current_thread().name))
     return bound
 
 

@@ -17,7 +17,7 @@ COLUMNS = 3  # experts touched, pairs of the busiest, pairs
 
 
 @triton.jit
-def spread_kernel(
+def expert_load_kernel(
     out,  # [layers, 3] int32
     choices,  # [layers, line] int32: a row's experts side by side
     tops,  # [layers] int32: experts of a row
@@ -44,33 +44,37 @@ def spread_kernel(
     tl.store(out + layer * 3 + 2, tl.sum(found, 0))
 
 
-def count_spread(out: Tensor, choices: Tensor, tops: Tensor, num_rows: Tensor, num_last: Tensor, experts: int) -> None:
+def count_expert_load(
+    out: Tensor, choices: Tensor, tops: Tensor, num_rows: Tensor, num_last: Tensor, experts: int
+) -> None:
     """choices int32 [layers, line], tops int32 [layers], num_rows and num_last int32 [1] -> out int32 [layers, 3].
 
     num_last: rows of the last layer. experts: the most that a layer has. out: on the device, or pinned.
     """
-    count = launch_spread if choices.is_cuda else spread_reference
+    count = launch_expert_load if choices.is_cuda else expert_load_reference
     count(out, choices, tops, num_rows, num_last, experts)
 
 
-def launch_spread(out: Tensor, choices: Tensor, tops: Tensor, num_rows: Tensor, num_last: Tensor, experts: int) -> None:
+def launch_expert_load(
+    out: Tensor, choices: Tensor, tops: Tensor, num_rows: Tensor, num_last: Tensor, experts: int
+) -> None:
     """The Triton kernel."""
     assert choices.is_contiguous() and out.is_contiguous() and out.shape == (len(choices), COLUMNS)  # noqa: PT018
     bins = triton.next_power_of_2(experts + 1)
-    spread_kernel[(len(choices),)](
+    expert_load_kernel[(len(choices),)](
         out, choices, tops, num_rows, num_last, choices.shape[1], experts, BINS=bins, BLOCK=BLOCK, num_warps=4
     )
 
 
-def spread_reference(
+def expert_load_reference(
     out: Tensor, choices: Tensor, tops: Tensor, num_rows: Tensor, num_last: Tensor, experts: int
 ) -> None:
     for layer, (chosen, top_k) in enumerate(zip(choices, tops.tolist())):
         rows = int(num_last if layer == len(choices) - 1 else num_rows)
-        out[layer] = spread_of(chosen[: rows * top_k], experts)
+        out[layer] = expert_load_of(chosen[: rows * top_k], experts)
 
 
-def spread_of(chosen: Tensor, experts: int) -> Tensor:
+def expert_load_of(chosen: Tensor, experts: int) -> Tensor:
     """The experts of pairs -> int32 [3]; `experts` and above are none."""
     found = torch.bincount(chosen.flatten().long(), minlength=experts)[:experts]
     return torch.stack([(found > 0).sum(), found.max(), found.sum()]).int()

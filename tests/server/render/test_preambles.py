@@ -7,11 +7,11 @@ import pytest
 
 from mm.client_rows import ClientRows
 from server.render.hf_tokenizer import HfTokenizer
-from server.render.leads import with_leads
+from server.render.preambles import with_preambles
 from server.render.prompt import Prompt, PromptRows
 from tests.server.render import vocab
 
-MARK, LEAD = "<start_of_image>", "Here is the original image "
+MARK, PREAMBLE = "<start_of_image>", "Here is the original image "
 
 
 @pytest.fixture(scope="module", params=["bytes", "gemma"])
@@ -35,12 +35,12 @@ def prompt_of(tokenizer, text: str, rows: tuple[PromptRows, ...] = ()) -> Prompt
         (" " * 3, "\n"),
     ],
 )
-@pytest.mark.parametrize("leads", [(LEAD, ""), ("", LEAD), (LEAD, LEAD)])
-def test_a_led_prompt_has_the_tokens_of_its_whole_text(tokenizer, before, after, leads):
+@pytest.mark.parametrize("preambles", [(PREAMBLE, ""), ("", PREAMBLE), (PREAMBLE, PREAMBLE)])
+def test_a_led_prompt_has_the_tokens_of_its_whole_text(tokenizer, before, after, preambles):
     places = [f"\n\n{MARK}\n\n"] * 2
     prompt = prompt_of(tokenizer, before.join(["", *places]) + after)
-    found = with_leads(prompt, leads, tokenizer)
-    whole = before.join(["", *(lead + place for lead, place in zip(leads, places))]) + after
+    found = with_preambles(prompt, preambles, tokenizer)
+    whole = before.join(["", *(preamble + place for preamble, place in zip(preambles, places))]) + after
     assert found.token_ids.tolist() == tokenizer.encode(whole)
     assert found.token_ids[list(found.slots)].tolist() == [tokenizer.id_of(MARK)] * 2
     assert found.token_ids.dtype == np.int32
@@ -50,8 +50,8 @@ def test_what_a_client_spelled_stays_letters(tokenizer):
     """Where special tokens of a client's text are escaped, the text is tokenized again without them."""
     ids = tokenizer.encode_segments([("<turn>user ", False), ("<turn>", True), (f"\n\n{MARK}\n\n", False)])
     prompt = Prompt(np.array(ids, np.int32), (), (ids.index(tokenizer.id_of(MARK)),), "as rendered")
-    found = with_leads(prompt, [LEAD], tokenizer).token_ids.tolist()
-    assert tokenizer.decode(found) == f"<turn>user <turn>{LEAD}\n\n{MARK}\n\n"
+    found = with_preambles(prompt, [PREAMBLE], tokenizer).token_ids.tolist()
+    assert tokenizer.decode(found) == f"<turn>user <turn>{PREAMBLE}\n\n{MARK}\n\n"
     assert found.count(tokenizer.id_of("<turn>")) == 1
 
 
@@ -62,8 +62,8 @@ def test_rows_of_a_client_move_and_are_no_text(tokenizer):
     starts = len(around[0]), len(around[0]) + 3 + len(around[1])
     slots = tuple(np.flatnonzero(np.array(ids) == tokenizer.id_of(MARK)).tolist())
     given = tuple(PromptRows(start, rows) for start in starts)
-    found = with_leads(Prompt(np.array(ids, np.int32), (), slots, "", given), [LEAD, LEAD], tokenizer)
-    led = [tokenizer.encode(f"{text}{LEAD}\n\n{MARK}\n\n") for text in "bc"]
+    found = with_preambles(Prompt(np.array(ids, np.int32), (), slots, "", given), [PREAMBLE, PREAMBLE], tokenizer)
+    led = [tokenizer.encode(f"{text}{PREAMBLE}\n\n{MARK}\n\n") for text in "bc"]
     assert found.token_ids.tolist() == [*around[0], 7, 7, 7, *led[0], 7, 7, 7, *led[1]]
     assert [item.start for item in found.rows] == [starts[0], len(around[0]) + 3 + len(led[0])]
 
@@ -73,13 +73,13 @@ def test_tokens_that_are_no_text_stay(tokenizer):
     half = tokenizer.encode("é")[:1] if len(tokenizer.encode("é")) > 1 else [tokenizer.id_of("Ã")]
     ids = [*half, *tokenizer.encode(f"\n\n{MARK}")]
     prompt = Prompt(np.array(ids, np.int32), (), (len(ids) - 1,), "é")
-    found = with_leads(prompt, [LEAD], tokenizer)
-    assert found.token_ids.tolist() == [*ids[:-1], *tokenizer.encode(f"{LEAD}\n\n"), ids[-1]]
+    found = with_preambles(prompt, [PREAMBLE], tokenizer)
+    assert found.token_ids.tolist() == [*ids[:-1], *tokenizer.encode(f"{PREAMBLE}\n\n"), ids[-1]]
 
 
 def test_in_a_prompt_of_ids_an_items_text_stands_in_front_of_the_placeholder(tokenizer):
     ids = tokenizer.encode(f"What is\n\n{MARK}\n\n")
     at = ids.index(tokenizer.id_of(MARK))
-    found = with_leads(Prompt(np.array(ids, np.int32), (), (at,)), [LEAD], tokenizer)
-    assert found.token_ids.tolist() == [*ids[:at], *tokenizer.encode(LEAD), *ids[at:]]
+    found = with_preambles(Prompt(np.array(ids, np.int32), (), (at,)), [PREAMBLE], tokenizer)
+    assert found.token_ids.tolist() == [*ids[:at], *tokenizer.encode(PREAMBLE), *ids[at:]]
     assert found.token_ids[list(found.slots)].tolist() == [tokenizer.id_of(MARK)]

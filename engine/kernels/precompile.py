@@ -29,7 +29,7 @@ MAX_THREADS = 8  # beyond, they wait for each other's Python: with 16 an H100's 
 _walking = threading.Lock()  # launches are Triton's, so engines that start at the same time take turns
 
 
-def compile_ahead(walk: Callable[[], None], threads: int, bind: Callable[[], None]) -> None:
+def precompile(walk: Callable[[], None], threads: int, bind: Callable[[], None]) -> None:
     """Calls `walk`; when this returns, every kernel that it would have launched is compiled and loaded.
 
     `bind` gives each of the pool's threads the device. A kernel that cannot be compiled raises what its launch would

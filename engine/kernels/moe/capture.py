@@ -12,15 +12,15 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class Capture:
     """The places of all layers with experts, or of one of them."""
 
     ids: Tensor  # [places, layers, top_k] uint8 or int16; of one layer [places, top_k], a view
     mapping: Tensor  # [T] int64: the place of each token of the step; negative: it has none
 
-    def layer(self, number: int) -> Kept:
+    def layer(self, number: int) -> Capture:
         """Those of one layer; `number` counts layers with experts."""
-        return Kept(self.ids[:, number], self.mapping)
+        return Capture(self.ids[:, number], self.mapping)
 
     def write(self, chosen: Tensor) -> None:
         """chosen [T, top_k], without Triton: what the kernel of moe/route does on the way."""
