@@ -193,12 +193,12 @@ cdef class SeqTable:
         return known - self.computed[slot] if known < self.max_len[slot] else 0
 
     cdef void promise(self, slot_t slot, int32_t most) noexcept nogil:
-        """A step that is launched chooses for the row, and brings it `most` tokens at most."""
+        """Notes that a launched step samples for the row, and will append up to `most` tokens."""
         self.choosing[slot] += 1
         self.pending[slot] += <uint8_t>most
 
     cdef void settle_promise(self, slot_t slot, int32_t most) noexcept nogil:
-        """What a step promised the row has come, or never will; a closing row is promised nothing."""
+        """Undoes `promise`, once the step's tokens are appended or dropped; nothing for a closing row."""
         if not self.closing[slot]:
             self.choosing[slot] -= 1
             self.pending[slot] -= <uint8_t>most

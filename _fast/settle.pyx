@@ -48,7 +48,7 @@ cdef class Settler:
             self.tables.states.pass_over(plan, row)
 
     def redo(self, int32_t slot):
-        """Drop the sample of the only step in flight, which names the slot: its position is computed again.
+        """Drops the slot's sample of the only step in flight, so that the position is computed again.
 
         For a row whose newest token, which has just been committed, changes what may follow. False: the row has ended.
         """

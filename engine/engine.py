@@ -193,11 +193,11 @@ class Engine:
         return await self.on_device(partial(_sound_attention, features, token_ids, heads))
 
     async def turn(self) -> None:
-        """Until the device thread has turned once. Raises NotReadyError."""
+        """Waits until the device thread is between two steps. Raises NotReadyError."""
         await self.on_device(_nothing)
 
     async def on_device(self, work: Callable[[Runtime], T]) -> T:
-        """Work between two steps. Raises NotReadyError when the device thread does not get to it."""
+        """Runs `work` on the device thread between two steps. Raises NotReadyError when that takes too long."""
         if self.state != "ready" or self._device is None:
             raise NotReadyError(self.state, f"the engine is {self.state}")
         done = self._loop.create_future()

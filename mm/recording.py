@@ -134,7 +134,7 @@ def timed(work: Callable[..., T], *args: Any) -> tuple[T, float]:
 
 
 class _Opened:
-    """The file while it is decoded."""
+    """An open file and its decoder."""
 
     def __init__(self, shared: Shared, data: bytes, helper: Helper | None) -> None:
         limits = shared.limits

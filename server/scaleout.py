@@ -32,10 +32,10 @@ from server.routes.health import decoders_stuck, stalled
 from server.start.process import own_interpreter
 
 OPEN_TOKENS = "open_tokens"  # prompt tokens that run or wait, of one replica
-ROWS = 256  # that a replica runs at most, without --max-num-seqs; what it refuses fits in as well
-HEALTH_S = 5.0  # between two looks at a replica
-LEAVE_S = 15.0  # beyond --shutdown-timeout, for requests that the drain ends
-MOST_REPLICAS = 1000  # that a session may fall back to
+ROWS = 256  # requests that a replica runs at most, without --max-num-seqs
+HEALTH_S = 5.0  # between two health checks of a replica
+LEAVE_S = 15.0  # added to --shutdown-timeout, for the answers of requests that the drain aborts
+MOST_REPLICAS = 1000  # to which a session may fall back
 # Nothing of ours blocks a loop: tokens need not cross from a thread of user code to the one that holds the socket.
 ON_THE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 BUSY = 1.25  # times the mean queue: a session's replica that has more is passed over
@@ -69,6 +69,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
             "num_cpus": arguments.cpus,
             "runtime_env": {"env_vars": ON_THE_LOOP},
         },
+        # Twice what is taken, so that Ray hands over the requests that are then refused with a retry time.
         max_ongoing_requests=2 * (config.scheduler.max_num_queued_reqs + (config.scheduler.max_num_seqs or ROWS)),
         health_check_period_s=HEALTH_S,
         graceful_shutdown_wait_loop_s=1.0,

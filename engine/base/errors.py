@@ -39,7 +39,7 @@ class GrammarError(RequestError):
 
 
 class GrammarBusyError(EngineError):
-    """Too many grammars wait to be compiled (429): nothing is said about this one. `retry_after`: seconds."""
+    """Too many grammars wait to be compiled (429); this grammar was not looked at. `retry_after`: seconds."""
 
     def __init__(self, reason: str, message: str, retry_after: int) -> None:
         super().__init__(message)

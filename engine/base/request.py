@@ -55,11 +55,11 @@ _WIRE = {
 
 @dataclass(frozen=True, slots=True)
 class TimestampRules:
-    """A text with times, as Whisper writes it: token ids from `first` on are times, those from `end` on no text."""
+    """A text with times, as Whisper writes it: token ids from `first` on are times, ids from `end` on are not text."""
 
     first: int
     end: int
-    latest_start: int  # steps by which the first time may be late
+    latest_start: int  # the largest first time, in steps after `first`
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class SamplingParams:
     eos_token_ids: tuple[int, ...] = ()  # end-of-sequence ids of the model
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0  # EOS and stop tokens are masked until then
+    min_tokens: int = 0  # EOS and stop tokens are masked until so many tokens are generated
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     not_first_token_ids: tuple[int, ...] = ()  # may be chosen, but not as the answer's first token

@@ -1,1 +1,1 @@
-"""The KV cache: what layers keep (spec), which share tables and where bytes lie (layout), how much fits (sizing)."""
+"""The KV cache: what layers keep (spec), where bytes lie (layout, runs), how much fits (sizing)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
+from dataclasses import dataclass
 
 import torch
 
@@ -24,6 +25,18 @@ log = logging.getLogger("omniloop.engine")
 
 MOST_BLOCKS = 1 << 20  # beyond what rows can hold: a tiny model does not need a hundred million blocks
 LEAST_TOKENS = 256  # a shorter context is of no use
+SHORT_ROW = 1024  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What rows hold whatever their tokens."""
+
+    state_bytes: int  # of a state in its blocks; a row that computes has two, and one is found again with a prefix
+    tail_bytes: int  # of the inputs of a row's newest tokens, in their blocks
+    padding: float  # the share of a row's blocks that holds no number
+    row_tokens: int  # of a short row
+    rows: int  # such rows that fit at one time
 
 
 def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: int, promised: int = 0) -> int:
@@ -39,7 +52,7 @@ def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: i
     if free < 0:
         raise ConfigError(f"the weights take {gib(promised)}, and {gib(free + promised)} of memory are free")
     budget = config.kv_cache_memory_bytes or free // 4
-    count = min(budget // layout.block_bytes, rows * longest)
+    count = min(budget // layout.block_bytes, rows * (longest + layout.checkpoint_blocks))
     if count < 1:
         raise ConfigError(
             f"the KV cache got {budget:,} bytes and one block takes {layout.block_bytes:,}: "
@@ -74,7 +87,8 @@ def device_blocks(
     if wished:
         _refuse_if_beyond(config, wished, size, memory.total - taken)
     budget = wished or int(share * memory.total) - taken - config.device_reserve_bytes
-    count = config.num_gpu_blocks_override or min(budget // size - 1, max(MOST_BLOCKS, rows * longest))
+    most = max(MOST_BLOCKS, rows * (longest + layout.checkpoint_blocks))
+    count = config.num_gpu_blocks_override or min(budget // size - 1, most)
     least = layout.blocks_for(min(LEAST_TOKENS, max_model_len), max_chunk)
     if count < least and not config.num_gpu_blocks_override:
         raise ConfigError(_too_small(config, wished, taken, (longest + 1) * size, memory))
@@ -131,6 +145,7 @@ def fit_context(config: EngineConfig, layout: CacheLayout, wanted: int, max_chun
 
     `num_blocks` includes the dummy block.
     """
+    _check_states(config, layout, min(LEAST_TOKENS, wanted), max_chunk, num_blocks - 1)
     if layout.blocks_for(wanted, max_chunk) < num_blocks:
         return wanted
     entries = range(-(-wanted // config.block_size))  # of a block table
@@ -143,6 +158,32 @@ def fit_context(config: EngineConfig, layout: CacheLayout, wanted: int, max_chun
         )
     log.warning("context limited to %d of %d tokens by the KV cache's memory", fits, wanted)
     return fits
+
+
+def _check_states(config: EngineConfig, layout: CacheLayout, tokens: int, max_chunk: int, num_blocks: int) -> None:
+    """Refuses a cache in which no row of so many tokens can run: it takes two states and a tail."""
+    least, runs = layout.blocks_for(tokens, max_chunk), layout.runs
+    if runs is None or num_blocks >= least:
+        return
+    room = (
+        f"the KV cache holds {max(num_blocks, 0)} blocks, and a row of {tokens} tokens takes {least}: two states of "
+        f"{runs.state_blocks}, a tail of {runs.tail_blocks} and {least - runs.row_blocks} of tokens"
+    )
+    size = (least + 1) * layout.block_bytes
+    if config.num_gpu_blocks_override:
+        raise ConfigError(f"--num-gpu-blocks-override {config.num_gpu_blocks_override}: {room}; {least} fit")
+    asked = config.kv_cache_memory_bytes
+    said = f"--kv-cache-memory-bytes {asked}: " if asked else ""
+    raise ConfigError(f"{said}{room}; --kv-cache-memory-bytes {size} fits")
+
+
+def states_of(layout: CacheLayout, num_blocks: int, row_tokens: int, max_chunk: int) -> States | None:
+    """None: the model's rows have tokens alone. `num_blocks`: of the KV cache, without the dummy one."""
+    runs = layout.runs
+    if runs is None:
+        return None
+    state, tail = (count * layout.block_bytes for count in (runs.state_blocks, runs.tail_blocks))
+    return States(state, tail, runs.padding, row_tokens, layout.rows_in(num_blocks, row_tokens, max_chunk))
 
 
 def _refuse_if_beyond(config: EngineConfig, wished: int, size: int, left: int) -> None:

@@ -3,7 +3,8 @@
 In: numbers of the model. Out: bytes of a block, the layer's cache as views of pages, and its kind: how a row uses
 blocks. Layers whose specs have equal `shared` share block tables, whatever the bytes of their numbers. Each kind of
 cache is a file here (tokens, window) and a branch in _fast/kinds, where the scheduler asks which blocks a row needs,
-where a chunk may end and what the prefix index names. The engine hands a LayerCache to its layer unread.
+where a chunk may end and what the prefix index names. States (state) have runs of blocks in the place of tables. The
+engine hands a LayerCache to its layer unread.
 """
 
 from __future__ import annotations
@@ -25,16 +26,23 @@ LayerCache = tuple[Tensor, ...]  # what a layer reads and writes; only the layer
 class CacheKind:
     """How a row uses the blocks of a group of layers; the rules are those of _fast/kinds."""
 
-    number: int  # kinds.FULL or kinds.SLIDING
-    window: int = 0  # the kind's own number; sliding: how many of the last tokens are read, the newest included
+    number: int  # kinds.FULL, kinds.SLIDING or kinds.STATE
+    # The kind's own number; sliding: how many of the last tokens are read, the newest included; state: how many
+    # positions a step takes into the state at once.
+    window: int = 0
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether blocks hold tokens, which block tables name."""
+        return self.number != kinds.STATE
 
     @property
     def lasts(self) -> bool:
-        """Whether a row holds every block to its end."""
-        return kinds.lasts(self.number, self.window)
+        """Whether a row holds every block to its end, as blocks of tokens."""
+        return self.has_tables and kinds.lasts(self.number, self.window)
 
     def row_blocks(self, num_tokens: int, block_size: int, max_chunk: int) -> int:
-        """Blocks that a row of so many tokens holds at most; `max_chunk`: tokens that it computes in a step."""
+        """Blocks of tokens that a row of so many holds at most; `max_chunk`: tokens that it computes in a step."""
         return kinds.row_blocks(self.number, self.window, num_tokens, block_size, max_chunk)
 
 

@@ -1,7 +1,7 @@
 """The experts of a decoder's section of config.json -> ExpertsConfig, and the layers that have them.
 
-In: the section, and what the family says where its file has other words or none. Out: frozen configurations whose
-routing is possible: a token finds as many experts as it may choose. Thread: any.
+In: the section, and the family's settings for keys that its config.json names otherwise or leaves out. Out: frozen
+configurations with a possible routing: the allowed groups hold at least top_k experts. Thread: any.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
-from itertools import repeat
 from typing import TypeVar
 
 import torch
@@ -19,6 +18,7 @@ from engine.base.config import EngineConfig
 from engine.base.model_config import ModelConfig
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import CacheSpec, KeyValueSpec
+from engine.cache.state import StateSpec
 from engine.checkpoint.config import resolve_dtype
 from engine.encoders.tower import Tower, each
 from engine.explain.launches import Launches
@@ -141,12 +141,12 @@ class Parts:
 
     def _of_layers(self, specs: Sequence[CacheSpec]) -> dict[str, str]:
         """By the path of each layer its configuration, and what it keeps of a token."""
-        layers = self._model.config.text.layers
-        keepers = iter(specs) if len(specs) > 1 else repeat(specs[0])
         facts = {}
-        for number, layer in enumerate(layers):
-            other = layer.kv_shared_with
-            cached = captured_of(next(keepers)) if other is None else f"reads the cache of layer {other}"
+        for number, layer in enumerate(self._model.config.text.layers):
+            other, places = layer.kv_shared_with, self._model.caches_of(number)
+            cached = "; ".join(captured_of(specs[place]) for place in places) or "no cache"
+            if other is not None:
+                cached = f"reads the cache of layer {other}"
             facts[f"layers.{number}"] = f"{fields_of(layer)}; {cached}"
         return facts
 
@@ -160,7 +160,10 @@ def _without(root: str, steps: Steps) -> Steps:
 
 
 def captured_of(spec: CacheSpec) -> str:
-    """What a layer caches for each token, in words."""
+    """What a layer caches, in words."""
+    if isinstance(spec, StateSpec):
+        each = spec.tail_bytes // spec.ring
+        return f"caches a state of {spec.state_bytes:,} bytes, and of the last {spec.ring} tokens {each:,} bytes each"
     size = spec.block_bytes(BLOCK) // BLOCK
     window = f" of the last {spec.kind.window:,} tokens" if spec.kind.window else ""
     if isinstance(spec, KeyValueSpec):

@@ -92,7 +92,7 @@ class GrammarRow:
         self.over = False  # what steps in flight still choose for this row counts no more
 
     def copy(self) -> GrammarRow:
-        """A row at the same place, which goes on by itself."""
+        """A copy in the same state, which advances independently."""
         row = object.__new__(GrammarRow)
         for name in GrammarRow.__slots__:
             setattr(row, name, getattr(self, name))
@@ -101,7 +101,7 @@ class GrammarRow:
 
     @property
     def verdict(self) -> RowEnd | None:
-        """How the row ends where its line left nothing, None while it goes on."""
+        """How the row ends when its grammar allows no further token; None: the row continues."""
         return self._verdict
 
     @property
@@ -116,7 +116,7 @@ class GrammarRow:
 
     @property
     def waits_for(self) -> tuple[int, ...]:
-        """The tokens behind which a sleeping grammar begins; () for one that is awake, or that counts a budget."""
+        """The tokens after which a sleeping grammar begins; (): it is awake, or waits for a budget to be spent."""
         return tuple(self._starts) if self.is_waiting else ()
 
     @property

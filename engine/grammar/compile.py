@@ -64,12 +64,12 @@ def lane_bytes(grammar: Grammar) -> int:
 
 
 def held_bytes(grammar: Grammar) -> int:
-    """What the grammar is taken to hold."""
+    """The estimated memory of the grammar."""
     return lane_bytes(grammar) * len(grammar.lanes)
 
 
 def is_crowded(grammar: Grammar) -> bool:
-    """Whether another lane is worth a compile."""
+    """Whether the lanes have so many rows that another lane is worth its compile."""
     if len(grammar.lanes) >= min(MOST_LANES, fill_threads()) or grammar.lane().rows < CROWDED:
         return False
     return (len(grammar.lanes) + 1) * (lane_bytes(grammar) + LANE_BYTES) <= grammar.vocabulary.memory_bytes
@@ -137,7 +137,8 @@ class GrammarCompiler:
                 compiling.task.cancel()
 
     async def _awaited(self, compiling: Compiling) -> Grammar:
-        """The wait for a turn and the compile have --grammar-timeout each; only the second is the grammar's fault."""
+        """Waits for a turn, then for the compile, each up to --grammar-timeout: first the server is busy, then the
+        grammar is at fault."""
         first: set[asyncio.Future[Any]] = {compiling.task, compiling.begun}
         await asyncio.wait(first, timeout=self._timeout, return_when="FIRST_COMPLETED")
         if not compiling.begun.done() and not compiling.task.done():

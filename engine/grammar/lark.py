@@ -15,11 +15,11 @@ from engine.base.grammar import GrammarSpec
 # A mask that allows only the usual token for text that must come anyway moves the distribution, so it is off.
 OPTIONS = '%llguidance {"no_forcing": true}\n'
 
-# Of a client's grammar. The library calls itself for each rule inside a rule, and needs the square of their number.
+# Of a client's grammar. The library recurses into nested rules, and its time is quadratic in the number of rules.
 MAX_RULES = 512
 
-# One pass over a grammar: strings, expressions and comments first, so that what they hold is not looked at. Square
-# brackets are looked into, since they hold optional parts of a rule; an open quote or slash is refused, since the
+# One pass over a grammar: strings, expressions and comments first, so that their contents are skipped. Square
+# brackets are not skipped, since they hold optional parts of a rule; an open quote or slash is refused, since the
 # library reads an expression across lines and would see another end of it.
 _PIECES = re.compile(
     r'"(?:[^"\\\n]|\\.)*"i?'  # a text

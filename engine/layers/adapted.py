@@ -53,12 +53,13 @@ class Chosen:
         self._shares.clear()
 
     def keep(self, index: Tensor) -> None:
-        """The forward goes on with the tokens of `index`, int64 [S]."""
+        """The rest of the forward computes only the tokens of `index`, int64 [S]."""
         if self._numbers is not None:
             self.begin(self._numbers.index_select(0, index))
 
     def prepare(self, widths: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
-        """Before forwards: the table of layers whose adapters have so many columns, by adapter."""
+        """Makes the table of scales that layers with adapters of these widths read: by adapter, per column. Before
+        forwards."""
         if widths not in self._tables:
             table = torch.zeros(len(widths) + 1, sum(widths))
             first = 0

@@ -1,7 +1,7 @@
 """auto-round: checkpoints of AutoRound, packed as GPTQ's, AWQ's, FP8's or compressed-tensors', with GPTQ's settings.
 
-In: the settings in config.json; `packing_format` says as whose the tensors lie, `extra_config` what holds for some
-modules alone. Out: the dialect whose tensors they are.
+In: the settings in config.json; `packing_format` names the format of the tensors, `extra_config` has settings of
+single modules. Out: the dialect of that format.
 """
 
 from __future__ import annotations

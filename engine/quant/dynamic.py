@@ -1,8 +1,8 @@
-"""dynamic of GPTQ's settings: regular expressions of modules that are stored otherwise than the others, or not at all.
+"""`dynamic` in GPTQ's settings: regular expressions of modules that have their own format, or are not quantised.
 
-In: the settings in config.json. Out: of a module what is said of it alone: bits, group_size, sym, desc_act. "-:" in
-front of an expression leaves its modules out, "+:" says nothing. The first expression that matches counts, as in
-GPTQModel (https://github.com/ModelCloud/GPTQModel, QuantizeConfig.dynamic_get).
+In: the settings in config.json. Out: the settings of one module that override the checkpoint's: bits, group_size,
+sym, desc_act. An expression after "-:" names modules that are not quantised; "+:" has no effect. The first expression
+that matches counts, as in GPTQModel (https://github.com/ModelCloud/GPTQModel, QuantizeConfig.dynamic_get).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from engine.quant.names import PREFIXES
 
 
 class Own(Protocol):
-    """What is said of some modules alone."""
+    """Settings of single modules."""
 
     def of(self, module: str) -> Section | None:
-        """Settings of this module; None: it is left out of quantisation."""
+        """Settings of this module; None: the module is not quantised."""
 
 
 class Dynamic:
     """The table of one checkpoint."""
 
     def __init__(self, settings: Section) -> None:
-        self._rules: list[tuple[re.Pattern[str], Section | None]] = []  # None: left out
+        self._rules: list[tuple[re.Pattern[str], Section | None]] = []  # None: not quantised
         if not settings.values.get("dynamic"):
             return
         table = settings.section("dynamic")
@@ -46,7 +46,7 @@ class Dynamic:
             self._rules.append((pattern, own))
 
     def of(self, module: str) -> Section | None:
-        """What is said of the module alone; None: it is left out of quantisation."""
+        """Settings that override the checkpoint's for this module; None: the module is not quantised."""
         for pattern, own in self._rules:
             if any(pattern.match(f"{prefix}{module}") for prefix in PREFIXES):
                 return own

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -48,7 +48,10 @@ class Caching(Weighted, Protocol):
     """What is asked of a model here."""
 
     def cache_specs(self) -> list[CacheSpec]:
-        """What each decoder layer with keys and values of its own keeps per token, in layer order."""
+        """What decoder layers keep, in layer order."""
+
+    def caches_of(self, number: int) -> Sequence[int]:
+        """The places among cache_specs of what decoder layer `number` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,16 @@ def stored_specs(
             )
         return specs
     _check_architecture(model, specs, word)
-    in_memory = _skipped(specs, skipped)
+    layers = _layers_of(model, specs)
+    in_memory = _skipped(layers, specs, skipped)
     found = _scales_of(model, shards) if shards and dtype is torch.float8_e4m3fn and word != PER_TOKEN else {}
     stored: list[CacheSpec] = []
     for number, spec in enumerate(specs):
         if number in in_memory or not isinstance(spec, KeyValueSpec):
             stored.append(spec)
             continue
-        scales = _given(found[number], spec, read) if number in found else None
+        layer = layers[number]
+        scales = _given(found[layer], spec, read) if layer in found else None
         stored.append(replace(spec, dtype=dtype, given=scales))
     _warn_of_biases(model, dtype)
     return stored
@@ -137,16 +142,25 @@ def _check_architecture(model: Caching, specs: Sequence[CacheSpec], word: str) -
         raise ConfigError(f"{FLAG} {word}: {name} keeps no keys and values; leave the flag out")
 
 
-def _skipped(specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:
-    """Layers that keep the activations' dtype."""
+def _layers_of(model: Caching, specs: Sequence[CacheSpec]) -> dict[int, int]:
+    """Place among specs -> layer, of keys and values: the layer that writes them, the first of those that read them."""
+    numbers = reversed(range(len(model.config.text.layers)))
+    found = {place: number for number in numbers for place in model.caches_of(number)}
+    return {place: found[place] for place, spec in enumerate(specs) if isinstance(spec, KeyValueSpec)}
+
+
+def _skipped(layers: Mapping[int, int], specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:
+    """Places among specs of keys and values that have the activations' dtype; `layers`: as by _layers_of."""
+    place_of = {layer: place for place, layer in layers.items()}
     in_memory: set[int] = set()
     for word in words:
         if word == "sliding_window":
-            in_memory |= {number for number, spec in enumerate(specs) if spec.kind.window}
-        elif word.isdecimal() and int(word) < len(specs):
-            in_memory.add(int(word))
+            in_memory |= {place for place in layers if specs[place].kind.window}
+        elif word.isdecimal() and int(word) in place_of:
+            in_memory.add(place_of[int(word)])
         else:
-            raise ConfigError(f"{SKIP} {word}: allowed are sliding_window and numbers of layers, 0 to {len(specs) - 1}")
+            numbers = f"0 to {max(place_of)}" if len(place_of) > max(place_of) else ", ".join(map(str, place_of))
+            raise ConfigError(f"{SKIP} {word}: allowed are sliding_window and numbers of layers, {numbers}")
     return in_memory
 
 

@@ -16,7 +16,7 @@ import torch
 from engine.base.config import EngineConfig
 from engine.base.errors import ConfigError
 from engine.base.model_config import ModelConfig
-from engine.cache.sizing import check_weights, device_blocks, fit_context, host_blocks
+from engine.cache.sizing import SHORT_ROW, States, check_weights, device_blocks, fit_context, host_blocks, states_of
 from engine.checkpoint.config import resolve_dtype
 from engine.device.host import choose_device
 from engine.device.memory import DeviceMemory, device_memory
@@ -51,6 +51,7 @@ class Estimate:
     num_blocks: int  # of the KV cache
     contexts: float  # that fit at one time
     memory: DeviceMemory | None  # of an accelerator, before anything is loaded
+    states: States | None = None  # of models whose rows have states
     refusal: ConfigError | None = None  # the device's memory does not do: there is no context
 
 
@@ -100,7 +101,8 @@ def described(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         num_tensors=len(names),
         weight_bytes=weights,
         numbers=numbers_line(layout.specs, dtype),
-        kv_bytes=len(layout.groups) * layout.block_bytes * 1000 // sizes.block_size,
+        kv_bytes=layout.token_groups * layout.block_bytes * 1000 // sizes.block_size,
+        states=states_of(layout, blocks - 1, min(SHORT_ROW, sizes.max_model_len), sizes.max_chunk),
         context=context,
         context_bytes=each * layout.block_bytes,
         num_blocks=blocks - 1,

@@ -1,6 +1,7 @@
 """From a model with its weights to a Runtime: the cache is sized, buffers and graphs are made.
 
-Thread: device. One way for each kind of backend; both build the same Executor over the same parts.
+Thread: device. The host's backend and the device's each have a function; both build the same Executor with the same
+parts.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Settler:
             admission.release_siblings(output.ids[places[row]])
 
     def _first_news(self, step: Step) -> dict[int, tuple[int, First]]:
-        """By row, for choices of which the loop knows nothing yet: the slot, and what its first token brings along."""
+        """By row, for choices whose first token this step has: the slot, and what is sent with a first token."""
         runtime, found = self._runtime, {}
         for row, slot in enumerate(step.rows.slots.tolist()):
             if slot not in runtime.admission.fresh:

@@ -31,7 +31,7 @@ class Handover:
 
     uncommitted: Step | None  # its tokens are on the host; a row that sampled has none, or a part watches for it
     unpublished: StepPlan | None  # committed, but the ring was full
-    numbers: StepNumbers  # of either of these, and when the one `planned` was scheduled
+    numbers: StepNumbers  # of the step in `uncommitted` or `unpublished`; with the time when `planned` was scheduled
     freed: bool  # slots or media entries came back
     in_flight: Step | None  # launched behind all of these
     planned: StepPlan | None  # scheduled behind it, and not plain: to be launched

@@ -1,6 +1,6 @@
 """Weights of a model and of its pooler, read into the memory of its rank.
 
-Thread: device. An accelerator is asked first whether it has the room.
+Thread: device. On an accelerator the free memory is checked first.
 """
 
 from __future__ import annotations

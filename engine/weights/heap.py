@@ -13,19 +13,19 @@ TRIM_AFTER = 128 << 20  # bytes of the checkpoint
 
 
 class Heap:
-    """Of one load."""
+    """The heap during one load."""
 
     def __init__(self) -> None:
         self._read = 0  # bytes since the last trim
 
     def packed(self, num_bytes: int) -> None:
-        """So many bytes have become a part of the model."""
+        """Counts bytes that were copied into the model; after TRIM_AFTER of them, trims."""
         self._read += num_bytes
         if self._read >= TRIM_AFTER:
             self.trim()
 
     def trim(self) -> None:
-        """Free pages of all arenas, where the system's allocator is glibc's."""
+        """Returns the free pages of all arenas to the system, where the allocator is glibc's."""
         self._read = 0
         if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
             trim(0)

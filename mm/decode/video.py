@@ -277,7 +277,7 @@ class FilmFile:
                     while target < len(wanted) and frame.pts is not None and frame.pts >= wanted[target]:
                         yield frame
                         target += 1
-                if drained and target < following and stop < end:  # damage: the group is fed again, and on
+                if drained and target < following and stop < end:  # damage: decode again, and further
                     context.flush_buffers()
                     fed, stop, drains = start, end, False
             if target < following:

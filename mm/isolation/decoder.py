@@ -88,7 +88,7 @@ class Decoder:
     def answer(self, ask: wire.Message, files: list[int]) -> tuple[wire.Message | None, list[int]]:
         opened, self._opened = self._opened, None
         if isinstance(ask, wire.Open) and len(files) == 1:
-            fence.allow_seconds(2 * ask.seconds)  # the header has that time, and what follows has it again
+            fence.allow_seconds(2 * ask.seconds)  # once for the header, once for the rest
             return self.open(ask, wire.read_file(files[0])), []
         if isinstance(ask, wire.Decode) and opened is not None:
             return decoded(opened.faster if ask.faster and opened.faster else opened)

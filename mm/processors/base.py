@@ -103,7 +103,7 @@ class Processor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFiles:
-    """The JSON files of a checkpoint that speak of media, merged: one dict per kind."""
+    """A checkpoint's JSON files of media settings, merged: one dict per kind of media."""
 
     image: dict[str, Any]
     video: dict[str, Any]
@@ -111,11 +111,10 @@ class ProcessorFiles:
 
 
 def read_processor_files(folder: str | Path) -> ProcessorFiles:
-    """Read preprocessor_config.json (flat, older), processor_config.json (nested, newer),
+    """Reads preprocessor_config.json (flat, older), processor_config.json (nested, newer) and
     video_preprocessor_config.json.
 
-    A nested section wins over the flat file. `video` holds only what is said about films: a flat file's sizes are those
-    of pictures.
+    A nested section overrides the flat file. `video` lacks the flat file's sizes, which are those of pictures.
     """
     root = Path(folder)
     flat = _read(root / "preprocessor_config.json")

@@ -137,11 +137,11 @@ class Choice:
 
     @property
     def has_text(self) -> bool:
-        """Whether there is something to show; the end of a call shows by what follows it."""
+        """Whether text or an event waits to be sent; the end of a call is sent with what follows it."""
         return bool(self._texts) or any(type(event) is not CallEnd for event in self._events)
 
     def held_bytes(self) -> int:
-        """About what the unsent part takes: for the bound on slow readers."""
+        """The approximate size of the unsent part, for the bound on slow readers."""
         return 64 * len(self._token_ids) + sum(len(entry.top_ids) + 4 for entry in self._logprobs) * 96
 
     def drain(self) -> tuple[str, list[int], list[TokenLogprob]]:

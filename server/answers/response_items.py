@@ -59,7 +59,7 @@ class ResponseObject:
         }
 
     def whole(self, answer: Answer) -> tuple[dict[str, Any], bytes]:
-        """(the last state of an answer whose choice was not drained before, where its deltas are cut)."""
+        """(the response's final state, where its deltas are cut), of an answer that was not drained before."""
         output = Output(self)
         events, _, entries = answer.choices[0].drain_events()
         output.grow(events, entries)

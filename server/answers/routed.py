@@ -21,7 +21,7 @@ def encoded(experts: np.ndarray) -> dict[str, Any]:
 
 
 def of_answer(choice: Choice) -> dict[str, Any]:
-    """`routed_experts` of the tokens that the choice made; nothing where none have come."""
+    """`routed_experts` of the generated tokens; {} where the request did not ask for experts."""
     if choice.routed_experts is None:
         return {}
     start = len(choice.job.request.prompt_token_ids)
@@ -29,12 +29,12 @@ def of_answer(choice: Choice) -> dict[str, Any]:
 
 
 def of_prompt(choice: Choice) -> dict[str, Any]:
-    """`prompt_routed_experts`."""
+    """`prompt_routed_experts` of the prompt's tokens; {} as above."""
     if choice.routed_experts is None:
         return {}
     return {"prompt_routed_experts": encoded(choice.routed_experts[: len(choice.job.request.prompt_token_ids)])}
 
 
 def of_both(choice: Choice, n: int) -> dict[str, Any]:
-    """The end of a stream: of the answer, and with the first of a prompt's n choices of the prompt."""
+    """For the end of a stream: the answer's experts; the first of a prompt's n choices has the prompt's too."""
     return of_answer(choice) | (of_prompt(choice) if choice.index % n == 0 else {})

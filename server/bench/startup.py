@@ -34,7 +34,7 @@ def run(options: StartupOptions, words: list[str]) -> int:
 
 
 def measure(options: StartupOptions, words: list[str]) -> dict[str, float]:
-    """Seconds by phase: of the first start, and the median of those behind it."""
+    """Seconds by phase: of the first (cold) start, and the median of the starts after it."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, Progress(1 + options.runs, "starts") as progress:
         runs = []

@@ -16,7 +16,7 @@ import httptools
 
 
 class Parser:
-    """Owner: loop. `declined()` is the head to go on with, None where the offer is taken."""
+    """Owner: loop. `declined()` returns the head without the offer, to be parsed again; None: the offer is accepted."""
 
     __slots__ = ("_declined", "_parser", "_protocol")
 

@@ -59,7 +59,7 @@ class EventStream:
 
     @property
     def takes_more(self) -> bool:
-        """Whether `write` may be called now, and will not be for nothing."""
+        """Whether `write` may be called now: the reader keeps up, and the connection is open."""
         return not (self.paused or self.ended.done())
 
     def write(self, frames: bytes, more: bool = True) -> None:
@@ -70,7 +70,7 @@ class EventStream:
         if self._interval:
             self._last_write = self.loop.time()
         if more and self.opened and frames and self._chunk(frames):
-            if self.lane is not None:  # nothing waits in front of what it writes
+            if self.lane is not None:  # all frames before it have been written
                 self.lane.open = True
             return
         if not self.opened:

@@ -48,12 +48,12 @@ def process() -> dict[str, int]:
 
 
 def still_held(counts: Mapping[str, int]) -> dict[str, int]:
-    """What is not zero and should be."""
+    """The counts that are above zero and should be zero."""
     return {name: count for name, count in counts.items() if count and name not in CACHED}
 
 
 async def settled(count: Callable[[], Mapping[str, int]]) -> dict[str, int]:
-    """What is still held once it has had time to go: the device thread lets go of rows in a step of its own."""
+    """The counts that stay above zero for SETTLE_S: the device thread frees rows in a later step."""
     end = time.monotonic() + SETTLE_S
     while (held := still_held(count())) and time.monotonic() < end:  # noqa: ASYNC110 (it is counted, nothing calls)
         await asyncio.sleep(LOOK_S)

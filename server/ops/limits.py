@@ -56,11 +56,11 @@ class ApiKeys:
         self._digests, self._weights = digests, {name: weights[digest] for name, digest in digests}
 
     def weight(self, name: str) -> int:
-        """The share of a key in what waits, by its name."""
+        """The weight of a key's waiting requests, by the key's name."""
         return self._weights.get(name, 1)
 
     def match(self, presented: bytes) -> str | None:
-        """The name of the key, or None; meets every stored key whatever the first ones said."""
+        """The name of the key, or None. Compares with all stored keys, so its time does not depend on the match."""
         digest = hashlib.sha256(presented).digest()
         found: str | None = None
         for name, stored in self._digests:

@@ -30,7 +30,7 @@ class WhisperTokens:
     languages: dict[str, int]  # by code
     suppressed: tuple[int, ...]
     not_first: tuple[int, ...]
-    latest_start: int  # steps by which the first time of a window may be late
+    latest_start: int  # the largest first time of a window, in steps
     alignment_heads: tuple[tuple[int, int], ...]  # (layer, head) that follow the speaker
     median_width: int  # rows over which their weights are smoothed
 

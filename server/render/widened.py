@@ -87,7 +87,7 @@ def listed(features: Features) -> list[tuple[int, int, Modality, str]]:
 
 
 def known(cache: ProcessorCache, scope: bytes, modality: Modality, name: str) -> Processed:
-    """What this caller uploaded under this hash."""
+    """The processed item that this caller uploaded, by its hash."""
     try:
         digest = bytes.fromhex(name)
     except ValueError:

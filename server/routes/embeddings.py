@@ -97,7 +97,7 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
 
 
 def role_of(body: EmbeddingBody, config: PoolingConfig) -> str | None:
-    """The name of the prompt, said or meant."""
+    """The name of the prompt that the request names, or that its input_type stands for."""
     asked = {"input_type": body.input_type, "task": body.task if isinstance(body, VectorsBody) else None}
     meant = {
         param: prompt_named(param, word, config.prompts, bool(config.adapters))

@@ -64,13 +64,13 @@ class GrowingSound:
                 await self._news.wait()
 
     async def grow(self, pool: concurrent.futures.Executor) -> None:
-        """`samples` have all that has come before this call."""
+        """Resamples what arrived before this call, and appends it to `samples`."""
         fresh, last = bytes(self._fresh), self.ended
         self._fresh.clear()
         made = await asyncio.get_running_loop().run_in_executor(pool, self._resampled, fresh, last)
         if len(made) and not self.dropped:
             self.samples = np.concatenate([self.samples, made])
-        self.complete = self.complete or last  # what came meanwhile is for the next call
+        self.complete = self.complete or last  # samples that arrived during the resampling belong to the next call
 
     def forget(self, count: int) -> None:
         """Drops the first samples."""

@@ -50,6 +50,7 @@ def lines(config: Config) -> Iterator[str]:
     context = f", {gib(found.context_bytes)} for a context of {found.context:,} tokens" if found.context else ""
     numbers = f"; {found.numbers}" if found.numbers else ""
     yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens{context}{numbers}"
+    yield from of_states(found)
     if not config.model.skip_tokenizer_init:
         load_tokenizer(tokenizer_folder(config, str(folder), hub_of(config)), config.model.tokenizer_mode)
     yield from of_device(config, found)
@@ -100,6 +101,18 @@ def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
     dtypes = ", ".join(f"{gib(size)} {dtype}" for dtype, size in sizes.most_common())
     files = "1 file" if len(shards) == 1 else f"{len(shards)} files"
     yield f"weights: {dtypes} in {files}, {found.num_tensors:,} tensors are read; {in_memory}"
+
+
+def of_states(found: Estimate) -> Iterator[str]:
+    """What rows hold whatever their tokens, of models whose layers have states."""
+    states = found.states
+    if states is None:
+        return
+    yield (
+        f"states: {states.state_bytes / 1e6:.1f} MB each, {states.tail_bytes / 1e6:.1f} MB of a row's newest tokens, "
+        f"{states.padding:.1%} of it padding; a row computes with two; {states.rows:,} rows of {states.row_tokens:,} "
+        "tokens fit at one time"
+    )
 
 
 def of_device(config: Config, found: Estimate) -> Iterator[str]:

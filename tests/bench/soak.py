@@ -2,8 +2,8 @@
 
 Two servers with tiny checkpoints, one that generates from text and media and one that embeds. A seeded draw sends
 texts, schemas, tools, pictures, sounds, films, realtime sessions, embeddings, clients that leave and bad requests; the
-answers of texts and media are known tokens. After each tenth the clients pause until the memory of the processes falls
-no further, as an idle server gives back what it freed; then that is read, and the ledger of /server_info.
+answers of texts and media are known tokens. After each tenth the clients pause until the memory of the processes stands
+still, as an idle server gives back what it freed; then that is read, and the ledger of /server_info.
 
     tenth 1 (warm-up) | quiet, memory | tenth 2 | quiet, memory | ...      growth: the last reading against the first
 
@@ -41,7 +41,7 @@ MODEL = "tiny-omni"
 PARTS = 10
 AT_A_TIME = 24
 QUIET_S = 10.0
-TRIMMED_S = 3  # seconds in which an idle server's memory does not fall: it looks once a second
+STILL_S, STILL = 3, 0.005  # so long memory changes by less than this share
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 # Caches that are full before the first 2,000 requests are over: what grows behind them is no cache. One request in
 # fifty brings a schema of its own, which counts as 0.3 MB. An item of the encoder cache keeps its pixels or mel frames
@@ -237,14 +237,14 @@ def resident(pid: int) -> int:
 
 
 async def trimmed(pid: int) -> int:
-    """The same once an idle server has given back what it freed."""
-    least, still = 1 << 60, 0
-    while still < TRIMMED_S:
+    """The same once it stands still: an idle server gives back what it freed, and may import what it used at last."""
+    before, still = 0, 0
+    while still < STILL_S:
         found = resident(pid)
-        still = still + 1 if found > 0.99 * least else 0
-        least = min(least, found)
+        still = still + 1 if abs(found - before) < STILL * before else 0
+        before = found
         await asyncio.sleep(1.0)
-    return least
+    return before
 
 
 async def run(

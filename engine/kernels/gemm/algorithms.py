@@ -230,9 +230,9 @@ def quickest(runs: dict[bytes, Run], timed: Callable[[list[Run]], list[float]], 
 
 
 def seconds(runs: list[Run], weights: list[Tensor], times: int, host: float = HOST) -> list[float]:
-    """Seconds of the device for one run of each, `times` in a row with one weight after the other.
+    """The device's seconds per call of each run: the mean of `times` calls in a row, which cycle through the weights.
 
-    `host`: seconds that the host takes for a run.
+    `host`: seconds that the host takes to launch one call.
     """
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(runs) + 1)]
     torch.cuda._sleep(int(host * times * len(runs) * 1.5e9))  # cycles

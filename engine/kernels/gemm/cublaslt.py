@@ -26,8 +26,8 @@ FLOAT, COMPUTE_FLOAT = 0, 68  # CUDA_R_32F, CUBLAS_COMPUTE_32F
 TRANSPOSE_A, TRANSPOSED = 3, 1  # CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T
 MOST_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 TILE, SWIZZLE, CLUSTER = (1, 4), (4, 4), (8, 2)  # of CUBLASLT_ALGO_CONFIG_*: the number and its bytes
-SUGGESTIONS = 8
-VARIED = 2  # of them, the first are also tried in other ways
+SUGGESTIONS = 8  # algorithms that the library is asked for
+VARIED = 2  # of these, the first ones are also tried with other tiles, clusters and swizzles
 # cublasLtMatmulTile_t, as outputs by rows: 64 x 128, 128 x 64, 128 x 128, 128 x 256, 256 x 128, 192 x 128, 128 x 192.
 TILES = (17, 18, 20, 23, 24, 31, 32)
 CLUSTERS = (3, 5)  # cublasLtClusterShape_t: two tiles of neighbouring outputs, or rows, share what they read

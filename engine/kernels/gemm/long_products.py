@@ -61,7 +61,7 @@ class LongProducts:
         self._algorithms = Algorithms()  # torch's alone: a widened weight is of no moment before it is multiplied by
 
     def widens(self, weight: Packed, rows: int, activation: Activation | None) -> bool:
-        """Whether so many rows are multiplied by the widened weight; before `autotune` it notes the weight instead."""
+        """Whether so many rows are multiplied by the widened weight; before `autotune` it notes the weight: False."""
         if rows < LEAST_ROWS:
             return False
         shape = _shape(weight, activation)

@@ -39,7 +39,7 @@ class Cut(NamedTuple):
     block_n: int  # weight rows of a program; of a gated product as many of gate and of up
     words: int  # words of a row that are read at a time
     warps: int
-    blocks: int = 1  # of block_n rows that a program multiplies by one reading of x; more only where a turn reads a row
+    blocks: int = 1  # of block_n rows, for which a program reads x once; above 1 only where `words` hold a whole row
 
 
 @triton.jit

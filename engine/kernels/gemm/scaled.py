@@ -52,7 +52,7 @@ class ScaledProducts:
         self._recorded: dict[Shape, list[Packed]] | None = {}  # None: timed
 
     def record(self, weight: Packed) -> None:
-        """A product that `autotune` will time, if it has not yet."""
+        """Notes a weight whose product `autotune` will time; after `autotune`, nothing."""
         if self._recorded is None:
             return
         shape = (len(weight.codes), weight.depth)

@@ -6,14 +6,15 @@ Thread: device. One residual stream (engine/layers/stream.py), changed in place 
     each layer: layer(x); after_layer(x)
     logits = head(norm(x))
 
-The last layer stores the keys and values of every token; behind them only the sampled tokens are read. So from its
-output product on there are no others, and where nothing is sampled the last layer ends with its keys and values.
+A layer has one cache, several, or none. The last layer that has one writes it for every token; behind that only the
+sampled tokens are read. So from the layer's output product on there are no others, and where nothing is sampled a
+forward ends with that cache.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -53,29 +54,34 @@ class Mixer(Protocol):
         """Writes the cache; the result is not used."""
 
 
+Metas = Sequence[AttentionMeta]  # by cache of a layer: where the step's rows lie in it
+Caches = Sequence[LayerCache]  # of a layer, in the order of its mixers
+
+
 class DecoderLayer(ABC):
     """One layer: attention, or what stands in its place, behind a norm, then what the family adds. Its parts are named
     in the family's WEIGHTS."""
 
-    attention: PagedSelfAttention | None  # None: `convolution`
+    attention: PagedSelfAttention | None = None  # None: `convolution`, or the family's own `mixers`
     attention_norm: Norm | None
     convolution: GatedConvolution | None = None
     experts: SparseMLP | None = None
 
     @property
-    def mixer(self) -> Mixer:
-        """What brings a token together with those before it."""
+    def mixers(self) -> Sequence[Mixer]:
+        """What brings a token together with those before it, each with a cache of its own: one, several, or none."""
         found = self.convolution or self.attention
-        assert found is not None, "a layer without attention has a convolution"
-        return found
+        return () if found is None else (found,)
 
     @abstractmethod
-    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
+    def __call__(self, x: Stream, rope: Rope, metas: Metas, caches: Caches, index: Tensor | None) -> None:
         """Adds this layer's parts to `x`; with `index` the stream goes on with these tokens once all are stored."""
 
-    def store(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> None:
-        """Writes the cache and nothing else: for a last layer whose result is not used."""
-        self.mixer.store(x.normed(self.attention_norm), rope, meta, cache)
+    def store(self, x: Stream, rope: Rope, metas: Metas, caches: Caches) -> None:
+        """Writes the caches and nothing else: for the last layer that has one, if its result is not used."""
+        rows = x.normed(self.attention_norm)
+        for mixer, meta, cache in zip(self.mixers, metas, caches, strict=True):
+            mixer.store(rows, rope, meta, cache)
 
 
 class Decoder(Model):
@@ -107,10 +113,7 @@ class Decoder(Model):
             experts.number = number
         self.sparse = sparse
         self.numbers = list(range(len(text.layers)))  # of the layers that forward runs
-        shared = [layer.kv_shared_with for layer in text.layers]
-        self._keepers = [number for number, other in enumerate(shared) if other is None]
-        kept_by = [number if other is None else other for number, other in enumerate(shared)]
-        self._cache_of = [self._keepers.index(number) for number in kept_by]  # by layer, a place among cache_specs
+        self.place_caches()
         self._causal = text.causal
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
         self.ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
@@ -136,8 +139,24 @@ class Decoder(Model):
         # Some tied checkpoints hold the embedding a second time.
         return replace(table, ignore=(*table.ignore, "lm_head.weight"))
 
+    def place_caches(self) -> None:
+        """Each layer's caches, or those that another layer writes and it reads, get their places among cache_specs."""
+        self._caches_of: list[slice] = []
+        count = 0
+        for layer, config in zip(self.layers, self.config.text.layers):
+            if config.kv_shared_with is not None:
+                self._caches_of.append(self._caches_of[config.kv_shared_with])
+                continue
+            self._caches_of.append(slice(count, count + len(layer.mixers)))
+            count += len(layer.mixers)
+
+    def caches_of(self, number: int) -> Sequence[int]:
+        places = self._caches_of[number]
+        return range(places.start, places.stop)
+
     def cache_specs(self) -> list[CacheSpec]:
-        return [self.layers[number].mixer.cache_spec(self.dtype) for number in self._keepers]
+        keepers = (layer for layer, text in zip(self.layers, self.config.text.layers) if text.kv_shared_with is None)
+        return [mixer.cache_spec(self.dtype) for layer in keepers for mixer in layer.mixers]
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         rows = self._embedded(batch)
@@ -150,14 +169,15 @@ class Decoder(Model):
         if not self._causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]
         ropes = [rope(batch.positions) for rope in self.ropes]
+        metas = [attention[group] for group in batch.group_of]  # by cache
+        last = next(number for number in reversed(self.numbers) if self.caches_of(number))
         for number in self.numbers:
-            layer, rope, place = self.layers[number], ropes[self._rope_of[number]], self._cache_of[number]
-            cache, meta = batch.caches[place], attention[batch.group_of[place]]
-            index = batch.sample_index if number == self.numbers[-1] and not batch.whole else None
-            if index is not None and not len(index):  # middle chunks of prompts need only the cache
-                layer.store(x, rope, meta, cache)
+            layer, rope, places = self.layers[number], ropes[self._rope_of[number]], self._caches_of[number]
+            index = batch.sample_index if number == last and not batch.whole else None
+            if index is not None and not len(index):  # middle chunks of prompts need only the caches
+                layer.store(x, rope, metas[places], batch.caches[places])
                 return x.rows()[:0]
-            layer(x, rope, meta, cache, index)
+            layer(x, rope, metas[places], batch.caches[places], index)
             self.after_layer(number, x, batch)
             for hook in batch.hooks:
                 hook.after_layer(number, x)

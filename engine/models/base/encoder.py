@@ -12,7 +12,7 @@ behind attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -147,6 +147,9 @@ class Encoder(Model):
 
     def cache_specs(self) -> list[CacheSpec]:
         return [NothingSpec()]
+
+    def caches_of(self, number: int) -> Sequence[int]:
+        return (0,)
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         starts = batch.attention[0].query_start  # [num_rows + 1] int32

@@ -7,7 +7,7 @@ by the model's towers (engine/encoders/tower.py). Weights are filled once by eng
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import ClassVar, Protocol
@@ -57,7 +57,12 @@ class Model(ABC):
 
     @abstractmethod
     def cache_specs(self) -> list[CacheSpec]:
-        """What each decoder layer with keys and values of its own keeps per token, in layer order."""
+        """What decoder layers keep, in layer order: one spec for each cache, and none for layers that have none or read
+        another layer's."""
+
+    def caches_of(self, number: int) -> Sequence[int]:
+        """The places among cache_specs of what decoder layer `number`, from 0, reads: one for each layer in order."""
+        return (number,)
 
     @abstractmethod
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:

@@ -28,7 +28,7 @@ def hearing(
     tower_name: str = "audio",
     ignore: tuple[str, ...] = (),
 ) -> Callable[..., Decoder]:
-    """Family.model of decoders behind this kind of tower; `rows`: the tower's, which hangs at attribute `audio`.
+    """Family.model of decoders behind this kind of tower; `rows`: the tower's weight rows, of attribute `audio`.
 
     `tower_name`: among the Family's towers; `ignore`: tensors of the tower in checkpoints that are not used.
     """

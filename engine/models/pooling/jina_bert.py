@@ -67,7 +67,7 @@ class MoreNorms(EncoderLayer):
 
 
 class JinaBert(Encoder):
-    """No table of positions; the slopes reach as far as the longest input."""
+    """An encoder without a table of positions: ALiBi slopes, computed for the longest input."""
 
     WEIGHTS = Table(ROWS, prefixes=("bert.",), ignore=IGNORED)
     reads_pairs = True

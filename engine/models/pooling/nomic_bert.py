@@ -127,7 +127,7 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def _sparse(body: Section, read: TextConfig) -> TextConfig:
-    """The second of every `moe_every_n_layers` layers has experts; weights are no shares of the chosen experts' sum."""
+    """Of every `moe_every_n_layers` layers the second has experts; norm_topk_prob is off."""
     every = body.integer("moe_every_n_layers", 0)
     if not every:
         return read

@@ -20,9 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.attention.meta import AttentionMeta
 from engine.base.model_config import ModelConfig, TextConfig
-from engine.cache.spec import LayerCache
 from engine.layers.bare import Bare
 from engine.layers.batch import Batch
 from engine.layers.linear import Linear
@@ -30,7 +28,7 @@ from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, RMSNorm, stream_norm
 from engine.layers.rope import Rope
 from engine.layers.stream import Addend, Made, Stream
-from engine.models.base.decoder import DecoderLayer
+from engine.models.base.decoder import Caches, DecoderLayer, Metas
 from engine.models.base.family import Family
 from engine.models.text.gemma import KEYS, SANDWICH_ROWS
 from engine.models.text.gemma4_attention import Attention
@@ -56,8 +54,8 @@ class Gemma4Layer(LlamaLayer):
         has = self.experts is not None
         self.experts_norm, self.of_mlp_norm, self.of_experts_norm = (stream_norm(text) if has else None for _ in "123")
 
-    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
-        super().__call__(x, rope, meta, cache, index)
+    def __call__(self, x: Stream, rope: Rope, metas: Metas, caches: Caches, index: Tensor | None) -> None:
+        super().__call__(x, rope, metas, caches, index)
         if self.per_layer_input is not None:
             self.per_layer_input.add_to(x)
         x.rows().mul_(self.scalar.value)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.attention.meta import AttentionMeta
 from engine.base.model_config import LayerConfig, TextConfig
-from engine.cache.spec import LayerCache
 from engine.checkpoint.text import read_text
 from engine.layers.attention import self_attention
 from engine.layers.convolution import GatedConvolution
@@ -20,7 +18,7 @@ from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, stream_norm
 from engine.layers.rope import Rope
 from engine.layers.stream import Addend, Product, Stream
-from engine.models.base.decoder import Decoder, DecoderLayer
+from engine.models.base.decoder import Caches, Decoder, DecoderLayer, Metas
 from engine.models.base.family import Family
 from engine.weights.table import Row, Table
 
@@ -71,11 +69,16 @@ class LlamaLayer(DecoderLayer):
         self.mlp = mlp or decoder_mlp(text) if self.experts is None else None
         self.mlp_post_norm = norm(layer.post_norms)
 
-    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
-        attended = self.mixer(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
+    def __call__(self, x: Stream, rope: Rope, metas: Metas, caches: Caches, index: Tensor | None) -> None:
+        attended = self.mixed(x, rope, metas, caches)  # [T, num_heads * head_dim]
         x.add(Product(self.output, x.keep(index, attended)), self.attention_post_norm)
         del attended  # the stream gives these rows back when they have been multiplied
         x.add(self.fed(x, self.mlp_norm), self.mlp_post_norm)
+
+    def mixed(self, x: Stream, rope: Rope, metas: Metas, caches: Caches) -> Tensor:
+        """What the layer's one mixer makes of the stream."""
+        (mixer,), (meta,), (cache,) = self.mixers, metas, caches
+        return mixer(x.normed(self.attention_norm), rope, meta, cache)
 
     def fed(self, x: Stream, norm: Norm | None) -> Addend:
         """What the MLP, or the experts in its place, make of the stream read through `norm`."""
@@ -94,8 +97,8 @@ class ParallelLayer(LlamaLayer):
         if text.shared_norm:
             self.mlp_norm = None
 
-    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
-        attended = self.mixer(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
+    def __call__(self, x: Stream, rope: Rope, metas: Metas, caches: Caches, index: Tensor | None) -> None:
+        attended = self.mixed(x, rope, metas, caches)  # [T, num_heads * head_dim]
         attended = x.keep(index, attended)
         mlp = self.fed(x, self.mlp_norm or self.attention_norm)
         x.add(Product(self.output, attended))

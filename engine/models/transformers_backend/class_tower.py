@@ -89,7 +89,7 @@ class ClassTower:
         return 0
 
     def record(self, record: Record) -> None:
-        """No graph."""
+        """Does nothing: the tower runs without graphs."""
 
     def _count(self, features: Shapes) -> int:
         """Rows of an item."""

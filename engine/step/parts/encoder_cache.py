@@ -249,7 +249,7 @@ class TowerClock:
         self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event, Sequence[int]]] = deque()
 
     def of(self, entries: Sequence[int]) -> TowerClock:
-        """The clock for a run that makes rows of these."""
+        """The clock, set for a run of the tower that computes the rows of these entries."""
         self._entries = entries
         return self
 

@@ -30,9 +30,9 @@ from engine.step.step import Step
 
 @dataclass(slots=True)
 class Due:
-    """What a step owes, of all its rows together."""
+    """The log-probabilities of prompt tokens that a step computes, of all its rows together."""
 
-    wanted: np.ndarray  # int64 [3, n]: whose hidden state of the step's tokens, what follows it, how many most likely
+    wanted: np.ndarray  # int64 [3, n]: a token of the step, the next token's id, and how many of the most likely
     targets: list[tuple[list[TokenLogprob | None], int]]  # by row, and by how many it grows; n in all
     pending: Pending | None = None  # the n log-probabilities on their way; set on the stream
 
@@ -121,7 +121,7 @@ class PromptLogprobs(StepPart):
         return {self.name: len(self._rows)}
 
     def _to_send(self, step: Step) -> list[tuple[int, int]]:
-        """(plan row, slot) of rows that sample with their list not sent yet."""
+        """(plan row, slot) of rows that sample, and whose list of log-probabilities was not sent yet."""
         slots = step.rows.slots[step.rows.sampled].tolist()
         rows = zip(step.rows.sampled.tolist(), slots)
         return [(row, slot) for row, slot in rows if slot in self._rows and slot not in self._sent]

@@ -27,7 +27,7 @@ from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compi
 T = "*bf16"
 ROUTE = {
     "chosen": "*i32", "weights": "*fp32", "capture": "*u8", "logits": "*fp32", "arrived": "*i32", "x": T, "router": T,
-    "bias": T, "correction": "*fp32", "scales": "*fp32", "count": "*i32", "mapping": "*i64", "kept_line": "i32",
+    "bias": T, "correction": "*fp32", "scales": "*fp32", "count": "*i32", "mapping": "*i64", "capture_line": "i32",
     "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
     "least_sum": "fp32", "scale": "fp32",
 }  # fmt: skip

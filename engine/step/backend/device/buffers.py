@@ -73,7 +73,7 @@ class StepBuffers:
         assert rank.accelerator is not None
         accelerator, model = rank.accelerator, rank.model
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
-        groups, config = len(rank.layout.groups), model.config
+        groups, config = rank.layout.token_groups, model.config
         updates = max(groups * (sizes.max_blocks + 1), MIN_UPDATES)
         length = record_len(rows, tokens, updates)
         self._rank, self._sizes, self._invariant, self.hooks = rank, sizes, invariant, hooks

@@ -65,7 +65,7 @@ class HostBackend:
         self.slots, self._forward = slots, forward
         self.sampler, self.masks = forward.sampler, HostMasks()
         # A plan is written while the step before it runs, never while its own last step does: two are enough.
-        updates = sizes.max_rows * len(rank.layout.groups) * (sizes.max_blocks + 1)
+        updates = sizes.max_rows * rank.layout.token_groups * (sizes.max_blocks + 1)
         self.plans = [StepPlan(sizes.max_rows, sizes.max_tokens, updates, width=sizes.width) for _ in range(2)]
         self.stream = HostStream()
 

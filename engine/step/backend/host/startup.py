@@ -20,7 +20,7 @@ def host_backend(
 ) -> HostBackend:
     """Of a model that makes tokens, or pools."""
     model = rank.model
-    groups = len(rank.layout.groups)
+    groups = rank.layout.token_groups
     slots = HostSlots(sizes.max_slots, sizes.max_blocks, groups, model.config.bidirectional, model.adapters)
     forward: Forward
     if model.pooler is None:

@@ -1,0 +1,94 @@
+"""Caches of states: what a recurrent layer keeps of a whole sequence, and the inputs of its newest tokens.
+
+In: numbers of the model. Out: specs of layers whose rows have runs of blocks (runs.py). A run of a row's base holds the
+state behind `base` tokens; a run of its tail holds what later tokens bring, by position modulo `ring`:
+
+    state   part 0 [rows, width] | part 1 | ..        row r in page first + r // rows of a page, whole rows alone
+    tail    part 0 [ring * rows, width] | ..          position p has its rows from (p % ring) * rows on
+
+Each part begins with a new page. So a step adds to the tail, and takes `chunk` positions into the state at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from _fast import kinds
+from engine.cache.spec import CacheKind, LayerCache
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of numbers."""
+
+    rows: int  # of a state, or of one position of a tail
+    width: int
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row."""
+        return self.width * self.dtype.itemsize
+
+    def pages(self, page_bytes: int, times: int = 1) -> int:
+        """Pages of so many bytes that `times` its rows take; 0: a row does not fit into a page."""
+        each = page_bytes // self.row_bytes
+        return -(-self.rows * times // each) if each else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A state of some parts, and the tail behind it."""
+
+    parts: tuple[Part, ...]
+    tail: tuple[Part, ...]
+    chunk: int  # positions that are taken into the state at once: 16 on an accelerator, 1 on a CPU
+    ring: int  # positions of the tail: a chunk, and those of two steps in flight
+
+    @property
+    def kind(self) -> CacheKind:
+        return CacheKind(kinds.STATE, self.chunk)
+
+    @property
+    def shared(self) -> Hashable:
+        return self
+
+    @property
+    def widest(self) -> int:
+        """Bytes of the longest row, which a page must hold."""
+        return max(part.row_bytes for part in (*self.parts, *self.tail))
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a state's numbers."""
+        return sum(part.rows * part.row_bytes for part in self.parts)
+
+    @property
+    def tail_bytes(self) -> int:
+        """Of a tail's numbers."""
+        return self.ring * sum(part.rows * part.row_bytes for part in self.tail)
+
+    def pages(self, page_bytes: int) -> int:
+        """Pages of a state; each holds a row at least."""
+        return _pages(self.parts, page_bytes, 1)
+
+    def tail_pages(self, page_bytes: int) -> int:
+        """Pages of a tail."""
+        return _pages(self.tail, page_bytes, self.ring)
+
+    def block_bytes(self, block_size: int) -> int:
+        """0: a block holds no tokens of the layer."""
+        return 0
+
+    def views(self, pages: Tensor, block_size: int) -> LayerCache:
+        """The pages themselves, uint8 [num_blocks, page_bytes]: kernels cut them by the parts."""
+        return (pages,)
+
+
+def _pages(parts: Sequence[Part], page_bytes: int, times: int) -> int:
+    assert all(part.row_bytes <= page_bytes for part in parts), "the layout makes pages that hold each row"
+    return sum(part.pages(page_bytes, times) for part in parts)
