@@ -150,7 +150,7 @@ class Fetcher:
         return bytes(body)
 
     def _redirected(self, target: Target, location: str) -> Target:
-        """S13 again for the next hop; blocked ones read like any other failure."""
+        """Checks the next address as the first one was (S13); a blocked address is answered like any other failure."""
         if not location:
             raise fetch_failed()
         try:

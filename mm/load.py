@@ -64,7 +64,7 @@ class MediaLoader:
         self.planted: Callable[[], None] | None = None  # called where an item's decoder begins, in tests of failures
         self.shedding = False  # the server is short of memory and takes no media
         self._requests = 0
-        self.trim_at = TRIM_AFTER  # of the bytes that the budget got back
+        self.trim_at = TRIM_AFTER  # bytes released so far at which the heap is trimmed next
         self._client_rows = (row_widths or {}, most_rows)
         if limits.media_isolation != "all":
             pool.submit(import_codecs)  # before a request waits for them

@@ -181,7 +181,8 @@ class Phi4VisionTower(PatchTower):
         return apart(self.down(gelu(self.up(joined(placed)))), lengths)
 
     def _rows(self, patches: Tensor, extents: Tensor) -> Generator[float, None, Tensor]:
-        """Tile behind tile, [tiles * (side / 2)^2, hidden]; tiles that are full run apart from the others."""
+        """The rows of each tile, one tile after another: [tiles * (side / 2)^2, hidden]. Full tiles need no mask and
+        run by themselves."""
         side, size = self.config.side, self.config.hidden_size
         patches = patches.view(len(extents), side**2, -1)
         full = (extents == side).all(1)

@@ -110,7 +110,8 @@ def checked_group(columns: int, group: int) -> int:
 
 
 def group_of(headers: Headers, columns: int, said: int) -> int:
-    """Columns that share a scale, by the lines of `scales` where they divide the columns; else as the settings say."""
+    """How many columns share a scale: from the number of lines of `scales` if that divides the columns, else as the
+    settings have it. -1: all columns."""
     lines = headers["scales"].shape[0] if "scales" in headers and headers["scales"].shape else 0
     if lines < 1 or columns % lines:
         return said

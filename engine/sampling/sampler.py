@@ -131,7 +131,7 @@ class Sampler:
         return True
 
     def set_asleep(self, slot: int, asleep: bool) -> None:
-        """A host's choice reads each step's lines, whether a mask has begun or not."""
+        """Does nothing: a choice on the host reads the lines of every step."""
 
     def allowed_of(self, slot: int) -> np.ndarray | None:
         """bool [vocab]: the tokens that a slot's own rules leave, without its grammar; None for all."""

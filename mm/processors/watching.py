@@ -58,7 +58,7 @@ class Watching(Through):
         try:
             film = metadata_of(total, fps, height, width, np.arange(total))
             found = np.asarray(reads.sample_frames(metadata=film, **settings)).astype(np.int64)
-        except Exception:  # rules refuse films that are shorter than what they keep of others
+        except Exception:  # the class refuses films with fewer frames than it samples
             found = np.arange(total, dtype=np.int64)
         return found if len(found) else even(total, 1)
 

@@ -32,7 +32,7 @@ MESSAGE_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
 def stop_of(choice: Choice) -> tuple[str, str | None]:
-    """(stop_reason, stop_sequence); what was cut for whatever reason is max_tokens."""
+    """(stop_reason, stop_sequence). An answer that did not stop by itself has max_tokens."""
     if choice.finish_reason != "stop":
         return "max_tokens", None
     if choice.num_calls:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RowsFlags:
-    """Off: whoever chooses what a model reads below its tokens passes by every check of texts and pictures."""
+    """Off by default: embeddings bypass every check of texts and pictures."""
 
     enable_prompt_embeds: bool = field(
         default=False, metadata={"help": "let requests send prompt_embeds instead of text"}

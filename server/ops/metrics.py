@@ -132,7 +132,7 @@ class Metrics:
         self.gaps = self.histograms["inter_token_latency_seconds"]
 
     def step(self, stats: StepStats) -> None:
-        """Once per step; the device's idle time before it is measured for one in 64, and on accelerators only."""
+        """Counts a step. The idle time of an accelerator before it is measured for one step in 64."""
         self.histograms["iteration_tokens_total"].observe(stats.num_tokens)
         parts = (stats.schedule_s, stats.launch_s, stats.wait_s, stats.commit_s, stats.device_s)
         for observe, seconds in zip(self.observe_parts, parts):

@@ -85,7 +85,8 @@ def check(state: AppState, fields: TokenSampling) -> Asked:
 
 
 async def prompt_of(exchange: Exchange, body: GenerateBody, fields: TokenSampling, asked: Asked, priority: int) -> Job:
-    """Token ids checked like any other prompt's; media looked up, compared and spliced again."""
+    """A job of token ids, which are checked as those of other prompts. Media are looked up by their names, compared
+    with the request's, and spliced into the prompt."""
     state, salt = exchange.state, salt_of(fields)
     if not body.token_ids:
         raise ApiError(400, "empty_prompt", "token_ids: is empty; send at least one", PARAM)

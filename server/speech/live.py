@@ -88,7 +88,8 @@ class LiveListening(Listening):
                 return
 
     async def _end(self, sound: GrowingSound, done: int, rows: int) -> int | None:
-        """Waits for sound. Where the window ends, in samples; None: it goes on, and so many of its rows are settled."""
+        """Waits for sound. Returns where the window ends, in samples; None: the window goes on, and `rows` of its rows
+        are settled."""
         longest, wanted = self._longest, (rows - self._processor.before) * self._processor.samples
         while True:
             await self._come(sound, min(wanted, longest))

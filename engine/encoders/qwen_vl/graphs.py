@@ -62,7 +62,7 @@ class TowerGraphs:
         )
 
     def room(self, patches: int, windows: int, frames: int) -> Room | None:
-        """The smallest that holds so many and has a graph."""
+        """The smallest room with a graph that holds so many patches, windows and frames; None: there is none."""
         rooms = (room for room in self._rooms if room.holds(patches, windows, frames))
         return next((room for room in rooms if room.patches in self._replays), None)
 

@@ -34,7 +34,7 @@ class VitTower(PatchTower):
     config: VitConfig
 
     def __init__(self, config: VitConfig, dtype: torch.dtype, device: str, ending: Ending | None = None) -> None:
-        """`ending`: what stands behind the layers in the place of the projector."""
+        """`ending` replaces the projector behind the layers."""
         super().__init__(config, dtype, device)
         size, names = config.hidden_size, NAMES[config.kind]
         kernel = (config.in_channels, config.patch_size, config.patch_size)

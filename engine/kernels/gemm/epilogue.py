@@ -89,7 +89,8 @@ def finish(
 
 
 def empty_unscaled(out: Tensor, block_n: int, gain: Tensor, eps: float) -> Unscaled | None:
-    """What a product into out [M, N], in tiles of block_n columns, fills; None: too many squares to add up."""
+    """Room for a product into out [M, N] whose norm comes later: the rows, and the sums of squares of each tile of
+    block_n columns. None: there are too many sums to add up."""
     rows, width = out.shape
     parts = -(-width // block_n)
     if padded(parts, 1) * min(padded(rows, 16), MAX_BLOCK) > MAX_SQUARES:

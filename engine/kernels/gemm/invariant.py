@@ -87,7 +87,8 @@ def invariant_kernel(
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
     OVERLAP: tl.constexpr,
 ):
-    """One tile per program, all its parts or one of them: GROUP tiles of weight rows side by side, then more tokens."""
+    """A program computes one tile: all parts of its depth, or one part. Programs take GROUP tiles of weight rows first,
+    then the next tokens."""
     program, m_tiles, n_tiles = tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
     group = program // (GROUP * m_tiles)
     here = tl.minimum(n_tiles - group * GROUP, GROUP)

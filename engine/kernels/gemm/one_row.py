@@ -78,7 +78,7 @@ def meet(tile, columns, FIRST: tl.constexpr):
 @triton.jit
 def met(sums, tile, x, AT: tl.constexpr):
     """sums + codes number AT of the words times x [words]."""
-    # The four bits stay where they are, or, beyond the mantissa, where the four bits 12 lower would be.
+    # Bits inside the mantissa are used in place; higher ones are shifted down by 12 first.
     LOW: tl.constexpr = 4 * AT if AT < 5 else 4 * AT - 12
     words = tile if AT < 5 else tile >> 12
     return sums + as_float(words & (15 << LOW)) * (x * (NEAR / (1 << LOW)))[None, :]

@@ -70,7 +70,7 @@ def times(product, scale, of_x, WHOLE: tl.constexpr, LEFT: tl.constexpr):
 
 @triton.jit
 def finished(sums, scales, bias, weights, row, x_at, pair, m_in, BLOCKED: tl.constexpr, LEFT: tl.constexpr):
-    """A block's sums with what is of whole rows and tokens: their scales but in blocks, weights, the bias."""
+    """A block's sums times the scales of rows and tokens, unless scales are of blocks; times weights; plus the bias."""
     if not BLOCKED:
         sums *= of_rows(tl.load(scales + row), LEFT) * of_tokens(tl.load(x_at), LEFT)
     if weights is not None:

@@ -61,7 +61,7 @@ class WhisperLayer:
         self.fc2.add_to(x, gelu(self.fc1(self.mlp_norm(x))))
 
     def store_sound(self, rows: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> None:
-        """Writes the keys and values of cross-attention of the encoder's rows [n, hidden]."""
+        """Computes the keys and values of cross-attention from the encoder's rows [n, hidden], and writes them."""
         queries = rows.new_zeros(rows.shape)
         self._store(torch.cat([queries, self.cross_kv(rows)], dim=1), rope, cache, slots)
 

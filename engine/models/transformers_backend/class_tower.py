@@ -60,7 +60,7 @@ class ClassTower:
         return self._rows(self._given(features))
 
     def weight(self, features: Shapes) -> int:
-        """Patches, about: of how many numbers a patch is, no class says."""
+        """About how many patches the features have; no class states the size of a patch."""
         numbers = max(math.prod(features[name].shape) for name in self._takes if name in features)
         return max(self._count(features), numbers // PATCH)
 
