@@ -46,14 +46,14 @@ async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, t
     async with running(folder, device="cuda", max_model_len=16384, **CASES[case]) as served:
         met.ready()
         await every_kind(served)
-    assert len(met.prefetched) > 20
+    assert len(met.at_start) > 20
     assert not met.later
     assert not met.since
     if CASES[case]["max_num_batched_tokens"] >= 2048:  # steps of as many tokens as explain speaks of
         config = EngineConfig(model=str(folder), max_model_len=16384, **CASES[case])
         kernels = set(re.findall(r"\w+\.(\w+_kernel)", "\n".join(explain(config, "cuda:0"))))
         assert len(kernels) > 5
-        assert kernels <= {name for name, *_ in met.prefetched}
+        assert kernels <= {name for name, *_ in met.at_start}
 
 
 async def test_kernels_of_pictures_of_any_size_are_met_in_the_walk(met, tmp_path):  # noqa: F811
