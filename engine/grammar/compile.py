@@ -266,14 +266,14 @@ _PLACE = re.compile(r"^at (\d+)\((\d+)\):")
 def _check(matcher: llguidance.LLMatcher, spec: GrammarSpec) -> None:
     if not matcher.is_error():
         return
-    reason = matcher.get_error()
-    place = _PLACE.match(reason) if spec.kind == "ebnf" else None  # the first line is ours
+    error = matcher.get_error()
+    place = _PLACE.match(error) if spec.kind == "ebnf" else None  # the first line is ours
     where = f"line {int(place[1]) - 1}, column {place[2]}: " if place else ""
-    for pattern, reason, text in _CAUSES:
-        if re.search(pattern, reason[:2000], re.IGNORECASE):
-            raise GrammarError(reason, where + text)
-    reason = f"{where}the grammar is not well formed; it must be Lark, or GBNF with a rule `root`"
-    raise GrammarError("grammar_invalid", reason)
+    for pattern, code, text in _CAUSES:
+        if re.search(pattern, error[:2000], re.IGNORECASE):
+            raise GrammarError(code, where + text)
+    text = f"{where}the grammar is not well formed; it must be Lark, or GBNF with a rule `root`"
+    raise GrammarError("grammar_invalid", text)
 
 
 def _look(done: asyncio.Future[Any]) -> None:
