@@ -89,7 +89,9 @@ cdef class TokenShares:
         cdef int32_t k
         for k in range(bi_spans.shape[0]):
             if bi_spans.shape[1] != 2 or not end <= bi_spans[k, 0] < bi_spans[k, 1] <= prompt_len:
-                raise ValueError(f"bidirectional spans are ascending (start, end) inside the prompt of {prompt_len} tokens")
+                raise ValueError(
+                    f"bidirectional spans are ascending (start, end) inside the prompt of {prompt_len} tokens"
+                )
             end = bi_spans[k, 1]
             if end - bi_spans[k, 0] > most:
                 raise ValueError(f"a bidirectional span of {end - bi_spans[k, 0]} tokens: a step has room for {most}")

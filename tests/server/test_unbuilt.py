@@ -79,7 +79,8 @@ def made(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """make in a folder that has its file and no environment."""
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
-    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    outer = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
+    environment = {**outer, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
     command = ["make", ".stamp-venv", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
