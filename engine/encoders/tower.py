@@ -126,7 +126,7 @@ class SharingTower(EagerTower, ABC):
 
 
 class LayeredTower(SharingTower):
-    """And whose run may pause between two layers."""
+    """A sharing tower whose run may pause between two layers."""
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
         return through(self.pieces(items))

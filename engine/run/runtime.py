@@ -72,7 +72,7 @@ class Runtime:
 
     @property
     def media(self) -> Media:
-        """The part that every model has."""
+        """The part of media, which the steps of every model have."""
         part = self.executor.part(Media)
         assert part is not None
         return part

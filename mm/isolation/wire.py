@@ -68,14 +68,14 @@ class Promised(Message, frozen=True):
 
 
 class PlanImage(Message, frozen=True):
-    """What does the processor bring a picture of this size to?"""
+    """Asks to which size the processor brings a picture of this size."""
 
     height: int
     width: int
 
 
 class PlanFilm(Message, frozen=True):
-    """And what does it want of such a film?"""
+    """Asks which frames of such a film the processor wants."""
 
     num_frames: int
     fps: float

@@ -58,7 +58,7 @@ def work_kernel(
     single = here & (length == SINGLE)
     total = tl.sum(tl.where(single, context, 0).to(tl.int64), 0)
     part = tl.maximum((total + aim * STEP - 1) // (aim * STEP), 1).to(tl.int32) * STEP
-    # A row of little more than so many parts has them a little longer: one that is short costs as much as it saves.
+    # Where a row would end with a short part, its other parts are up to an eighth longer instead.
     fewer = tl.maximum((context + part // 8 * 7) // part, 1) * KEYS
     longer = (context + fewer - 1) // fewer * KEYS
     part = tl.where((longer > part) & (longer <= part // 8 * 9), longer, part)
