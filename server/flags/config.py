@@ -221,7 +221,7 @@ class TracesConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything; groups are named as in `--help`."""
+    """All settings; groups are named as in `--help`."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -238,17 +238,17 @@ class Config:
 
     @property
     def folder(self) -> str:
-        """The model: what was named, a folder or ORG/NAME on the hub, or the embedded one."""
+        """The model: the named folder or ORG/NAME on the hub, or the embedded model."""
         return self.model.model or str(EMBEDDED)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What clients may call the model; the first is reported."""
+        """The names by which clients may call the model; the first is reported."""
         return self.server.served_model_name or ((self.model.model.rstrip("/") or "omniloop"),)
 
     @property
     def max_queue_wait(self) -> float:
-        """Seconds; 0: any. Clients that are trusted wait as long as they like, unless the operator names a number."""
+        """Seconds; 0: no limit. Trusted clients wait without a limit, unless the operator sets a number."""
         wait = self.limits.max_queue_wait
         return 0.0 if self.limits.trust_clients and wait == MAX_QUEUE_WAIT_S else wait
 
@@ -262,13 +262,13 @@ class Config:
 
     @property
     def without_media(self) -> tuple[Modality, ...]:
-        """What no prompt may hold, so that towers for it are not built."""
+        """The modalities that no prompt may contain, so that their encoders are not built."""
         if self.model.language_model_only:
             return MODALITIES
         return tuple(name for name in MODALITIES if self.media.limit_mm_per_prompt.get(name) == 0)
 
     def engine(self, folder: str = "") -> EngineConfig:
-        """The engine's share of it; `folder`: where the model is, if it was fetched."""
+        """The engine's part of the settings. `folder`: where the model is, if it was downloaded."""
         model, cache, rows = self.model, self.cache, self.scheduler
         return EngineConfig(
             model=folder or self.folder,
@@ -316,14 +316,14 @@ class Config:
 
 
 def unread_key() -> str:
-    """A variable that holds vLLM's key, where one is set: a server that passed over it would be open to everybody."""
+    """The name of vLLM's key variable if it is set: a server that ignored it would be open to everyone."""
     return "VLLM_API_KEY" if os.environ.get("VLLM_API_KEY") else ""
 
 
 def environment_keys() -> tuple[str, ...]:
-    """Keys from SERVER_API_KEY, comma-separated; the one variable whose value is read. Raises ValueError.
+    """Keys from SERVER_API_KEY, comma-separated; the only variable whose value is read. Raises ValueError.
 
-    Spaces around them, such as the line's end of a file that became a secret, are no part: no header can hold them.
+    Whitespace around a key, such as the final newline of a secret's file, is removed: no header can contain it.
     """
     text = os.environ.get("SERVER_API_KEY")
     keys = tuple(key for key in map(str.strip, (text or "").split(",")) if key)

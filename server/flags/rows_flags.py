@@ -1,4 +1,4 @@
-"""RowsFlags: whether requests may bring embeddings in the place of text and of media; a group of Config."""
+"""RowsFlags: whether requests may send embeddings in place of text and of media; a group of Config."""
 
 from __future__ import annotations
 
