@@ -35,7 +35,7 @@ class LineWriter:
         self._thread: threading.Thread | None = None
 
     def add(self, line: str) -> None:
-        """Never waits for the reader."""
+        """Queue a line; never waits for the reader."""
         data = line.encode("utf-8", "backslashreplace")
         with self._change:
             if self._waiting + len(data) > MOST_BYTES:
@@ -50,7 +50,7 @@ class LineWriter:
                 self._change.notify_all()
 
     def flush(self, seconds: float = FLUSH_S) -> bool:
-        """Whether everything has been written, within so many seconds."""
+        """Wait until everything is written, for at most `seconds`; returns whether it is."""
         with self._change:
             return self._change.wait_for(lambda: not self._waiting, seconds)
 
@@ -77,15 +77,15 @@ class LineWriter:
                 self._failed()
 
     def _write(self, data: bytes) -> bool:
-        """Waits for the reader (thread)."""
+        """Write all bytes, waiting for the reader (thread). Returns False if the write failed."""
         left = memoryview(data)
         try:
             while left:
                 try:
                     left = left[os.write(self._descriptor, left) :]
-                except BlockingIOError:  # a terminal that another process has made non-blocking
+                except BlockingIOError:  # another process has made the terminal non-blocking
                     select.select([], [self._descriptor], [])
-        except OSError:  # nothing reads any more, or no space is left: the next line may get through
+        except OSError:  # no reader any more, or no space left: a later line may still be written
             return False
         return True
 
