@@ -47,9 +47,7 @@ from server.state import AppState
 
 Body = TypeVar("Body", bound=ClassifyBody)
 Arrays = list[np.ndarray]  # one array per input
-Answering = Callable[
-    [Arrays, list[Arrays], dict[str, Any]], Response
-]  # (token ids, arrays of each pass, common fields)
+Answering = Callable[[Arrays, list[Arrays], dict[str, Any]], Response]  # (token ids, arrays per pass, fields)
 TASKS = ("embed", "classify", "token_embed", "token_classify", "embed&token_classify")
 
 
