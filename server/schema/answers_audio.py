@@ -88,7 +88,7 @@ class SpeechUsage(Answer):
 
 
 class SpeechEvent(Answer):
-    """What events of a streamed transcription have."""
+    """Common fields of the events of a streamed transcription."""
 
     id: Annotated[str, said("The id of the answer.", "trsc-5f0c")]
     object: Annotated[Literal["transcription.chunk"], said("The kind of this object.")]

@@ -115,21 +115,21 @@ class IncompleteDetails(Answer):
 
 
 class EchoedReasoning(Answer):
-    """The request's options of thinking."""
+    """The request's options for thinking."""
 
     effort: Annotated[str | None, said("The effort that was asked for.")]
     summary: Annotated[str | None, said("The summary that was asked for.")]
 
 
 class EchoedText(Answer):
-    """The request's options of the text."""
+    """The request's options for the text."""
 
     format: Annotated[dict[str, Any], said("The format that was asked for.", {"type": "text"})]
     verbosity: Annotated[Maybe[str], said("The verbosity that was asked for.")] = ABSENT
 
 
 class Response(Answer):
-    """A response, and the request's fields with their defaults."""
+    """A response, and the fields of its request with their defaults."""
 
     id: Annotated[str, said("The id of the response.", "resp_5f0c")]
     object: Annotated[Literal["response"], said("The kind of this object.")]
@@ -179,7 +179,7 @@ class InputTokens(Answer):
 
 
 class InputItemList(Answer):
-    """A page of the items that a response answers."""
+    """A page of the input items of a response."""
 
     object: Annotated[Literal["list"], said("The kind of this object.")]
     data: Annotated[list[dict[str, Any]], said("The items as they were sent, each with an id.")]
@@ -189,7 +189,7 @@ class InputItemList(Answer):
 
 
 class ResponseEvent(Answer):
-    """What the events of a whole response have."""
+    """Common fields of the events of a whole response."""
 
     response: Annotated[Response, said("The response as it is now.")]
     sequence_number: Number
@@ -216,7 +216,7 @@ class FailedEvent(ResponseEvent, tag_field="type", tag="response.failed"):
 
 
 class ItemEvent(Answer):
-    """What the events of an item have."""
+    """Common fields of the events of an item."""
 
     output_index: OutputIndex
     item: Annotated[OutputItem, said("The item as it is now.")]
@@ -232,7 +232,7 @@ class ItemDoneEvent(ItemEvent, tag_field="type", tag="response.output_item.done"
 
 
 class WithinItem(Answer):
-    """The place of an event."""
+    """Common fields of the events inside an item."""
 
     item_id: ItemId
     output_index: OutputIndex
@@ -240,7 +240,7 @@ class WithinItem(Answer):
 
 
 class PartEvent(WithinItem):
-    """What the events of a part have."""
+    """Common fields of the events of a part."""
 
     content_index: ContentIndex
     part: Annotated[OutputText | ReasoningText, said("The part as it is now.")]
