@@ -32,7 +32,7 @@ TRANSCRIPTION_PROMPTS = {
     "phi4mm": "Transcribe the audio clip into text.",
     "granite_speech": "can you transcribe the speech into a written format?",
 }
-SILENT_SOUND = "AAAA"  # base64 in the place of a window while the prompt is rendered
+SILENT_SOUND = "AAAA"  # base64 in place of a window while the prompt is rendered
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Said:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # with the stop token's
     temperature: float = 0.0
     no_speech_prob: float | None = None
-    words: Sequence[Word] = ()  # times count from the window's beginning
+    words: Sequence[Word] = ()  # times count from the window's start
     num_reported: int = 0  # tokens whose text was emitted before the output ended
 
 

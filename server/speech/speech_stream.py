@@ -39,7 +39,7 @@ class InOrder:
         self._new_tokens: list[TokenLogprob] = []  # of emitted text; see `take_tokens`
         self._ended: set[int] = set()
         self._front = 0
-        self._held = ""  # spaces at the end of the front window's text so far
+        self._held = ""  # held-back spaces at the end of the front window's text
         self._begun = False  # the front window has emitted text
 
     def add(self, window: int, text: str, tokens: Sequence[TokenLogprob]) -> str:
