@@ -315,9 +315,7 @@ class Renderer:
         limit = self.config.num_embeddings or self.tokenizer.vocab_size
         if len(ids) > self.config.prompt_bytes:
             raise context_error(self._max_len, len(ids), param)
-        pieces = (
-            ids[start : start + PIECE] for start in range(0, len(ids), PIECE)
-        )  # small pieces, for the GIL: see id_array
+        pieces = (ids[start : start + PIECE] for start in range(0, len(ids), PIECE))  # GIL: see id_array
         if all(set(map(type, piece)) == {int} for piece in pieces):
             with contextlib.suppress(OverflowError):
                 found = id_array(ids)
