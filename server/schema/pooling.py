@@ -9,9 +9,7 @@ import msgspec
 from server.schema import fields
 from server.schema.fields import said
 
-Sides = (
-    str | dict[str, Any] | list[str | dict[str, Any] | list[dict[str, Any]]]
-)  # a text, an object with a text, or many
+Sides = str | dict[str, Any] | list[str | dict[str, Any] | list[dict[str, Any]]]  # a text, an object, or a list of them
 
 
 class InputFields(msgspec.Struct, kw_only=True):
