@@ -1,4 +1,4 @@
-"""Which URLs may be fetched and which addresses may be dialled (SECURITY S13, S14, S16).
+"""Decide which URLs may be fetched and which addresses may be dialled (SECURITY S13, S14, S16).
 
 Pure functions and frozen values, any thread, no I/O. In: the client's URL and the operator's list. Out: a Target, split
 into parts so that no second parser can read the URL differently; or MediaError 403. Addresses are judged by our own

@@ -73,7 +73,9 @@ class MediaOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **otherwise: Any) -> MediaOptions:
-        """From JSON values; ValueError names a wrong one. `otherwise` has the values of options that are not given."""
+        """Make the options from JSON values; ValueError names a wrong one. `otherwise` has the values of
+        absent options.
+        """
         known = {item.name: item for item in dataclasses.fields(cls) if item.name != "num_pictures"}
         for name, value in given.items():
             if name not in known:

@@ -22,7 +22,7 @@ class MediaLimits:
     allowed_media_domains: tuple[str, ...] = ()  # names, *.names, addresses, CIDRs, or "*"; empty: any public host
     media_schemes: tuple[str, ...] = ("http", "https", "data")
     media_ports: tuple[int, ...] = (80, 443)  # any port for a listed host
-    media_max_url_bytes: int = 8192  # of URLs to fetch; the content's size bounds data: URLs
+    media_max_url_bytes: int = 8192  # URLs to fetch; the content's size bounds data: URLs
     media_max_redirects: int = 3
     media_dns_timeout: float = 2.0
     allowed_local_media_path: str | None = None  # folder of file: URLs; None: file: URLs are refused
@@ -59,7 +59,7 @@ class MediaLimits:
     video_max_decoded_frames: int = 36000
     video_max_frames: int = 256
     video_max_frame_pixels: int = 4096 * 2176
-    video_max_total_pixels: int = 96 << 20  # of chosen frames, after scaling
+    video_max_total_pixels: int = 96 << 20  # chosen frames, after scaling
     video_max_streams: int = 8
     # decoding
     image_decode_timeout: float = 10.0

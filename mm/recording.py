@@ -144,7 +144,7 @@ class _Opened:
         self._data = data
         self._helper = helper
         self._file: Bounded | None = None
-        self.seconds = 0.0  # of work in the pool
+        self.seconds = 0.0  # time of the work in the pool
         container = as_audio(sniff(data))
         if container is None or container not in limits.audio_formats:
             got = container or "in an unknown format"

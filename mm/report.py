@@ -18,7 +18,7 @@ class MediaReport:
 
     items: int = 0
     cached: int = 0  # found in the processor cache
-    encoded_bytes: int = 0  # as received
+    encoded_bytes: int = 0  # bytes as received, before decoding
     fetch_s: float = 0.0  # from another server
     decode_s: float = 0.0  # header and pixels, samples or frames
     prepare_s: float = 0.0  # the processor: scaling, patches, spectrograms

@@ -281,7 +281,7 @@ def described(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
 
 
 def answers(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
-    """By status: the answer itself, and its possible errors."""
+    """Status code -> the answer itself, or a possible error."""
     found: dict[str, Any] = {}
     fault = error_of(path)
     for status in sorted(operation.statuses):

@@ -77,8 +77,8 @@ class Boxes:
             self._search(start, stop)
 
     def _meta_start(self, start: int, stop: int) -> int:
-        """Where the boxes of a meta box begin. Its first box is a handler; some files write a version before the
-        handler.
+        """Return the offset of the boxes in a meta box. Its first box is a handler; some files write a version before
+        the handler.
         """
         for at in range(start, min(stop - 4, start + SEARCHED), 4):
             if self._data[at : at + 4] == b"hdlr":

@@ -12,7 +12,7 @@ from __future__ import annotations
 from mm.bounds.bounded import too_complex
 
 MOST_ENTRIES = 4096
-MOST_NUMBERS = 1 << 18  # of one entry: strips and tiles have an offset each
+MOST_NUMBERS = 1 << 18  # the most numbers in one entry: strips and tiles have an offset each
 MOST_EXIF_NUMBERS = 4096
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _BYTES = (1, 2, 6, 7)  # types whose values Pillow leaves as bytes

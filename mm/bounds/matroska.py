@@ -54,7 +54,7 @@ class Elements:
         self._probed = probed  # bytes of frames that FFmpeg still has to probe
         self._tags = self._num_places = 0
         self._names_algorithm = False  # whether the current encoding element names a known algorithm
-        self._segment = 0  # where the segment's content begins
+        self._segment = 0  # offset of the segment's content
         self._places: list[int] = []  # offsets in the segment that SeekHeads name
         self._walked: set[int] = set()  # places of the segment's elements
         self._next_of: dict[int, int] = {}  # kind of top-level element -> its next place, from the last search
@@ -107,7 +107,7 @@ class Elements:
             at = stop
 
     def _next(self, at: int, end: int) -> int:
-        """Where the next top-level element of the segment begins."""
+        """Return the offset of the next top-level element in the segment."""
         for name in _LEVEL_1:
             if self._next_of.get(name, -1) < at:
                 found = self._data.find(name.to_bytes(4, "big"), at)

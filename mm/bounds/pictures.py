@@ -20,10 +20,10 @@ from mm.bounds import iso
 from mm.bounds.bounded import require, too_complex
 from mm.bounds.directory import EXIF, check_directory, check_exif
 
-MOST_SEGMENTS = 1024  # of a JPEG, before its first scan
+MOST_SEGMENTS = 1024  # segments of a JPEG before its first scan
 MOST_EXIF = 64  # segments of EXIF; Pillow joins each to the segments before it
-MOST_CHUNKS = 1 << 15  # of a PNG
-MOST_PIECES = 256  # of a PNG's pixels; if there are more, they are joined
+MOST_CHUNKS = 1 << 15  # chunks of a PNG
+MOST_PIECES = 256  # chunks of a PNG's pixels; more than these are joined
 MOST_TEXT = 1 << 16  # bytes of a PNG's texts that are not compressed
 AVIF_SAMPLE, AVIF_ITEM = 256, 1024  # bytes of memory that libavif takes for each, at most
 _XMP = b"XML:com.adobe.xmp\0\0"  # uncompressed XMP, which may give the picture's orientation

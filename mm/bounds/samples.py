@@ -91,7 +91,7 @@ class Fragments:
         self.samples = 0
         self.default_size = 0  # the smallest of the file's defaults
         self._size = 0  # bytes of each sample of the current fragment, if its runs give none
-        self.sample_bytes = 0  # of all samples so far
+        self.sample_bytes = 0  # bytes of all samples so far
         self._first: list[tuple[int, int]] = []  # (bytes, samples) up to each run, for the samples that FFmpeg probes
 
     def begin(self, data: bytes, start: int, stop: int) -> None:

@@ -15,8 +15,8 @@ from mm.bounds.bounded import too_complex
 from mm.errors import MediaError, invalid
 
 MOST_TAGS = 16
-MOST_CHUNKS = 1024  # of a WAV file
-MOST_BLOCKS = 1024  # of a FLAC file
+MOST_CHUNKS = 1024  # chunks of a WAV file
+MOST_BLOCKS = 1024  # blocks of a FLAC file
 _WAV_CHUNKS = frozenset((b"fmt ", b"data", b"ds64", b"fact"))
 _LAST = 128  # flag of FLAC's last block
 

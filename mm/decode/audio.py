@@ -37,9 +37,9 @@ _CODECS = {"mp3", "flac", "vorbis", "opus", "aac", "alac", "adpcm_ms", "adpcm_im
 # Codecs for the graph of filters. Packets of PCM are large already, and the graph reports no damage in ALAC.
 _IN_BULK = {"mp3", "flac", "vorbis", "opus", "aac"}
 _MAX_STREAMS = 64
-# Each packet and each frame takes the GIL several times, and waits while other threads run Python: decoding ten minutes
-# of WAV in FFmpeg's packets of 2,048 bytes took 5.6 s next to one busy thread and 0.2 s alone. Larger packets also
-# increase the number of bytes that FFmpeg probes in a WAV file, unless `probesize` bounds it.
+# Each packet and each frame takes the GIL several times, and waits while other threads run Python. With FFmpeg's
+# packets of 2,048 bytes, decoding ten minutes of WAV took 5.6 s next to one busy thread and 0.2 s alone. Larger packets
+# also increase the number of bytes that FFmpeg probes in a WAV file, unless `probesize` bounds it.
 _WAV = {"max_size": str(1 << 16), "probesize": str(1 << 14)}
 _TOGETHER = 1 << 16  # samples per channel that are mixed and resampled in one call
 # Largest sample of float files, whose full scale is 1; some float files hold unscaled 32-bit integers. For louder

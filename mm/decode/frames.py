@@ -46,7 +46,7 @@ class FilmPlan:
     """The frames of a film that a processor reads, and their scale."""
 
     indices: np.ndarray  # int64 [frames], ascending
-    scale: Scale  # of each chosen frame
+    scale: Scale  # size of each chosen frame
     seconds_per_frame: float
     seconds: np.ndarray | None = None  # float64 [frames]: time of each frame, for families that write times as text
     silent: bool = False  # True: the film's sound track is not read

@@ -107,7 +107,7 @@ class Helpers:
         """End a helper. The pool waits for its exit, or the thread that still uses it does."""
         helper.kill()
         self._ended += 1
-        if helper.talks:  # that thread reads from a descriptor; once closed, its number could be another file's
+        if helper.talks:  # a talking thread reads the descriptor: if closed, another file may get the number
             return
         try:
             self._pool.submit(helper.end)

@@ -26,7 +26,7 @@ from mm.item import MediaOptions
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
 
-MESSAGE_BYTES = 1 << 17  # of a datagram; a plan of some hundred frames takes a tenth of this
+MESSAGE_BYTES = 1 << 17  # bytes of a datagram; a plan of some hundred frames takes a tenth
 _MOST_FILES = 2  # descriptors per message
 # Seals against shrinking, growing and writing. Only Linux has them, but every system imports this module.
 _SEALS = sum(getattr(fcntl, f"F_SEAL_{name}", 0) for name in ("SHRINK", "GROW", "WRITE"))
@@ -56,7 +56,7 @@ class Open(Message, frozen=True):
     modality: str
     container: str
     options: MediaOptions
-    seconds: float  # that decoding may take
+    seconds: float  # seconds that decoding may take
     audio_max_seconds: float  # the longest sound allowed in this file
     promises: bool = False  # only report the length in the sound's header
 

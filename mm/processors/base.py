@@ -84,7 +84,7 @@ class Processor(Protocol):
     def plan_film(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
-        """Which frames to read and their size."""
+        """Choose the frames to read and their size."""
         ...
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:

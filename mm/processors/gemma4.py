@@ -30,7 +30,7 @@ from mm.processors.qwen3_vl import framed
 from mm.processors.qwen_vl import token_id
 from mm.transform.image import Scale
 
-UNSCALED = {"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}  # as in the release: pixels from 0 to 1
+UNSCALED = {"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}  # pixels from 0 to 1, as in the release
 FRAMES = 4  # mel frames per row
 
 

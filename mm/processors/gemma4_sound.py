@@ -38,7 +38,9 @@ class Front:
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> Front:
-        """From the extractor's part of preprocessor_config.json; ValueError for settings that are not implemented."""
+        """Make it from the extractor's part of preprocessor_config.json; ValueError for settings that are not
+        implemented.
+        """
         if raw.get("dither"):
             raise ValueError(f"dither={raw['dither']}: noise is not added to audio items; set it to 0")
         rate = int(raw.get("sampling_rate") or 16000)

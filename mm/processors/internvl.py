@@ -132,8 +132,8 @@ class InternVLChat(InternVL):
         self.media_token_ids = frozenset((self.image_id,))
 
     def frames(self, total: int, count: int) -> np.ndarray:
-        """As load_video of the model cards: the last piece ends at the last frame, and the starts of pieces are
-        rounded.
+        """Choose frames like load_video of the model cards: the last piece ends at the last frame, and the starts of
+        pieces are rounded.
         """
         step = (total - 1) / count
         return (step / 2 + np.round(step * np.arange(count))).astype(np.int64)

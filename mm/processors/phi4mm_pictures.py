@@ -34,7 +34,7 @@ class Plan:
 
     rows: int  # tiles
     columns: int
-    height: int  # of the scaled picture, in pixels
+    height: int  # pixels of the scaled picture
     width: int
 
 

@@ -18,7 +18,7 @@ from mm.processors.qwen_vl import token_id
 from mm.processors.whisper import Whisper
 from mm.transform.mel import log_mel, num_frames
 
-_MIN_FRAMES = 3  # of mel frames; fewer make no row
+_MIN_FRAMES = 3  # mel frames; fewer make no row
 
 
 class Qwen2Audio(Whisper):

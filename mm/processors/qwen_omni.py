@@ -204,6 +204,6 @@ class QwenOmni:
             piece = (sounds if which else seen)[:, first:stop]
             out[:, at : at + stop - first] = piece
             at += stop - first
-            last = int(piece.max())  # of the last piece only, as in training
+            last = int(piece.max())  # only the last piece counts, as in training
         out[:, end - 1] = last + 1
         return last + 1

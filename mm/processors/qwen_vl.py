@@ -29,7 +29,7 @@ from mm.processors.base import Filling, Placed, read_processor_files
 from mm.transform.image import BICUBIC, PatchSettings, Scale, grid_of, normal_of, patchify, resize_table
 
 _FILM_MIN_PIXELS, _FILM_MAX_PIXELS = 128 * 28 * 28, 768 * 28 * 28  # per frame, for checkpoints without these settings
-BYTES_PER_PIXEL = 3 * 4  # of float32 features
+BYTES_PER_PIXEL = 3 * 4  # features are float32
 
 
 class Vision:

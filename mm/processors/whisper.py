@@ -41,7 +41,7 @@ class Whisper:
             raise ValueError(
                 f"the feature extractor makes {files.audio['feature_size']} mels; the encoder reads {mels}"
             )
-        self.seconds = self.mel.chunk / rate  # of one window
+        self.seconds = self.mel.chunk / rate  # the length of one window
         self._rows = -(-positions // ALIGNED) * ALIGNED
         eos = config.get("eos_token_id", 50257)
         self._id = int(eos[0] if isinstance(eos, list) else eos)

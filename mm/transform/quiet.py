@@ -1,13 +1,9 @@
-"""Where to cut a long recording: windows that begin and end in quiet places, without the silent parts.
+"""Cut a long recording into windows that begin and end in quiet places, without the silent parts.
 
 Pool only. In: float32 [samples], mono. Out: windows as (start, end) in samples, ascending and disjoint. Loudness and
 pauses are librosa's, in frames of 20 ms. A frame is quiet below a threshold between the recording's quiet and its loud
 frames, so a noisy recording has quiet frames too. librosa is imported at the first use, which takes 2 s with the GIL;
 an idle server calls `prepare` in the pool (server/start/lifespan). numba compiles parts of librosa.
-
-    loudness   .__/^^\\_/^\\____________/^^^\\__.
-    windows     [        ]            [      ]      a pause as long as `pause` ends a window
-    too long    [     |     |     ]                 cut at the quietest place of each second half
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Answer:
     async def submit(self, *names: str) -> None:
         """Submit every prompt to the engine; /abort_requests finds the answer by any of `names`."""
         limits = self.state.config.limits
-        if self._scores_only and not self._reads_prompt:  # nothing to compute
+        if self._scores_only and not self._reads_prompt:  # the engine has nothing to compute
             asyncio.get_running_loop().call_soon(self._end_unscored)
             return
         await self.state.running.wait()  # an operator may have paused the server
@@ -158,7 +158,7 @@ class Answer:
         self._streams.clear()
 
     def use_lane(self, choice: Choice, lane: Lane) -> None:
-        """From now on the engine passes plain tokens of the only choice to the lane."""
+        """Make the engine pass plain tokens of the only choice to the lane from now on."""
         choice.lane = self._streams[0].lane = lane
 
     def _unregister(self, key: str, name: str) -> None:

@@ -27,7 +27,7 @@ class Target:
     host: str
     port: int
     secure: bool
-    prefix: str  # of paths, before /v1
+    prefix: str  # first part of all paths, before /v1
     api_key: str
 
     @classmethod

@@ -40,7 +40,7 @@ class Head:
         self._clear()
 
     def _clear(self) -> None:
-        self._bytes = 0  # of names and values of complete headers
+        self._bytes = 0  # bytes in names and values of complete headers
         self._count = 0
         self._target = 0
         self._received = 0

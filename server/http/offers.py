@@ -29,7 +29,7 @@ class Parser:
 
     def _renew(self) -> None:
         self._parser = httptools.HttpRequestParser(self._protocol)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # the same setting as uvicorn's
 
     def feed_data(self, data: bytes) -> None:
         left = memoryview(data)

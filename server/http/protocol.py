@@ -233,7 +233,7 @@ class Connection(HttpToolsProtocol):
         return head or None
 
     def handle_websocket_upgrade(self) -> None:
-        """From here on the WebSocket protocol owns the connection and its seat."""
+        """Pass the connection and its seat to the WebSocket protocol."""
         self.disarm()
         self.arrived.clear()
         seat, self.seat = self.seat, None

@@ -29,7 +29,7 @@ PIECE = 1024  # bytes parsed at a time: at most 170 frames
 TURN_S = 0.001  # seconds of parsing per turn
 MOST_UNPARSED = 64 << 10  # bytes; with more, the socket is not read
 MOST_EMPTY, WINDOW_S = 200, 10.0  # frames without content
-MOST_FRAGMENTS = 4096  # of a message
+MOST_FRAGMENTS = 4096  # fragments of one message
 POLICY = 1008
 
 

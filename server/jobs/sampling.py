@@ -1,4 +1,4 @@
-"""From a request's fields to SamplingParams: defaults, ranges, contradictions, and features refused by name.
+"""Make SamplingParams from a request's fields: defaults, ranges, contradictions, and features refused by name.
 
 Owner: loop, pure functions. Order of defaults: the request, --override-generation-config, the checkpoint's
 generation_config.json, the table of API.md section 4. Every number that leaves here is finite and in range (SECURITY

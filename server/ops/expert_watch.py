@@ -54,6 +54,8 @@ class ExpertWatch:
 
 
 def line(layers: list[LayerLoad]) -> str:
-    """For each layer, the number of experts that tokens chose, and the busiest expert's share of the tokens."""
+    """A log line: for each layer, the number of experts that tokens chose, and the busiest expert's share of
+    the tokens.
+    """
     shares = "; ".join(f"{layer.layer}: {layer.touched}, {layer.largest:.1%}" for layer in layers)
     return f"experts of a step by layer, and the share of tokens at the busiest one: {shares}"

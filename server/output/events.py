@@ -60,7 +60,7 @@ class CallBounds(NamedTuple):
 
     most: int  # further calls are dropped: the client wants no more
     limit: int  # further calls become content
-    argument_bytes: int  # of one call; further bytes become content
+    argument_bytes: int  # the most bytes of one call; further bytes become content
 
 
 PLAIN = Spelling({}, {})

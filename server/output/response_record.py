@@ -120,7 +120,7 @@ def delta_frame(head: bytes, kind: str, number: int, text: str, logprobs: bytes 
 
 
 def cuts_of(items: Iterable[Iterable[str]]) -> bytes:
-    """For `ResponseRecord.of`: for each item, the number of its deltas and their lengths."""
+    """Encode the number of deltas of each item, and their lengths, for `ResponseRecord.of`."""
     numbers: list[int] = []
     for texts in items:
         lengths = [len(text) for text in texts]

@@ -66,7 +66,7 @@ class Pairs:
         return query in self.parts or len(self.queries) + document in self.parts
 
     def contents(self, seen: Mapping[int, Seen]) -> Iterator[tuple[int, list[Seen], str]]:
-        """For each pair with media: its number, both contents, and the path of its document."""
+        """Yield the number, both contents, and the path of the document of each pair with media."""
         count = len(self.queries)
         for at, (query, document) in enumerate(self.of):
             if self.shows(query, document):

@@ -1,4 +1,4 @@
-"""From the engine's arrays to the vectors in an answer: activation, fewer dimensions, and three formats.
+"""Turn the engine's arrays into the vectors of an answer: activation, fewer dimensions, and three formats.
 
 Owner: loop or pool, pure functions. Arrays go into the answer directly: orjson writes float32 arrays, base64 takes
 their bytes, and no number of a vector becomes a Python object. Sums are float32, as in the reference libraries.

@@ -42,7 +42,7 @@ def _says_both(message: dict[str, Any]) -> bool:
 
 
 def as_thoughts(conversation: Messages) -> Messages:
-    """In each message with calls, reasoning and content: moves the content to the end of the reasoning."""
+    """Move the content to the end of the reasoning, in each message that has calls, reasoning and content."""
     found = []
     for message in conversation:
         if _says_both(message):

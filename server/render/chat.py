@@ -319,7 +319,7 @@ class Renderer:
         if all(set(map(type, piece)) == {int} for piece in pieces):
             with contextlib.suppress(OverflowError):
                 found = id_array(ids)
-                if found.view(np.uint32).max(initial=0) < limit:  # as an unsigned number, a negative id is a large one
+                if found.view(np.uint32).max(initial=0) < limit:  # a negative id becomes a large unsigned number
                     return found
         index = next(at for at, token in enumerate(ids) if type(token) is not int or not 0 <= token < limit)
         raise RenderError(

@@ -47,8 +47,8 @@ class Part(NamedTuple):
     """A content part of a chat message, and its path in the client's request."""
 
     content: dict[str, Any]
-    path: str  # of the block or part
-    held: str = ""  # of its text, URL or data; empty: the same key as the renderer's
+    path: str  # path of the block or part
+    held: str = ""  # path of its text, URL or data; "": the renderer's key
 
     @property
     def kind(self) -> str:
@@ -69,7 +69,7 @@ class Turn:
     calls: list[Part] = field(default_factory=list)
     reasoning: list[Part] = field(default_factory=list)
     answers: str = ""  # id of the call, in a tool message
-    name: str = ""  # of the tool, in a tool message
+    name: str = ""  # name of the tool, in a tool message
 
     def append(self, parts: list[Part]) -> None:
         """Add parts of the same role; a newline separates two texts."""
@@ -234,7 +234,7 @@ class Conversation:
 
     @contextmanager
     def client_paths(self) -> Iterator[None]:
-        """In this context, errors of rendering and of loading media name the paths of the client's request."""
+        """A context in which errors of rendering and of loading media name the paths of the client's request."""
         try:
             yield
         except (RenderError, MediaError) as error:

@@ -51,7 +51,7 @@ class MediaTokens:
     def of(
         cls, tokenizer: Tokenizer, ids: Mapping[str, int], placeholders: Mapping[str, str] | None = None
     ) -> MediaTokens:
-        """From the model's placeholder ids (other keys are ignored), and texts of a processor that defines its own."""
+        """Make it from the model's placeholder ids (other keys are ignored) and a processor's own placeholder texts."""
         known = {modality: ids[modality] for modality in MODALITIES if modality in ids}
         spelled = {modality: tokenizer.token_of(token_id) or "" for modality, token_id in known.items()}
         texts = {modality: text.join(AROUND.get(text, ("", ""))) for modality, text in spelled.items()}

@@ -17,7 +17,7 @@ class ToolPlace(NamedTuple):
     """Strictness and path of one tool in the form for templates."""
 
     strict: bool
-    path: str  # of its parameters in the client's request
+    path: str  # path of its parameters in the client's request
 
 
 def tool_name(name: Any, path: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 class Vocabulary:
     """Facts about the model's tokens for checks of fields."""
 
-    width: int  # of the logits
+    width: int  # the number of logits
     eos: tuple[int, ...]
     encode: Callable[[str], list[int]]  # plain text, no special tokens added
     require_texts: Callable[[str], None]  # raises RenderError if the server has no tokenizer

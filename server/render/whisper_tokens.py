@@ -41,7 +41,7 @@ class WhisperTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, folder: str, raw: dict[str, Any], known: Iterable[str]) -> WhisperTokens:
-        """From the tokenizer, generation_config.json and the `known` languages. ValueError if a marker is missing."""
+        """Find the tokens of a checkpoint and of the `known` languages. ValueError if a marker is missing."""
 
         def marker(*names: str) -> int:
             found = maybe(*names)

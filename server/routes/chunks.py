@@ -68,7 +68,9 @@ class Chunks:
         return b"data: " + error.body() + b"\n\n"
 
     def routed(self, choice: Choice) -> bytes:
-        """With the end of a choice: the experts of its tokens; with the first choice, also those of the prompt."""
+        """The fields of routed experts: at the end of a choice those of its tokens, for the first choice also of the
+        prompt.
+        """
         if choice.routed_experts is None or choice.finish_reason is None:
             return b""
         fields = routed.of_both(choice, self.answer.asked.n)

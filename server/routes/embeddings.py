@@ -150,7 +150,7 @@ async def classify(request: Request) -> Response:
 async def answered(
     request: Request, body: ClassifyBody, prefix: str, per_token: list[bool], answer: Answering
 ) -> Response:
-    """From a checked body to the response that `answer` makes of the arrays; one pass per entry of `per_token`."""
+    """Answer a checked body with the response that `answer` makes of the arrays; one pass per entry of `per_token`."""
     exchange = exchange_of(request)
     state = exchange.state
     model = check_model(state, body.model)

@@ -103,7 +103,7 @@ PromptRouted = Annotated[Maybe[RoutedExperts], said("The experts of the prompt's
 
 
 class ErrorDetail(Answer):
-    """What went wrong."""
+    """The details of an error."""
 
     message: Annotated[str, said("What was got, what is allowed, and how to fix it.", "max_tokens: must be at least 1")]
     type: Annotated[str, said("The class of the error.", "BadRequestError")]
@@ -125,7 +125,7 @@ class MessagesErrorDetails(Answer):
 
 
 class MessagesErrorDetail(Answer):
-    """What went wrong, in the Anthropic protocol."""
+    """The details of an error, in the Anthropic protocol."""
 
     type: Annotated[
         Literal[

@@ -87,7 +87,7 @@ class Append(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="
 
 
 class Commit(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_audio_buffer.commit"):
-    final: bool | None = None  # of vLLM's form: the audio has ended
+    final: bool | None = None  # sent by vLLM's clients: the audio has ended
     event_id: str | None = None
 
 

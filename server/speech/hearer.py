@@ -40,7 +40,7 @@ class Task:
     """The options of one transcription request."""
 
     name: str  # transcribe | translate
-    language: str  # of the recording, by code; "": unknown
+    language: str  # code of the recording's language; "": unknown
     to_language: str  # language of the text, if the task is translate
     prompt: str
     with_times: bool  # the model writes timestamps, if it can
@@ -94,7 +94,7 @@ class Hearer(Protocol):
 
 
 class ChatHearer:
-    """For a model that takes audio as a part of a chat message."""
+    """Transcribes with a model that takes audio as a part of a chat message."""
 
     def __init__(self, exchange: Exchange, task: Task) -> None:
         self._exchange = exchange

@@ -52,7 +52,7 @@ def all_logprobs(tokenizer: Tokenizer, said: Iterable[Said]) -> list[dict[str, A
 
 
 def ignore_text(index: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
-    """For a response that is not streamed: drops the text deltas."""
+    """Drop the text deltas of a response that is not streamed."""
 
 
 class Listening:

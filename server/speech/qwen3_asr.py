@@ -29,7 +29,7 @@ TRANSCRIBED = frozenset((
     "ms", "fa", "pl", "pt", "ro", "ru", "es", "sv", "th", "tr", "vi",
 ))  # fmt: skip
 OTHER_NAMES = {"tl": "Filipino"}
-MOST_TOKENS = 16  # of a language's name
+MOST_TOKENS = 16  # tokens of a language's name
 
 
 def spoken(code: str) -> str:

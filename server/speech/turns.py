@@ -19,7 +19,7 @@ import numpy as np
 
 from mm.transform.quiet import FRAME_S
 
-LEVEL = 0.02  # of full scale, at threshold 1; at 0.5, sound below -40 dB is not speech
+LEVEL = 0.02  # fraction of full scale, at threshold 1; at 0.5, sound below -40 dB is not speech
 ABOVE_NOISE = 3.0  # a loud frame is so many times louder than the quietest frame
 REMEMBERED = 150  # frames; the quietest of them is the noise level
 LOUD_FRAMES = 2  # loud frames in a row that begin a turn

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 
-M_ARENA_MAX = -8  # of malloc.h
+M_ARENA_MAX = -8  # a constant of malloc.h
 
 
 def one_arena() -> None:

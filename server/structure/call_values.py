@@ -116,7 +116,7 @@ class Values(ABC):
         self._named: dict[str, str] = {}  # rules for each $ref, and for any value
 
     def arguments(self) -> dict[str, Any]:
-        """The merged schema of all arguments. Each is written separately, so anyOf, enum and const are refused."""
+        """The merged schema of all arguments, written one by one: anyOf, enum and const are refused or dropped."""
         schema = self.merged({"type": "object", **self._resolved(self._root)}, self._tool.path)
         for key in ("anyOf", "enum", "const"):
             if key in schema:

@@ -24,7 +24,7 @@ _ITEM = re.compile(
     r"|\\(?P<escape>.)|(?P<char>.)",
     re.DOTALL,
 )
-# What a pattern for the space between JSON values may contain: JSON's white space, groups, classes and counts.
+# The text allowed in a pattern for the space between JSON values: JSON's white space, groups, classes and counts.
 _SPACES = re.compile(r"\(\?:|\{\d+(?:,\d*)?\}|\[(?:[ \t\n\r]|\\[nrts])+\]|\\[nrts]|[ \t\n\r*+?()|]")
 _NAMED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0", "a": "\a"}
 _TURNED = re.compile(r"\\[DSWpP]")  # named classes that may contain a quote or a backslash
