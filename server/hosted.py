@@ -29,7 +29,7 @@ from server.state import AppState
 
 log = logging.getLogger("omniloop")
 
-# Flags that only a server can implement which binds and parses by itself.
+# Flags that only a server which binds its socket and parses HTTP itself can implement.
 OF_THE_HOST = (
     *("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "shutdown_delay"),
     *("max_header_bytes", "max_headers", "max_target_bytes", "header_timeout", "keepalive_timeout", "max_connections"),

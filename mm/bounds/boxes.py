@@ -18,7 +18,7 @@ Reader = Callable[[bytes, int, int], None]  # (kind, where the content begins, w
 MOST_BOXES = 16384  # without fragments and media data; FFmpeg searches all tags when it adds a tag
 MOST_IN_ALL = 1 << 19
 MOST_DEPTH = 12
-SEARCHED = 1 << 16  # a box of unknown kind is searched if it has at most so many bytes
+SEARCHED = 1 << 16  # the largest box of unknown kind that is searched, in bytes
 _CONTAINERS = frozenset(
     (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"dinf", b"mvex", b"moof", b"traf", b"udta", b"tref",
      b"sinf", b"schi", b"ilst", b"mfra", b"iprp", b"ipco")

@@ -21,7 +21,7 @@ from mm.transform.image import Scale
 
 
 class Pixtral(Pictures):
-    """Processor of Mistral3ForConditionalGeneration, and of LlavaForConditionalGeneration with Pixtral's tower."""
+    """Processor of Mistral3ForConditionalGeneration, and of LlavaForConditionalGeneration with Pixtral's encoder."""
 
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts

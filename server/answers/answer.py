@@ -236,7 +236,7 @@ class Answer:
         self._note_change(choice)
 
     def _grow_owed(self, choice: Choice, delta: Delta) -> None:
-        """A choice that has ended by its text gets the experts of its tokens, or ends without them."""
+        """Attach the experts of its tokens to a choice that has ended by its text, or end the choice without them."""
         if delta.error is not None:
             self.fail(from_engine(delta.error, param=self.form_param))
         elif delta.finish_reason is not FinishReason.NONE:

@@ -59,7 +59,7 @@ class ResponseObject:
         }
 
     def whole(self, answer: Answer) -> tuple[dict[str, Any], bytes]:
-        """(the response's final state, the cuts between its deltas), of an answer that was not drained before."""
+        """(the response's final state, the boundaries between its deltas) of an answer that was not drained before."""
         output = Output(self)
         events, _, entries = answer.choices[0].drain_events()
         output.grow(events, entries)

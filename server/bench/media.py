@@ -3,7 +3,7 @@
 Owner: the command's loop. Every item is drawn at random. Only the parts named `again` repeat an item: `load again` hits
 the processor's cache, `first token again` hits the prefix cache and the encoder's cache.
 
-    render (template, tokens) | load (unpack, decode, prepare) | first token (tower, prefill, sampling)
+    render (template, tokens) | load (unpack, decode, prepare) | first token (encoder, prefill, sampling)
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RowsFlags:
-    """Off by default: embeddings bypass every check of texts and pictures."""
+    """Flags for embeddings in requests, off by default: embeddings bypass every check of texts and pictures."""
 
     enable_prompt_embeds: bool = field(
         default=False, metadata={"help": "let requests send prompt_embeds instead of text"}

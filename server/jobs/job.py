@@ -4,7 +4,7 @@ Owner: loop. In: a rendered Prompt and the checked parameters (Asked). Out: a Jo
 loaded and spliced into the prompt, lengths are checked, cache scope and priority are set. Every endpoint that calls the
 engine makes its requests here, for any form of answer.
 
-    Prompt -> media loaded -> placeholders widened -> lengths checked -> Job
+    Prompt -> media loaded -> placeholders expanded -> lengths checked -> Job
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Version(Answer):
 
 
 class Load(Answer):
-    """How busy the server is."""
+    """The load of the server."""
 
     server_load: Annotated[int, said("Choices that are prepared, wait or run.", 0)]
 
