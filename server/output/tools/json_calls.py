@@ -70,9 +70,7 @@ def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reade
 
 
 def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reader[bool]:
-    """Read an object as a call; a bare one needs arguments too. Returns False if it is no call and no event
-    was emitted.
-    """
+    """Read an object as a call; a bare object needs arguments. False: it is no call, and no event was emitted."""
     source.at += 1
     name: str | None = None
     emitted = False
