@@ -1,7 +1,8 @@
-"""Media on the CPU: pictures, sound and films from bytes to the arrays that towers read.
+"""Media on the CPU: pictures, sound and films, from encoded bytes to the arrays that encoders (towers) read.
 
-Runs on the loop (fetching, budgets) and in the pool (decoding, transforms); never touches a device. The names below are
-what the server uses. Codec libraries are imported by the functions that need them, so importing this package is cheap.
+Fetching and budgets run on the loop, decoding and transforms in the pool; this package never touches a device. The
+server imports the names below. Functions import codec libraries when they need them, so importing this package is
+cheap.
 """
 
 from mm.errors import MediaError

@@ -1,8 +1,8 @@
-"""Which URLs may be fetched and which addresses may be dialled (SECURITY S13, S14, S16).
+"""Decide which URLs may be fetched and which addresses may be dialled (SECURITY S13, S14, S16).
 
-Pure functions and frozen values, any thread, no I/O. In: the client's text and the operator's list. Out: a Target
-made of parts, so that no second parser reads the text differently; or MediaError 403. Addresses are judged
-by our own tables of special ranges, not by Python's, which change between versions.
+Pure functions and frozen values, any thread, no I/O. In: the client's URL and the operator's list. Out: a Target, split
+into parts so that no second parser can read the URL differently; or MediaError 403. Addresses are judged by our own
+tables of special ranges, because Python's tables change between versions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mm.limits import MediaLimits
 
 Address = IPv4Address | IPv6Address
 
-# IANA's special-purpose registry and multicast, reserved and broadcast space; each line has its own test.
+# IANA's special-purpose registry, plus multicast, reserved and broadcast space; each line has its own test.
 DENIED_IPV4 = tuple(
     IPv4Network(text)
     for text in (
@@ -25,7 +25,7 @@ DENIED_IPV4 = tuple(
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # carrier-grade NAT; metadata of some clouds
         "127.0.0.0/8",  # loopback
-        "168.63.129.16/32",  # a cloud's host agent, inside public space
+        "168.63.129.16/32",  # the host agent of a cloud, at a public address
         "169.254.0.0/16",  # link-local; metadata of most clouds
         "172.16.0.0/12",  # private
         "192.0.0.0/24",  # protocol assignments
@@ -42,8 +42,9 @@ DENIED_IPV4 = tuple(
         "240.0.0.0/4",  # reserved, broadcast
     )
 )
-# Of IPv6 only 2000::/3 is handed out as public unicast; these parts of it are special. All that embeds an IPv4 address
-# (::a.b.c.d, ::ffff:0:0/96, 64:ff9b::/96, 64:ff9b:1::/48) lies outside, or is listed here (2001::/32, 2002::/16).
+# IANA allocates only 2000::/3 of IPv6 as public unicast; the table lists its special parts. Ranges that embed an IPv4
+# address (::a.b.c.d, ::ffff:0:0/96, 64:ff9b::/96, 64:ff9b:1::/48) lie outside 2000::/3, or in this table (2001::/32,
+# 2002::/16).
 PUBLIC_IPV6 = IPv6Network("2000::/3")
 DENIED_IPV6 = tuple(
     IPv6Network(text)
@@ -63,25 +64,25 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _IPV4 = re.compile(r"(?:0|[1-9][0-9]{0,2})(?:\.(?:0|[1-9][0-9]{0,2})){3}")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# What may stand unescaped in the request target; anything else that is not ASCII is percent-encoded as UTF-8.
+# Characters that stay unescaped in the request target; every other character is percent-encoded as UTF-8.
 _SAFE = "!\"#$%&'()*+,-./:;<=>?@[]^_`{|}~"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One http or https resource, in parts that are ready to be sent."""
+    """One http or https resource, split into the parts of a request."""
 
     scheme: str
     host: str  # lower-case ASCII name, or an address without brackets
     port: int
-    path: str  # begins with a slash, escaped
+    path: str  # begins with a slash, percent-encoded
     query: str
-    address: Address | None  # when the host is one
+    address: Address | None  # set when the host is an IP address
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file URL's path below the allowed folder, as components."""
+    """The path of a file URL below the allowed folder, as components."""
 
     parts: tuple[bytes, ...]
 
@@ -94,7 +95,9 @@ def is_public(address: Address) -> bool:
 
 
 class AllowList:
-    """The operator's `allowed_media_domains`: names, `*.name`, addresses, networks; empty or `*`: any public host."""
+    """The operator's `allowed_media_domains`: names, `*.name`, addresses, networks. Empty or `*` allows any public
+    host.
+    """
 
     def __init__(self, entries: tuple[str, ...]) -> None:
         self._names: set[str] = set()
@@ -114,13 +117,13 @@ class AllowList:
                     self._names.add(_host_name(text, entry))
 
     def lists(self, target: Target) -> bool:
-        """Whether an entry names this host itself."""
+        """Whether an entry of the list names this host."""
         if target.address is not None:
             return self._within(target.address)
         return target.host in self._names or any(target.host.endswith(suffix) for suffix in self._suffixes)
 
     def dials(self, address: Address) -> bool:
-        """Whether a connection to this address may be made: public ones, and those the operator listed."""
+        """Whether a connection to this address is allowed: the address is public, or the operator listed it."""
         return is_public(address) or self._within(address)
 
     def _within(self, address: Address) -> bool:
@@ -128,7 +131,7 @@ class AllowList:
 
 
 def decide(url: str, limits: MediaLimits, allowed: AllowList) -> Target | LocalFile:
-    """S13: read the URL once; MediaError 403 unless scheme, host, port and form are all allowed."""
+    """S13: parse the URL once. Raises MediaError 403 unless scheme, host, port and form are all allowed."""
     match = _SCHEME.match(url)
     if match is None:
         raise MediaError(403, "media_url_not_allowed", NO_SCHEME)
@@ -155,7 +158,7 @@ def decide(url: str, limits: MediaLimits, allowed: AllowList) -> Target | LocalF
 
 
 def follow(target: Target, location: str) -> str:
-    """The URL that a redirect from `target` names, still to be decided."""
+    """The URL that a redirect from `target` points to; `decide` must still check this URL."""
     if _SCHEME.match(location):
         return location
     if location.startswith("//"):
@@ -186,7 +189,7 @@ def _target(scheme: str, rest: str) -> Target:
 
 
 def _split_port(authority: str) -> tuple[str, int | None]:
-    """Host and port; user parts and anything odd are refused."""
+    """Host and port. URLs with a user part or a malformed port are refused."""
     if "@" in authority or "%" in authority:
         raise not_allowed()
     if authority.startswith("["):
@@ -203,7 +206,9 @@ def _split_port(authority: str) -> tuple[str, int | None]:
 
 
 def _address(host: str) -> Address | None:
-    """An address in its one plain spelling, or None for a name; every other spelling of a number is refused."""
+    """The address if `host` is an IP address in its canonical form, None for a name. Other forms of a number are
+    refused.
+    """
     if host.startswith("["):
         try:
             return IPv6Address(host[1:-1])
@@ -217,12 +222,12 @@ def _address(host: str) -> Address | None:
             raise not_allowed() from None
     last = host.rstrip(".").rpartition(".")[2]
     if _NUMBER.fullmatch(last):
-        raise not_allowed()  # 127.1, 0x7f000001, 2130706433 and their kin
+        raise not_allowed()  # for example 127.1, 0x7f000001, 2130706433
     return None
 
 
 def _host_name(host: str, entry: str | None = None) -> str:
-    """A name as it will be looked up; `entry` is the operator's line, whose faults are theirs to see."""
+    """The host name to look up. `entry` is the operator's line, which an error quotes; None for a client's URL."""
     name = _ascii(host)
     name = name[:-1] if name.endswith(".") else name
     if not name or len(name) > 253 or not all(_LABEL.fullmatch(label) for label in name.split(".")):
@@ -254,5 +259,5 @@ def _local_file(rest: str) -> LocalFile:
 
 
 def as_address(text: str) -> Address:
-    """An address from the resolver or a socket; ValueError otherwise."""
+    """Parse an address that the resolver or a socket returned; ValueError if the text is no address."""
     return ip_address(text)

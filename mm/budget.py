@@ -1,7 +1,7 @@
-"""Budget: bytes that decoders may hold, given out before they start.
+"""Budget: bytes that decoders may hold, reserved before they start.
 
-Owner: loop. In: how much an item costs at most. Out: permission, in the order of asking. Invariant: `used` is the sum
-of what was reserved and not yet released; it never passes `total`. Waiting is bounded by whoever waits.
+Owner: loop. In: the most bytes that an item needs. Out: permission, in the order of the requests. Invariant: `used` is
+the sum of the bytes that are reserved and not yet released; it never exceeds `total`. Callers bound their own wait.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import deque
 
 
 class Budget:
-    """First come, first served."""
+    """A budget of bytes that serves its callers first come, first served."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
-        self.released = 0  # in all
+        self.released = 0  # bytes released since the start
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     async def reserve(self, size: int) -> None:
@@ -44,7 +44,9 @@ class Budget:
         return bool(self._waiting)
 
     def take(self, size: int) -> bool:
-        """Take `size` bytes now, before the callers that wait, or not at all: for bytes that arrive meanwhile."""
+        """Take `size` bytes now, before the waiting callers, or return False. For bytes that arrive while a file is
+        read.
+        """
         if self.used + size > self.total:
             return False
         self.used += size

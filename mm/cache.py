@@ -1,8 +1,8 @@
-"""ProcessorCache: processed media by content, least recently used first out, counted in bytes.
+"""ProcessorCache: processed media by content, an LRU cache with a capacity in bytes.
 
-Owner: loop. In: a key (scope of the caller, digest of content and settings) and what was processed. Out: the same
-arrays again. Names (a client's `uuid`) only point to keys of the same scope. Invariant: `used` is the sum of entry
-sizes and never passes `capacity`.
+Owner: loop. In: a key (scope of the caller, digest of content and settings) and processed media. Out: the same arrays
+again. Names (a client's `uuid`) only point to keys of the same scope. Invariant: `used` is the sum of entry sizes and
+never exceeds `capacity`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections import OrderedDict
 from mm.item import Processed
 
 Key = tuple[bytes, bytes]  # scope, digest
-_ENTRY_BYTES = 1024  # of an entry, in addition to its arrays
+_ENTRY_BYTES = 1024  # bytes of an entry in addition to its arrays
 _MAX_NAMES = 65536
 
 
 class ProcessorCache:
-    """Bounded in bytes; capacity 0 keeps nothing."""
+    """A cache bounded in bytes; with capacity 0 it stores nothing."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -39,7 +39,7 @@ class ProcessorCache:
         return entry
 
     def holds(self, key: Key) -> bool:
-        """Whether `get` would find it now; one look, which another thread may take too."""
+        """Whether the cache has this key now. A single look-up in a dict, so other threads may call it."""
         return key in self._entries
 
     def put(self, key: Key, processed: Processed) -> None:
@@ -53,7 +53,7 @@ class ProcessorCache:
             self.used -= dropped.nbytes + _ENTRY_BYTES
 
     def name(self, name: bytes, key: Key) -> None:
-        """Let `name` find `key`, for callers of the key's scope."""
+        """Let `name` point to `key`, for callers of the key's scope."""
         self._names[(key[0], name)] = key
         self._names.move_to_end((key[0], name))
         if len(self._names) > _MAX_NAMES:

@@ -1,8 +1,8 @@
-"""Rows from clients: embeddings in the place of text or of a picture, as bytes of a file (SECURITY S32).
+"""Rows from clients: embeddings in place of text or of a picture, as the bytes of a file (SECURITY S32).
 
 Pure functions, pool. In: base64 of a safetensors file with one dense tensor [n, width] of float32, float16 or bfloat16,
 or of bare float32 numbers, as /v1/embeddings writes them. Out: float32 [n, width], all within LARGEST, and a digest.
-Nothing is unpickled; every size is known from the header before anything is allocated.
+Nothing is unpickled. The header gives every size before anything is allocated.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mm.sources import decode_base64, parse_base64
 MAX_HEADER = 4096  # bytes of a safetensors header, which names one tensor
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}
 FLOATS, WHOLE = ("F32", "F16", "BF16"), ("I64",)
-LARGEST = 2.0**31  # squares of a row's numbers must have a sum in float32, or the first norm makes no numbers of them
+LARGEST = 2.0**31  # the squares of a row must have a finite sum in float32; otherwise the first norm returns NaN
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRows:
-    """Rows as a client made them."""
+    """Embedding rows that a client sent."""
 
     numbers: np.ndarray  # float32 [n, width]
     digest: bytes  # 16 bytes that name the numbers
 
 
 def read_rows(text: str, width: int, most: int, param: str) -> ClientRows:
-    """1 <= n <= most rows. MediaError names what was got and what is allowed."""
+    """Decode 1 <= n <= most rows. MediaError gives the number of rows and what is allowed."""
     try:
         rows = _numbers(_decoded(text, most * width * 4), FLOATS, (0, width))
         if not 1 <= len(rows) <= most:
@@ -59,7 +59,7 @@ def read_grid(text: str, param: str) -> np.ndarray:
 
 
 def digest_of(*arrays: np.ndarray) -> bytes:
-    """The name of a content: shapes and numbers."""
+    """A digest of the arrays' shapes, types and numbers, 16 bytes."""
     found = hashlib.sha256(b"rows")
     for array in arrays:
         found.update(repr((array.shape, array.dtype.str)).encode())
@@ -75,7 +75,7 @@ def _decoded(text: str, most: int) -> bytes:
 
 
 def _numbers(data: bytes, kinds: tuple[str, ...], shape: tuple[int, int]) -> np.ndarray:
-    """The tensor of a file, or bare numbers; `shape` has a 0 where any length will do."""
+    """The tensor of a safetensors file, or bare numbers. A 0 in `shape` allows any length."""
     header_len = int.from_bytes(data[:8], "little")
     if data[8:9] != b"{" or header_len > min(MAX_HEADER, len(data) - 8):
         if kinds is WHOLE or len(data) % (4 * shape[1]):
@@ -96,7 +96,7 @@ def _numbers(data: bytes, kinds: tuple[str, ...], shape: tuple[int, int]) -> np.
 
 
 def _entry(header: bytes) -> tuple[str, list[int], int, int]:
-    """Type, shape and place of the only tensor."""
+    """Type, shape, start and end of the only tensor in the file."""
     try:
         listed = json.loads(header)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""MediaError: the one exception that leaves mm.
+"""MediaError: the only exception that leaves mm.
 
 Owner: none, a value; raised on the loop and in the pool. In: a cause found by our own checks. Out: an HTTP status, a
-stable reason, a text fit for clients, and the path of the field at fault. Texts are written here and in the modules
-that raise them; what a library says is never passed on, because it may hold paths, addresses and versions.
+stable reason, a text for clients, and the path of the field at fault. The modules that raise errors write their texts;
+a library's error text is never passed on, because it may hold paths, addresses and versions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NOT_ALLOWED = (
 
 
 class MediaError(Exception):
-    """A media item (or the set of them) cannot be served; `param` is filled in by the loader when it is known."""
+    """A media item, or a request's set of items, cannot be served. The loader sets `param` when it knows the field."""
 
     def __init__(
         self, status: int, reason: str, message: str, param: str | None = None, retry_after: float | None = None
@@ -43,12 +43,12 @@ def too_large(message: str, status: int = 400) -> MediaError:
 
 
 def not_allowed() -> MediaError:
-    """One text for everything that S13 and S16 refuse, so that answers describe neither list nor disk."""
+    """One text for everything that S13 and S16 refuse, so that errors reveal neither the allow list nor the disk."""
     return MediaError(403, "media_url_not_allowed", NOT_ALLOWED)
 
 
 def fetch_failed() -> MediaError:
-    """One text for blocked, unresolved, refused, late and non-200, so that answers map no network."""
+    """One text for blocked, unresolved, refused, late and non-200, so that errors do not reveal the network."""
     return MediaError(422, "media_fetch_failed", "the media could not be fetched from its URL")
 
 

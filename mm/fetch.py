@@ -1,8 +1,8 @@
 """Fetcher: media from http, https and file URLs (SECURITY S13-S16).
 
-Owner: loop; files are read in the pool. In: a URL as the client wrote it. Out: its bytes, or MediaError. The name is
-looked up once, every address it has must be dialable, and the address that was checked is the one that is dialled;
-redirects are walked by hand and decided anew. Errors disclose nothing about the network or the disk.
+Owner: loop; files are read in the pool. In: a URL as the client wrote it. Out: its bytes, or MediaError. Each host name
+is resolved once, all of its addresses must be allowed, and the connection goes to a checked address. The fetcher
+follows redirects itself and checks each new URL. Errors disclose nothing about the network or the disk.
 
     decide | turn (all, per host) | look up, check | dial, check | status, length, encoding | bytes, counted | next hop?
 """
@@ -40,11 +40,11 @@ _HEADERS = {"User-Agent": "omniloop", "Accept": "*/*", "Accept-Encoding": "ident
 
 
 class _BlockedError(OSError):
-    """An address that must not be dialled."""
+    """An address to which no connection is allowed."""
 
 
 class Fetcher:
-    """One per server. `lookup` and `dial` are the two places where the network is touched; tests put doubles there."""
+    """One per server. Only `lookup` and `dial` touch the network; tests replace both."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Fetcher:
         lookup: Lookup | None = None,
         dial: Dial | None = None,
     ) -> None:
-        self.open = 0  # fetches under way
+        self.open = 0  # fetches in progress
         self._limits = limits
         self._pool = pool
         self._allowed = AllowList(limits.allowed_media_domains)
@@ -67,11 +67,11 @@ class Fetcher:
         self._hosts: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
 
     def check(self, url: str) -> None:
-        """S13, before any I/O; MediaError 403."""
+        """Check a URL (S13) before any I/O; raises MediaError 403."""
         decide(url, self._limits, self._allowed)
 
     async def fetch(self, url: str, modality: Modality, receive: Receive) -> bytes:
-        """The bytes behind `url`; `receive` counts them for the request as they arrive."""
+        """Fetch the bytes of `url`; `receive` counts them for the request as they arrive."""
         target = decide(url, self._limits, self._allowed)
         self.open += 1
         try:
@@ -90,7 +90,7 @@ class Fetcher:
             self._session = None
 
     async def _walk(self, target: Target, modality: Modality, receive: Receive) -> bytes:
-        """Follow redirects within the time that this kind of media has in all."""
+        """Follow redirects within the time limit of this kind of media."""
         queued = True
         try:
             async with asyncio.timeout(self._limits.fetch_timeout(modality)):
@@ -114,7 +114,7 @@ class Fetcher:
     async def _get(
         self, session: aiohttp.ClientSession, target: Target, modality: Modality, receive: Receive
     ) -> bytes | Target:
-        """One request: the body, or where it is said to be."""
+        """Send one request. Returns the body, or the target of a redirect."""
         from yarl import URL
 
         url = URL.build(
@@ -150,7 +150,7 @@ class Fetcher:
         return bytes(body)
 
     def _redirected(self, target: Target, location: str) -> Target:
-        """Checks the next address as the first one was (S13); a blocked address is answered like any other failure."""
+        """Check a redirect's URL like the first URL (S13); the error for a blocked URL is the one for every failure."""
         if not location:
             raise fetch_failed()
         try:
@@ -181,7 +181,7 @@ class Fetcher:
                 self._hosts.pop(host, None)
 
     async def _started(self) -> aiohttp.ClientSession:
-        """The client is imported and built at the first fetch, off the loop: most servers never need it."""
+        """Import and build the HTTP client at the first fetch, off the loop: most servers never need it."""
         async with self._starting:
             if self._session is None:
                 context = await asyncio.wrap_future(self._pool.submit(_client_parts))
@@ -195,7 +195,7 @@ class Fetcher:
             resolver=_resolver(self._addresses),
             use_dns_cache=False,
             force_close=True,
-            limit=0,  # turns are taken before
+            limit=0,  # no limit here: `_turn` bounds the connections
             ssl=context,
             socket_factory=self._socket,
         )
@@ -209,7 +209,7 @@ class Fetcher:
         )
 
     async def _addresses(self, host: str, port: int) -> list[ResolveResult]:
-        """Look a name up once; one forbidden address among its addresses forbids them all."""
+        """Resolve a name once; if one of its addresses is forbidden, all are."""
         async with asyncio.timeout(self._limits.media_dns_timeout):
             found = await self._lookup(host, port)
         addresses = [as_address(text) for text in dict.fromkeys(found)]
@@ -228,20 +228,22 @@ class Fetcher:
         ]
 
     async def _system_lookup(self, host: str, port: int) -> list[str]:
-        """In a thread of our own: uvloop looks up two names at a time, and slow ones would hold up everybody's."""
+        """Resolve in our own threads: uvloop resolves two names at a time, so slow names would delay all others."""
         look = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._names, look)
         return [str(entry[4][0]) for entry in found]
 
     def _socket(self, info: tuple[Any, ...]) -> socket.socket:
-        """The last door: whatever led here, a forbidden address gets no socket."""
+        """Check each address again just before its socket is made, so a forbidden address never gets a socket."""
         family, kind, protocol, _, where = info
         if not self._allowed.dials(as_address(where[0])):
             raise _BlockedError
         return self._dial(family, kind, protocol)
 
     def _read_file(self, file: LocalFile, modality: Modality) -> bytes:
-        """S16: below the allowed folder, through no symbolic link; a regular file within the size limit (pool)."""
+        """Read a file (S16): below the allowed folder, no symbolic links; a regular file within the size limit
+        (pool).
+        """
         root = self._limits.allowed_local_media_path
         assert root is not None
         try:
@@ -262,7 +264,7 @@ class Fetcher:
 
 
 def _open_beneath(root: str, parts: tuple[bytes, ...]) -> int:
-    """Open root/parts one component at a time, none of them a link; returns a descriptor."""
+    """Open root/parts component by component, without following symbolic links; returns a descriptor."""
     base = tuple(part for part in os.path.realpath(root).encode().split(b"/") if part)
     if base != parts[: len(base)] or len(parts) <= len(base):
         raise FileNotFoundError
@@ -279,7 +281,7 @@ def _open_beneath(root: str, parts: tuple[bytes, ...]) -> int:
 
 
 def _client_parts() -> ssl.SSLContext:
-    """Import the client and read the certificates: a tenth of a second that the loop must not spend (pool)."""
+    """Import the client and read the certificates (pool): this takes a tenth of a second, too long for the loop."""
     import ssl
 
     import aiohttp  # noqa: F401
@@ -288,14 +290,14 @@ def _client_parts() -> ssl.SSLContext:
 
 
 def _is_network_error(error: Exception) -> bool:
-    """What sockets, the HTTP client and its URL class raise when the other side, or its address, is at fault."""
+    """Whether sockets, the HTTP client or its URL class raise this error because of the other side or its address."""
     import aiohttp
 
     return isinstance(error, OSError | ValueError | aiohttp.ClientError)
 
 
 def _resolver(addresses: Callable[[str, int], Awaitable[list[ResolveResult]]]) -> Any:
-    """aiohttp's resolver face over our own lookup."""
+    """An aiohttp resolver that uses our own look-up."""
     from aiohttp.abc import AbstractResolver
 
     class CheckedResolver(AbstractResolver):

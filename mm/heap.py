@@ -1,18 +1,18 @@
-"""Heap: the memory that was freed goes back to the system, where the allocator is glibc's.
+"""Heap: returns freed memory to the system if the allocator is glibc's.
 
-Owner: any thread may call; the loader calls in the pool, when no request loads media. What lies free between buffers in
-use stays with the process otherwise: of 7,500 small media, of which half were left, 24 to 65 MiB. A call takes 3 to 5
-ms for those. In one arena for all threads (server/start/arena) it returns the free end as well.
+Owner: any thread may call; the loader calls in the pool, when no request loads media. Otherwise free memory between
+used buffers stays with the process: 24 to 65 MiB after 7,500 small media of which half were still in use. A call takes
+3 to 5 ms for this. With one arena for all threads (server/start/arena) a call also returns the free end of the heap.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-TRIM_AFTER = 256 << 20  # bytes decoded since the last call: below that little can lie free
+TRIM_AFTER = 256 << 20  # bytes decoded since the last call; after fewer bytes there is little free memory to return
 
 
 def trim_heap() -> bool:
-    """Returns free pages of all arenas; says whether the system's allocator can do so (glibc's can)."""
+    """Return the free pages of all arenas. False if the allocator cannot do so (glibc can)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim is not None and bool(trim(0))

@@ -1,4 +1,4 @@
-"""A media item at its three ages: as the client named it, as decoded, as processed for the model.
+"""A media item in its three forms: as the client sent it, decoded, and processed for the model.
 
 Owner: none, frozen values. MediaRef comes from the renderer or an upload; MediaItem is what a decoder returns;
 Processed is what the loader returns and `splice` turns into `engine.base.request.MediaInput`. Nothing here imports a
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GivenRows:
-    """What a client has made in the place of a tower: base64 of tensors (mm/client_rows)."""
+    """Rows that a client sends in place of an encoder's output: base64 of tensors (mm/client_rows)."""
 
     rows: str
     grid: str | None = None
@@ -33,20 +33,20 @@ class GivenRows:
 class MediaRef:
     """One media part of a request.
 
-    `source` is a URL (`data:`, `http:`, `https:`, `file:`), bare base64 text when `format` is given (`input_audio`),
-    the bytes of an upload, rows in the place of the item, or None when only `uuid` names it. `param` is the part's path
+    `source` is a URL (`data:`, `http:`, `https:`, `file:`), bare base64 text if `format` is set (`input_audio`), the
+    bytes of an upload, rows in place of the item, or None if the client sends only a `uuid`. `param` is the part's path
     in the body, for errors.
     """
 
     modality: Modality
     source: str | bytes | GivenRows | None
-    format: str | None = None  # what the client says ("wav"); magic bytes decide, this only marks bare base64
+    format: str | None = None  # the client's name ("wav"); it only marks bare base64, the first bytes decide the format
     uuid: str | None = None
     param: str | None = None
 
     @property
     def embedded(self) -> bool:
-        """Its bytes are here: nothing has to be fetched or looked up."""
+        """Whether the request holds the item's bytes, so nothing has to be fetched or looked up."""
         if isinstance(self.source, str):
             return self.format is not None or self.source[:5].lower() == "data:"
         return self.source is not None
@@ -58,22 +58,24 @@ WHITE: Colour = (255, 255, 255)
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """How media are read: sizes that may be lowered, the colour behind transparency, what is read of films."""
+    """How media are read: sizes that a request may lower, the colour behind transparency, the frames of films."""
 
     num_frames: int | None = None
     fps: float | None = None
     min_pixels: int | None = None
     max_pixels: int | None = None
     use_audio_in_video: bool = False
-    background: Colour = WHITE  # of pictures, where they are transparent
-    frame_recovery: bool = False  # a film's unreadable frames are replaced by readable ones, else the film is refused
-    key_frames: bool = False  # only a film's key frames count as its frames
-    do_pan_and_scan: bool = False  # Gemma 3 shows crops of long pictures too, as where the checkpoint says so
-    num_pictures: int = 1  # of the request: the loader counts them, no JSON says it
+    background: Colour = WHITE  # colour that replaces transparent pixels of pictures
+    frame_recovery: bool = False  # replace a film's unreadable frames by readable ones; otherwise the film is refused
+    key_frames: bool = False  # read only a film's key frames
+    do_pan_and_scan: bool = False  # Gemma 3 also reads crops of long pictures, as if the checkpoint set this
+    num_pictures: int = 1  # pictures in the request; the loader sets it, requests cannot
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **otherwise: Any) -> MediaOptions:
-        """From JSON values; ValueError names a wrong one. `otherwise` stands where nothing is given."""
+        """Make the options from JSON values; ValueError names a wrong one. `otherwise` has the values of
+        absent options.
+        """
         known = {item.name: item for item in dataclasses.fields(cls) if item.name != "num_pictures"}
         for name, value in given.items():
             if name not in known:
@@ -89,7 +91,7 @@ class MediaOptions:
         return dataclasses.replace(made, background=(red, green, blue))
 
     def reading(self, modality: Modality) -> bytes:
-        """The options that decoders read: part of the content hash, alongside the processor's settings."""
+        """The options that decoders read: part of the content hash, next to the processor's settings."""
         chosen: tuple[Any, ...] = {
             "image": (self.background,),
             "audio": (),
@@ -99,7 +101,7 @@ class MediaOptions:
 
 
 def _refused(kind: str, value: Any) -> str:
-    """What a field of this type holds, where `value` is something else."""
+    """The allowed values of a field of this type if `value` is not allowed; otherwise an empty text."""
     if kind == "bool":
         return "" if isinstance(value, bool) else "true or false"
     if kind == "Colour":
@@ -119,22 +121,23 @@ class MediaItem:
     """Decoded media in its normal form.
 
     image: uint8 [height, width, 3]; audio: float32 [samples] at 16 kHz; video: uint8 [frames, height, width, 3].
-    Pictures and frames have the planned size; where `scale` is set, a picture has its own size and `scale` is the plan.
+    Pictures and frames have the planned size. If `scale` is set, a picture still has its own size and `scale` is the
+    plan.
     """
 
     modality: Modality
     data: np.ndarray
     seconds_per_frame: float = 0.0  # video: time between chosen frames
-    seconds: np.ndarray | None = None  # video: time of each chosen frame, where the plan has times
+    seconds: np.ndarray | None = None  # video: time of each chosen frame, if the plan has times
     plan: FilmPlan | None = None  # video: which frames were chosen
     sound: np.ndarray | None = None  # video: its sound track, as audio
-    replaced: Replaced = ()  # video: unreadable frames
-    scale: Scale | None = None  # image: what its tower's device brings it to
+    replaced: Replaced = ()  # video: unreadable frames and the frames in their place
+    scale: Scale | None = None  # image: the size to which the encoder's device scales it
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one tower makes of an item: `num_tokens` rows out of `features`."""
+    """The input of one encoder (tower) from an item; the encoder makes `num_tokens` rows of `features`."""
 
     modality: Modality
     hash: bytes  # 16 bytes over content and processor settings
@@ -152,8 +155,8 @@ class Processed:
 
     modality: Modality
     parts: tuple[Part, ...]
-    replaced: Replaced = ()  # frames of a film, for the answer to name
-    preamble: str = ""  # written in front of the slot by the family, tokenized with the text before the slot
+    replaced: Replaced = ()  # frames of a film, which the answer names
+    preamble: str = ""  # text that the family writes before the slot, tokenized together with the text before the slot
 
     @property
     def nbytes(self) -> int:

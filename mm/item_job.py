@@ -1,4 +1,4 @@
-"""ItemJob: a media item of a request on its way: check, fetch, unpack, open, reserve, decode, process.
+"""ItemJob: the stages of one media item of a request: check, fetch, unpack, open, reserve, decode, process.
 
 Owner: loop; unpacking, decoding and processing run in the pool. In: a MediaRef. Out: its Processed item, or a
 MediaError that names the item. MediaLoader makes the jobs of a request and runs them together.
@@ -6,8 +6,8 @@ MediaError that names the item. MediaLoader makes the jobs of a request and runs
     loop   URL text | fetch |              | cache? slot |        | reserve |
     pool                    | unpack, hash |             | header |         | decode, process
 
-A JPEG in a data: URL, most of what comes, gets a slot and enough memory before its header is read, where both are free
-at once, and goes through the pool in one turn.
+Most items are JPEGs in data: URLs. Such an item gets a slot and enough memory before its header is read, if both are
+free at once, and then takes a single turn in the pool.
 
     loop   URL text | slot, reserve |                                              | cache
     pool                            | unpack, hash, header; new? decode, process |
@@ -44,12 +44,12 @@ from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, 
 
 T = TypeVar("T")
 DIGEST_BYTES = 16
-AT_ONCE = 48 << 20  # bytes reserved before a JPEG's header is read: a picture of 1080p, and what decoding it takes
+AT_ONCE = 48 << 20  # bytes reserved before a JPEG's header is read: enough to decode a picture of 1080p
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all jobs of a server share."""
+    """Objects and settings that all jobs of a server share."""
 
     limits: MediaLimits
     processor: Processor
@@ -57,26 +57,26 @@ class Shared:
     fetcher: Fetcher
     cache: ProcessorCache
     permits: DecodePermits
-    key: bytes  # of digests
+    key: bytes  # key of the content digests
     helpers: Helpers
-    row_widths: Mapping[Modality, int]  # numbers in a row of each tower, for rows that clients make
-    most_rows: int  # of one item
+    row_widths: Mapping[Modality, int]  # numbers per row of each encoder, for rows from clients
+    most_rows: int  # most rows of one item from a client
     planted: Callable[[], None] | None = None  # see MediaLoader
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """Encoded bytes, what they are, and their name; of a JPEG the header too, which costs neither time nor memory."""
+    """Encoded bytes, their format and digest; for a JPEG also its header, which costs neither time nor memory."""
 
     data: bytes
     container: str
     digest: bytes
     opened: Opened | None = None
-    bounded: Bounded | None = None  # of sounds and films: what a decoder may see, and what it takes to open
+    bounded: Bounded | None = None  # sounds and films: the bytes for a decoder, and the memory to open them
 
 
 class ItemJob:
-    """One item on its way through the stages."""
+    """One item in its stages from reference to Processed."""
 
     def __init__(self, shared: Shared, request: MediaRequest, ref: MediaRef) -> None:
         self._shared = shared
@@ -90,10 +90,10 @@ class ItemJob:
         self._timeout = shared.limits.decode_timeout(self._modality)
         self._isolated = shared.limits.isolates(self._modality)
         self._decode_s = self._prepare_s = 0.0
-        self._held = 0  # fetched bytes that count against the budget while this item is in work
+        self._held = 0  # fetched bytes that count against the budget until this item is done
 
     def check_source(self) -> None:
-        """Raise for whatever is wrong in the reference's text, before any I/O."""
+        """Raise for every error in the reference's text, before any I/O."""
         try:
             self._source = self._parsed()
         except MediaError as error:
@@ -105,7 +105,7 @@ class ItemJob:
             return await self._load()
         except MediaError as error:
             error.param = error.param or self._ref.param
-            error.__context__ = None  # frames hold the pixels that could not be decoded, and futures the frames
+            error.__context__ = None  # its frames hold undecoded pixels, and futures hold its frames
             raise error.with_traceback(None) from None
         finally:
             self._shared.permits.budget.release(self._held)
@@ -185,7 +185,7 @@ class ItemJob:
         return processed
 
     async def _unpacked(self, source: Embedded | bytes) -> tuple[Unpacked, Processed | None]:
-        """What came, and what it is decoded if that took no second turn in the pool."""
+        """The unpacked bytes, and the processed item if the same turn in the pool decoded it."""
         alarm, permit = Alarm(self._timeout), None
         if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg") and not self._isolated:
             permit = await self._shared.permits.take_now(self._request, AT_ONCE)
@@ -204,7 +204,7 @@ class ItemJob:
     def _at_once(
         self, source: Embedded, alarm: Alarm, loop: asyncio.AbstractEventLoop
     ) -> tuple[Unpacked, Processed | None]:
-        """Unpacks, and decodes what is new and not too large for the permit taken (pool)."""
+        """Unpack; also decode an item that is not cached and fits the permit taken (pool)."""
         unpacked = self._unpack(source, alarm)
         opened = unpacked.opened
         loop.call_soon_threadsafe(self._request.report_decoding)
@@ -214,20 +214,20 @@ class ItemJob:
             or self._shared.cache.holds((self._request.scope, unpacked.digest))
         ):
             return unpacked, None
-        alarm.begin()  # decoding has its own time
+        alarm.begin()  # decoding has its own time limit
         return unpacked, self._finish(opened, unpacked.digest, alarm)
 
     def _cost(self, opened: Opened) -> int:
         return opened.cost + self._processor.cost(self._modality, opened.size)
 
     def _name(self) -> bytes:
-        """The uuid within this caller's own uploads; without a scope callers cannot be distinguished."""
+        """The uuid within this caller's own uploads; empty without a scope, where callers cannot be distinguished."""
         if self._ref.uuid is None or not self._request.scope:
             return b""
         return b"\0".join((self._modality.encode(), self._settings, self._ref.uuid.encode()))
 
     def _unpack(self, source: Embedded | bytes, alarm: Alarm) -> Unpacked:
-        """Decode base64, recognise the format, hash (pool)."""
+        """Decode base64, detect the format, compute the digest (pool)."""
         data = decode_base64(source) if isinstance(source, Embedded) else source
         container = sniff(data)
         if self._modality == "audio":
@@ -239,7 +239,7 @@ class ItemJob:
             )
         if isinstance(source, Embedded) and source.mime and not agrees(source.mime, container, self._modality):
             raise invalid_data_url(f"the data: URL says {source.mime[:64]}; its content is {container}")
-        digest = hashlib.sha256(self._shared.key)  # which processors have instructions for: half of blake2b's time
+        digest = hashlib.sha256(self._shared.key)  # processors have instructions for SHA-256: half the time of blake2b
         for piece in (self._request.scope, self._modality.encode(), self._settings, data):
             digest.update(len(piece).to_bytes(8, "little"))
             digest.update(piece)
@@ -252,10 +252,10 @@ class ItemJob:
         return replace(unpacked, opened=self._open(unpacked, alarm, OPENERS["image"]))
 
     async def _given(self, source: GivenRows) -> Processed:
-        """Rows as the client made them; the cache keeps decoded media only."""
+        """The rows that a client sent, processed; they are not cached."""
         permit = await self._shared.permits.take(self._request)
         try:
-            await permit.reserve(len(source.rows) * 4, self._timeout)  # bytes, and float32 of two for each 16 bits
+            await permit.reserve(len(source.rows) * 4, self._timeout)  # bytes, and 4 bytes of float32 for each 2
             processed = await self._in_pool(Alarm(self._timeout), self._read_rows, source, permit=permit)
             permit.keep(processed.nbytes)
             return processed
@@ -263,7 +263,7 @@ class ItemJob:
             permit.leave()
 
     def _read_rows(self, source: GivenRows) -> Processed:
-        """Pool."""
+        """Decode the rows of a client (pool)."""
         from mm.processors.given import given
 
         shared, param = self._shared, self._ref.param or ""
@@ -285,7 +285,7 @@ class ItemJob:
                 if unpacked.bounded is not None and unpacked.bounded.opening:
                     await permit.reserve(unpacked.bounded.opening, self._timeout)
                 opened = await self._in_pool(alarm, self._open, unpacked, alarm, opener, permit=permit)
-                permit.give_back()  # the cost of all holds what was opened
+                permit.give_back()  # the item's whole cost includes the cost of opening
             opened = await self._reserve(permit, opened)
             alarm = Alarm(self._timeout)
             processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, permit=permit)
@@ -295,7 +295,9 @@ class ItemJob:
             permit.leave()
 
     async def _reserve(self, permit: DecodePermit, opened: Opened) -> Opened:
-        """The memory that an item needs, or that of its faster way where half of all stays free for others."""
+        """Reserve the memory that an item needs. If half of the budget stays free for others, reserve for its faster
+        decoding.
+        """
         cost, faster = self._cost(opened), opened.faster
         leaving = self._shared.limits.decoded_budget_bytes // 2
         if faster is not None and permit.reserve_now(max(cost, faster.cost), leaving):
@@ -304,7 +306,7 @@ class ItemJob:
         return opened
 
     def _open(self, unpacked: Unpacked, alarm: Alarm, opener: Opener) -> Opened:
-        """Read the header only (pool)."""
+        """Read only the header (pool)."""
         limits, options = self._shared.limits, self._request.options
         encoded = Encoded(unpacked.data, unpacked.container, limits, self._processor, options, unpacked.bounded)
         begun = time.perf_counter()
@@ -336,7 +338,9 @@ async def in_pool(
     *args: Any,
     permit: DecodePermit | None = None,
 ) -> T:
-    """Run work in the pool; when its time is over or the caller is cancelled, trip its alarm and do not wait for it."""
+    """Run work in the pool. If its time is over or the caller is cancelled, trip its alarm and return without
+    waiting.
+    """
 
     def begun() -> T:
         alarm.begin()
@@ -354,4 +358,4 @@ async def in_pool(
         return result.result()
     finally:
         alarm.trip()
-        result.cancel()  # without effect on work that has begun; its permit is held until it ends
+        result.cancel()  # no effect on work that has begun; that work holds its permit until it ends

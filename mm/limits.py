@@ -1,7 +1,7 @@
 """MediaLimits: every bound on media, in one frozen value.
 
 Owner: none, built once by the server's configuration and read by loop and pool. Fields are the flags of the command
-line with underscores; sizes are bytes, times are seconds. A request may ask for less, never for more.
+line with underscores; sizes are bytes, times are seconds. A request may lower a bound, never raise it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class MediaLimits:
     allowed_media_domains: tuple[str, ...] = ()  # names, *.names, addresses, CIDRs, or "*"; empty: any public host
     media_schemes: tuple[str, ...] = ("http", "https", "data")
     media_ports: tuple[int, ...] = (80, 443)  # any port for a listed host
-    media_max_url_bytes: int = 8192  # of URLs that are fetched; data: URLs are bounded by the size of their content
+    media_max_url_bytes: int = 8192  # URLs to fetch; the content's size bounds data: URLs
     media_max_redirects: int = 3
     media_dns_timeout: float = 2.0
-    allowed_local_media_path: str | None = None  # file: URLs are off without it
+    allowed_local_media_path: str | None = None  # folder of file: URLs; None: file: URLs are refused
     # transfer
     limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)  # per modality, below media_max_items
     media_max_items: int = 64
@@ -59,7 +59,7 @@ class MediaLimits:
     video_max_decoded_frames: int = 36000
     video_max_frames: int = 256
     video_max_frame_pixels: int = 4096 * 2176
-    video_max_total_pixels: int = 96 << 20  # of chosen frames, after scaling
+    video_max_total_pixels: int = 96 << 20  # chosen frames, after scaling
     video_max_streams: int = 8
     # decoding
     image_decode_timeout: float = 10.0
@@ -67,13 +67,13 @@ class MediaLimits:
     video_decode_timeout: float = 60.0
     request_decoded_bytes: int = 1 << 30
     decoded_budget_bytes: int = 8 << 30
-    media_isolation: Literal["none", "video", "all"] = "none"  # what is decoded in processes of its own (mm/isolation)
+    media_isolation: Literal["none", "video", "all"] = "none"  # media decoded in separate processes (mm/isolation)
     helper_processes: int = 2
-    helper_memory_bytes: int = 4 << 30  # of addresses, each
+    helper_memory_bytes: int = 4 << 30  # address space of each helper
     mm_processor_cache_gb: float = 4.0
 
     def max_bytes(self, modality: Modality) -> int:
-        """Encoded size of one item."""
+        """Most encoded bytes of one item."""
         return {"image": self.image_max_bytes, "audio": self.audio_max_bytes, "video": self.video_max_bytes}[modality]
 
     def formats(self, modality: Modality) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class MediaLimits:
         }[modality]
 
     def isolates(self, modality: Modality) -> bool:
-        """Whether files of this kind are decoded in processes of their own."""
+        """Whether files of this kind are decoded in separate processes."""
         return self.media_isolation == "all" or (self.media_isolation == "video" and modality == "video")
 
     def max_items(self, modality: Modality) -> int:

@@ -1,8 +1,8 @@
-"""MediaLoader: what the client named, fetched, decoded and processed; concurrent, bounded, cancellable.
+"""MediaLoader: fetches, decodes and processes the media of requests; concurrent, bounded, cancellable.
 
 Owner: loop; decoding and transforms run in the pool. In: MediaRefs in prompt order. Out: Processed items in the same
-order, or the first MediaError. Everything that can be refused cheaply is refused before anything is fetched, and
-memory is reserved before anything is decoded: `mm/item_job.py` draws the stages of an item.
+order, or the first MediaError. Everything that can be refused cheaply is refused before anything is fetched, and memory
+is reserved before anything is decoded: `mm/item_job.py` draws the stages of an item.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PLURALS: dict[Modality, str] = {"image": "images", "audio": "audio", "video": "
 
 
 class MediaLoader:
-    """One per server. `load` may be called concurrently; each call is one request's media."""
+    """One per server. `load` may run concurrently; each call loads one request's media."""
 
     def __init__(
         self,
@@ -50,27 +50,27 @@ class MediaLoader:
         row_widths: Mapping[Modality, int] | None = None,
         most_rows: int = 0,
     ) -> None:
-        """`row_widths`, `most_rows`: of rows that clients make in the place of a tower."""
+        """`row_widths`, `most_rows`: limits of the rows that clients send in place of an encoder's output."""
         self.limits = limits
-        self.options = options  # the operator's, where a request brings none
+        self.options = options  # the operator's options, for requests without their own
         self.processor = processor
         self.cache = ProcessorCache(int(limits.mm_processor_cache_gb * 2**30))
         self._pool = pool
         self._fetcher = fetcher or Fetcher(limits, pool)
-        self._key = os.urandom(16)  # digests cannot be prepared offline
+        self._key = os.urandom(16)  # random, so that clients cannot compute digests
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
         self.permits = DecodePermits(limits, self.num_slots)
         self.helpers = Helpers(limits, pool)
-        self.planted: Callable[[], None] | None = None  # called where an item's decoder begins, in tests of failures
+        self.planted: Callable[[], None] | None = None  # tests of failures: called where an item's decoder begins
         self.shedding = False  # the server is short of memory and takes no media
         self._requests = 0
-        self.trim_at = TRIM_AFTER  # bytes released so far at which the heap is trimmed next
+        self.trim_at = TRIM_AFTER  # the heap is trimmed when so many bytes have been released in total
         self._client_rows = (row_widths or {}, most_rows)
         if limits.media_isolation != "all":
-            pool.submit(import_codecs)  # before a request waits for them
+            pool.submit(import_codecs)  # before a request waits for the import
 
     def ledger(self) -> dict[str, int]:
-        """Counts that are zero when no request is open; the bytes of the cache are bounded instead."""
+        """Counts that are zero when no request is open, and the bytes of the cache, which are only bounded."""
         return {
             "media_requests": self._requests,
             "media_reserved_bytes": self.permits.budget.used,
@@ -81,7 +81,7 @@ class MediaLoader:
         }
 
     def stuck_for(self, seconds: float) -> int:
-        """Threads of the pool that have worked for longer than that on results that no request waits for."""
+        """Number of pool threads that have worked for longer than this on results for which no request waits."""
         now = time.monotonic()
         return sum(now - since > seconds for since in self.permits.stuck.values())
 
@@ -100,8 +100,9 @@ class MediaLoader:
     ) -> list[Processed]:
         """Load all items of one request; `scope` names the caller (key and salt) for cache and uuids.
 
-        `decoding` is done when a first item has been unpacked and its decoder begins; at once where other requests load
-        media too, or the loader does not know when that will be. `report` is filled with what the load took.
+        The future `decoding` is set when a first item has been unpacked and its decoder begins. It is set at once if
+        other requests load media too, or if the loader cannot know that moment. `report` is filled with counts and
+        times of the load.
         """
         if not refs:
             return []
@@ -114,7 +115,7 @@ class MediaLoader:
         for job in jobs:
             job.check_source()
         self._requests += 1
-        if self._requests > 1:  # a text that waited would get its turn in the pool behind all others' media
+        if self._requests > 1:  # else a text that waits for `decoding` would queue behind all media
             request.report_decoding()
         try:
             loaded = [await jobs[0].run()] if len(jobs) == 1 else await _all(jobs)
@@ -140,14 +141,14 @@ class MediaLoader:
             self._end(request)
 
     def _check_room(self) -> None:
-        """Raises where no further request may load media now."""
+        """Raise MediaError if no further request may load media now."""
         if self.shedding:
             raise busy("this server is short of memory and takes no media at this moment; try again shortly")
         if self._requests >= self.limits.max_media_waiting:
             raise busy(f"{self._requests} requests are loading media; try again shortly")
 
     def _end(self, request: MediaRequest) -> None:
-        """Gives back what a request holds; behind the last open one freed memory is returned, if much."""
+        """Release what a request holds; after the last open request, trim the heap if enough bytes were released."""
         self._requests -= 1
         budget = self.permits.budget
         budget.release(request.finished)
@@ -185,7 +186,7 @@ class MediaLoader:
 
 
 async def _all(jobs: list[ItemJob]) -> list[Processed]:
-    """Run jobs together; the first failure ends the others and is raised alone."""
+    """Run jobs concurrently; the first failure cancels the others and is raised alone."""
     failure: MediaError | None = None
     tasks: list[asyncio.Task[Processed]] = []
     try:
@@ -198,7 +199,7 @@ async def _all(jobs: list[ItemJob]) -> list[Processed]:
             raise failure
         return [task.result() for task in tasks]
     finally:
-        del failure, tasks  # by which the error would hold itself, and what was cancelled
+        del failure, tasks  # breaks the reference cycle of the error with its own frame
 
 
 def _too_many(message: str, param: str | None = None) -> MediaError:

@@ -1,4 +1,4 @@
-"""Openers: a file's header read, and from it the bytes that decoding needs and the way to decode.
+"""Openers read a file's header and return the memory that decoding needs and a function that decodes.
 
 Pool only. In: an Encoded file whose container is known. Out: Opened, or the MediaError that refuses the file. OPENERS
 has one opener per modality; a new modality adds its opener there. Codec libraries are imported where they are used.
@@ -25,28 +25,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded file of one request, and what its opener may ask."""
+    """An encoded file of one request, with the limits, processor and options that its opener reads."""
 
     data: bytes
     container: str  # a file format that the `*_formats` limits name
     limits: MediaLimits
     processor: Processor
     options: MediaOptions
-    bounded: Bounded | None = None  # of sounds and films, where the job has read the tables already
+    bounded: Bounded | None = None  # sounds and films, if the job has already read the tables
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file whose header was read: bytes it needs at most, bytes of its decoded form, and how to decode it."""
+    """A file whose header was read. `cost`: most bytes needed; `size`: bytes of the decoded form; `decode`:
+    decodes it.
+    """
 
     cost: int
     size: int
     decode: Callable[[Alarm], MediaItem]
-    faster: Opened | None = None  # the same with more memory, which is given back before the item is processed
+    faster: Opened | None = None  # decodes in more memory, which is released before the item is processed
 
 
 def open_image(encoded: Encoded, alarm: Alarm) -> Opened:
-    """A picture, scaled as the processor plans, or unscaled where the processor's device scales."""
+    """A picture, scaled as the processor plans, or unscaled if the processor's device scales."""
     from mm.decode.image import ImageFile
 
     processor, options = encoded.processor, encoded.options
@@ -75,7 +77,7 @@ def open_audio(encoded: Encoded, alarm: Alarm) -> Opened:
 
 
 def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
-    """A film's chosen frames, and its sound where the request wants it and the model takes it."""
+    """A film's chosen frames, and its sound if the request wants it and the model takes it."""
     from mm.decode.video import FilmFile
 
     limits, options, processor = encoded.limits, encoded.options, encoded.processor

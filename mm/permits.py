@@ -1,8 +1,8 @@
 """DecodePermits: how many items may be decoded at a time, and the bytes that decoded media take.
 
 Owner: loop. A permit is a decode slot with the bytes reserved for it. An item with a permit may work in the pool; the
-permit is held until the working thread has ended, even where no request waits for the result. A finished item's bytes
-stay counted with the item's request until the request has been handed on.
+permit is held until the working thread has ended, even if no request waits for the result. A finished item's bytes
+count for the item's request until the request has been submitted.
 
     slot | header | reserve | decode .. | keep: the result's bytes | leave: slot and the other bytes
 """
@@ -22,7 +22,7 @@ from mm.report import MediaReport
 
 
 class MediaRequest:
-    """What the items of one request share. Bytes: encoded ones received, decoded ones in work and finished."""
+    """State shared by the items of one request: bytes received, and bytes of items in progress and finished."""
 
     def __init__(
         self,
@@ -36,19 +36,19 @@ class MediaRequest:
         self.options = options
         self.scope = scope
         self._decoding = decoding
-        self.finished = 0  # reserved for finished items, until the request has been handed on
+        self.finished = 0  # bytes reserved for finished items, until the request has been submitted
         self._limits = limits
         self._encoded = 0
         self._working = 0
         self._finished = asyncio.Event()
 
     def report_decoding(self) -> None:
-        """A first item has been unpacked and its decoder begins, or that moment is unknown (loop)."""
+        """Report that a first item has been unpacked and its decoder begins, or that this moment is unknown (loop)."""
         if self._decoding is not None and not self._decoding.done():
             self._decoding.set_result(None)
 
     def receive(self, size: int, status: int = 400) -> None:
-        """Count encoded bytes as they are promised or arrive."""
+        """Count encoded bytes when their size is announced or when they arrive."""
         self._encoded += size
         if self._encoded > self._limits.request_media_bytes:
             raise too_large(
@@ -56,14 +56,14 @@ class MediaRequest:
             )
 
     def admit_now(self, cost: int) -> bool:
-        """Take that much if it is free, after what other items of this request hold; False if not."""
+        """Take `cost` bytes of the request's limit if they are free; False otherwise."""
         if self.finished + self._working + cost > self._limits.request_decoded_bytes:
             return False
         self._working += cost
         return True
 
     async def admit(self, cost: int) -> None:
-        """Wait while other items of this request hold too much; raise when finished ones leave no room."""
+        """Wait while other items of this request hold too much; raise if its finished items leave too little."""
         while True:
             if self.finished + cost > self._limits.request_decoded_bytes:
                 raise too_large(
@@ -94,10 +94,10 @@ class DecodePermits:
         return DecodePermit(self, request)
 
     async def take_now(self, request: MediaRequest, size: int) -> DecodePermit | None:
-        """A slot with so many bytes if both are free at once, else None."""
+        """A slot with `size` bytes if both are free at once; None otherwise."""
         if self.slots.locked():
             return None
-        permit = await self.take(request)  # at once
+        permit = await self.take(request)  # does not wait: a slot is free
         if permit.reserve_now(size):
             return permit
         permit.leave()
@@ -130,7 +130,7 @@ class DecodePermit:
         self._reserved = size
 
     def reserve_now(self, size: int, leaving: int = 0) -> bool:
-        """Reserve so many bytes if they are free for this request and no item waits for bytes; False if not.
+        """Reserve `size` bytes if they are free for this request and no item waits for bytes; False otherwise.
 
         `leaving`: bytes that stay free for other items.
         """
@@ -142,13 +142,13 @@ class DecodePermit:
         return True
 
     def keep(self, size: int) -> None:
-        """Move `size` bytes of the reservation over to the request, whose results they are."""
+        """Move `size` bytes of the reservation to the request, which holds the result."""
         size = min(size, self._reserved)
         self._reserved -= size
         self._request.finished += size
 
     def give_back(self) -> None:
-        """Returns the bytes and keeps the slot; no thread works with them any more."""
+        """Release the bytes but not the slot; no thread uses the bytes any more."""
         self._request.finish(self._admitted)
         self._permits.budget.release(self._reserved)
         self._admitted = self._reserved = 0
@@ -172,6 +172,6 @@ class DecodePermit:
         self._release()
 
     def _release(self) -> None:
-        self.running = None  # the future holds an unwanted result, and this permit
+        self.running = None  # the future refers to an unwanted result and to this permit
         self._permits.budget.release(self._reserved)
         self._permits.slots.release()

@@ -1,8 +1,8 @@
-"""Recording: a long sound that was decoded and cut into windows, each of which is processed when its turn comes.
+"""Recording: a long sound, decoded and cut into windows; each window is processed when it is needed.
 
-Owner: loop; decoding, cutting and processing run in the pool. In: an uploaded file. Out: the windows' times, and what
-the model's processor makes of a window. The samples stay counted against the budget of decoded media as long as the
-recording is held (MediaLoader.recording).
+Owner: loop; decoding, cutting and processing run in the pool. In: an uploaded file. Out: the windows' times, and the
+processed item of each window. The samples count against the budget of decoded media until the recording is closed
+(MediaLoader.recording).
 
     loop   | slot          | reserve         | reserve                  |  window 0 ..  window 1 ..
     pool           tables             header            decode, digest, cut  process        process
@@ -33,19 +33,19 @@ from mm.report import MediaReport
 from mm.transform.quiet import Cutting, windows
 
 T = TypeVar("T")
-SPARE = 1.02  # headers round
+SPARE = 1.02  # lengths in headers are rounded
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A piece of a recording, in seconds from its beginning."""
+    """A window of a recording, in seconds from the recording's start."""
 
     start: float
     end: float
 
 
 class Recording:
-    """Owner: loop."""
+    """A decoded recording and its windows. Owner: loop."""
 
     def __init__(
         self, shared: Shared, request: MediaRequest, digest: bytes, samples: np.ndarray, cut: list[tuple[int, int]]
@@ -60,11 +60,11 @@ class Recording:
 
     @property
     def report(self) -> MediaReport:
-        """What has been decoded and prepared so far."""
+        """Counts and times of decoding and processing so far."""
         return self._request.report
 
     async def processed(self, index: int) -> Processed:
-        """One window as the model takes it; the features are not stored here."""
+        """Process one window for the model; the features are not stored here."""
         alarm = Alarm(self._shared.limits.decode_timeout("audio"))
         processed, seconds = await in_pool(self._shared.pool, alarm, timed, self._process, index)
         self.report.prepare_s += seconds
@@ -78,7 +78,7 @@ class Recording:
 
 
 async def record(shared: Shared, request: MediaRequest, data: bytes, cutting: Cutting) -> Recording:
-    """Decodes a file and finds its windows. Raises MediaError."""
+    """Decode a file and find its windows. Raises MediaError."""
     request.receive(len(data))
     if not shared.limits.isolates("audio"):
         return await _record(shared, request, data, cutting, None)
@@ -89,7 +89,7 @@ async def record(shared: Shared, request: MediaRequest, data: bytes, cutting: Cu
 async def _record(
     shared: Shared, request: MediaRequest, data: bytes, cutting: Cutting, helper: Helper | None
 ) -> Recording:
-    """`helper`: who decodes, in place of the pool."""
+    """`helper`: decodes in place of the pool; None: the pool decodes."""
     permit = await shared.permits.take(request)
     try:
         opened = _Opened(shared, data, helper)
@@ -109,7 +109,9 @@ async def _record(
 
 
 async def _decoded(shared: Shared, permit: DecodePermit, opened: _Opened, promised: float | None) -> np.ndarray:
-    """The samples; memory is reserved for what the header promises, and for the longest sound where it lied."""
+    """Decode the samples. Reserve memory for the length in the header, or for the longest sound if the header was
+    wrong.
+    """
     limits = shared.limits
     bounds = [limits.transcription_max_seconds]
     if promised is not None and promised * SPARE + 1 < bounds[0]:
@@ -128,13 +130,13 @@ async def _decoded(shared: Shared, permit: DecodePermit, opened: _Opened, promis
 
 
 def timed(work: Callable[..., T], *args: Any) -> tuple[T, float]:
-    """What work returns, and the seconds that it took (pool)."""
+    """The result of `work`, and the seconds that it took (pool)."""
     begun = time.perf_counter()
     return work(*args), time.perf_counter() - begun
 
 
 class _Opened:
-    """An open file and its decoder."""
+    """A file and its decoder."""
 
     def __init__(self, shared: Shared, data: bytes, helper: Helper | None) -> None:
         limits = shared.limits
@@ -142,7 +144,7 @@ class _Opened:
         self._data = data
         self._helper = helper
         self._file: Bounded | None = None
-        self.seconds = 0.0  # of work in the pool
+        self.seconds = 0.0  # time of the work in the pool
         container = as_audio(sniff(data))
         if container is None or container not in limits.audio_formats:
             got = container or "in an unknown format"
@@ -154,20 +156,20 @@ class _Opened:
     async def work(
         self, work: Callable[..., T], *args: Any, alarm: Alarm | None = None, permit: DecodePermit | None = None
     ) -> T:
-        """What work in the pool returns; its time is counted."""
+        """The result of `work` in the pool; adds its time to `seconds`."""
         alarm = alarm or Alarm(self._shared.limits.audio_decode_timeout)
         result, seconds = await in_pool(self._shared.pool, alarm, timed, work, *args, permit=permit)
         self.seconds += seconds
         return result
 
     def bound(self) -> int:
-        """What it takes to open the file, at most (pool)."""
+        """The most bytes that opening the file takes (pool)."""
         check_whole(self._data, self._container)
         self._file = bound_media(self._data, self._container, is_film=False)
         return self._file.opening
 
     def track(self, seconds: float) -> SoundFile:
-        """The sound as far as so many seconds."""
+        """The sound, limited to `seconds`."""
         assert self._file is not None, "bound comes first"
         if self._helper is not None:
             return IsolatedTrack(self._helper, self._file, self._container, self._shared.limits, seconds)
@@ -179,7 +181,7 @@ class _Opened:
     def digest_and_cut(
         self, request: MediaRequest, samples: np.ndarray, cutting: Cutting
     ) -> tuple[bytes, list[tuple[int, int]]]:
-        """The content's name for this caller, with the processor's settings, and the windows."""
+        """The digest of content, caller and processor's settings, and the windows."""
         settings = self._shared.processor.settings("audio", request.options)
         found = hashlib.sha256(self._shared.key)
         for piece in (b"recording", request.scope, settings, self._data):

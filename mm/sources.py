@@ -1,8 +1,8 @@
 """Bytes that come with the request: data: URLs and bare base64 (SECURITY S17).
 
-Pure functions. `parse_data_url` and `base64_size` look at lengths only and run on the loop; `decode_base64` touches
-every byte and runs in the pool, a piece at a time, so that the interpreter lock is free in between. Pieces go through
-msgspec as JSON strings: it takes a third of the time that `binascii` does, which the first token waits for.
+Pure functions. `parse_data_url` and `base64_size` read only lengths and run on the loop. `decode_base64` reads every
+byte and runs in the pool, a piece at a time, so that the GIL is free in between. msgspec decodes each piece as a JSON
+string: this takes a third of the time of `binascii`, and the first token waits for it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mm.errors import MediaError
 _MAX_HEADER = 256
 # data:<type>;base64, where the type may carry parameters, as browsers write them (audio/webm;codecs=opus).
 _HEADER = re.compile(r"data:([a-z]+/[a-z0-9.+-]+)((?:;[a-z0-9-]+=[a-z0-9.,_\"-]+)*);base64,", re.IGNORECASE)
-_FOREIGN = re.compile(r"[^A-Za-z0-9+/=]")  # no character of base64
+_FOREIGN = re.compile(r"[^A-Za-z0-9+/=]")  # any character that is not base64
 _PIECE = 1 << 18  # characters; a multiple of 4
 _decoder = msgspec.json.Decoder(bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Base64 text inside a string: where it starts, how many bytes it holds, what it says it is."""
+    """Base64 text inside a string: where it starts, how many bytes it holds, its declared media type."""
 
     text: str
     start: int
@@ -33,7 +33,7 @@ class Embedded:
 
 
 def parse_data_url(url: str) -> Embedded:
-    """Read the header of a data: URL and compute its size; nothing is decoded."""
+    """Parse the header of a data: URL and compute the size of its data, without decoding."""
     match = _HEADER.match(url[:_MAX_HEADER])
     if match is None:
         raise invalid_data_url("a data: URL must read data:<type>;base64,<data>")
@@ -41,12 +41,12 @@ def parse_data_url(url: str) -> Embedded:
 
 
 def parse_base64(text: str) -> Embedded:
-    """Bare base64, as `input_audio` carries it."""
+    """Bare base64, as in `input_audio`."""
     return Embedded(text, 0, base64_size(text, 0), "")
 
 
 def base64_size(text: str, start: int) -> int:
-    """Bytes that text[start:] decodes to; its length must fit the padding."""
+    """Number of bytes that text[start:] decodes to; raises MediaError if its length does not fit the padding."""
     length = len(text) - start
     if length % 4 and any(text.find(space, start) >= 0 for space in "\n\r "):
         raise invalid_data_url("base64 must stand on one line, without spaces (base64 -w0 writes it so)")
@@ -60,14 +60,14 @@ def decode_base64(source: Embedded) -> bytes:
     starts = range(source.start, len(source.text), _PIECE)
     pieces = [_decoded(source.text[start : start + _PIECE]) for start in starts]
     data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if len(data) != source.size:  # a piece before the last one is padded
+    if len(data) != source.size:  # padding before the last piece
         raise invalid_data_url("the base64 padding does not fit the length")
     return data
 
 
 def _decoded(text: str) -> bytes:
     try:
-        if "\\" not in text:  # which a JSON string could hide characters behind
+        if "\\" not in text:  # an escape in the JSON string could encode other characters
             return _decoder.decode(f'"{text}"')
     except ValueError:
         pass

@@ -1,8 +1,8 @@
-"""Splice: processed media into the prompt, in one pass.
+"""Splice: inserts processed media into the prompt, in one pass.
 
-Loop. In: token ids with one placeholder per item, where the renderer says those are, and the processed items. Out:
-the widened prompt, a MediaInput per part, and the positions of every token. Slots are where the renderer put them;
-tokens are never searched to find them, and a media token that stands anywhere else is refused.
+Loop. In: token ids with one placeholder per item, the placeholders' places from the renderer, and the processed items.
+Out: the expanded prompt, a MediaInput per part, and the positions of every token. Placeholders are never searched among
+the tokens, and a media token at any other place is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mm.processors.base import Filling, Placed, Processor
 
 @dataclass(frozen=True, slots=True)
 class Spliced:
-    """The media half of a Request."""
+    """The media part of a Request."""
 
     prompt_token_ids: np.ndarray  # int32 [prompt_len]
     media: tuple[MediaInput, ...] = ()
@@ -39,9 +39,9 @@ def splice(
     processor: Processor | None,
     rows: Sequence[tuple[int, ClientRows]] = (),
 ) -> Spliced:
-    """Widen each slot to its item's tokens; MediaError 400 `placeholder_mismatch` when prompt and media disagree.
+    """Expand each slot to its item's tokens; MediaError 400 `placeholder_mismatch` if prompt and media disagree.
 
-    `rows`: a client's rows in the place of text, and where the ids that they take begin in `token_ids`.
+    `rows`: a client's rows in place of text, and where their ids begin in `token_ids`.
     """
     ids = np.asarray(token_ids, dtype=np.int32)  # [length before]
     if processor is None:
@@ -94,7 +94,7 @@ def _check(ids: np.ndarray, slots: Sequence[int], processed: Sequence[Processed]
 
 
 def _inputs(place: Placed, prompt_len: int) -> list[MediaInput]:
-    """One MediaInput per part; rows promised equal rows placed, or the processor contradicts itself (500)."""
+    """One MediaInput per part. Error 500 if the processor places another number of rows than it announced."""
     inputs = []
     ends_prompt = place.start + len(place.filling.token_ids) == prompt_len
     for part, runs in zip(place.processed.parts, place.filling.runs, strict=True):
@@ -112,7 +112,7 @@ def _inputs(place: Placed, prompt_len: int) -> list[MediaInput]:
 
 
 def _ascending(filling: Filling, runs: tuple[tuple[int, int], ...]) -> bool:
-    """Each run begins behind the one before, and in the filling."""
+    """Whether each run begins after the run before it, and inside the filling."""
     end = 0
     for start, length in runs:
         if start < end or start >= len(filling.token_ids) or length < 1:

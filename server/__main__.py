@@ -1,4 +1,4 @@
-"""`python -m server`: cli.py has the command line, start/process.py the order of the start."""
+"""`python -m server`: cli.py has the command line, start/process.py the start-up sequence."""
 
 import os
 import sys
@@ -9,9 +9,12 @@ signals.hold()  # before the imports below, which take a while
 
 
 def start() -> int:
-    """The process's exit status. A checkout whose extensions are not built has no `_fast.*` to import."""
-    # Before numpy is imported. Its products are small, and the pool makes several at once: idle threads of
-    # OpenBLAS would spin on the pool's cores. With them a window of speech took more than twice the CPU on two cores.
+    """Run the command line and return the process's exit status. Without built extensions there is no
+    `_fast.*` to import.
+    """
+    # This must precede the import of numpy. numpy's products are small, and the pool runs several at once: idle threads
+    # of OpenBLAS would spin on the pool's cores. With them a window of speech took more than twice the CPU on two
+    # cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "MALLOC_ARENA_MAX" not in os.environ:
         arena.one_arena()

@@ -1,7 +1,7 @@
 """The app: the layers between a connection and a handler.
 
-Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. Paths and handlers are in server/routes/table.py; what
-loads and drains behind the app is server/start/lifespan.py. `python -m server` puts the app on a socket
+Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. server/routes/table.py has the paths and handlers;
+server/start/lifespan.py loads and drains the model. `python -m server` puts the app on a socket
 (server/start/process.py), server/hosted.py gives the app to another server.
 
     Exchanges -> Edge -> Gate -> root -> handler
@@ -22,11 +22,11 @@ from server.routes import realtime
 from server.routes.table import routes_of
 from server.state import AppState
 
-LONGEST_PATH = 64  # characters that are compared; no path of ours is longer
+LONGEST_PATH = 64  # characters of a path that are compared; no path of ours is longer
 
 
 def make_app(state: AppState) -> ASGIApp:
-    """Exchanges -> Edge -> Gate -> Router."""
+    """The layers around the router: Exchanges -> Edge -> Gate -> Router."""
     routes = routes_of(state.config)
     plain = {(method, line.path): line.app for line in routes if "{" not in line.path for method in line.methods or ()}
     paths = [] if state.config.server.disable_docs else sorted({path for _, path in plain})
@@ -41,10 +41,10 @@ def make_app(state: AppState) -> ASGIApp:
             await socket(scope, receive)
             return
         app = plain.get((scope["method"], scope["path"]))
-        if app is not None:  # no need to try one pattern after another
+        if app is not None:  # a fixed path: no need to try each route's pattern
             await app(scope, receive, send)
             return
-        scope["app"] = router  # makes starlette raise on a wrong method, instead of answering in its own words
+        scope["app"] = router  # makes starlette raise an error for a wrong method instead of sending its own text
         await router(scope, receive, send)
 
     inner = into_handlers(root, lambda: faults_of(state)) if state.config.health.debug_faults else root
@@ -52,14 +52,14 @@ def make_app(state: AppState) -> ASGIApp:
 
 
 async def socket(scope: Scope, receive: Receive) -> None:
-    """The one path that takes WebSockets."""
+    """Serve the only path that takes WebSockets."""
     if scope["path"] != realtime.PATH:
         raise not_found(f"there is no such path for WebSockets; {realtime.PATH} is one")
     await realtime.realtime(scope["exchange"], scope, receive)
 
 
 def no_such_path(path: str, known: list[str]) -> ApiError:
-    """The answer to a path that is not there, with the nearest that is."""
+    """The error for an unknown path; it names the most similar path."""
     if not known:
         return not_found("there is no such path")
     near = difflib.get_close_matches(path[:LONGEST_PATH], known, n=1, cutoff=0.8)

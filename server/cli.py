@@ -1,7 +1,7 @@
 """The command line: subcommands, Config from flags (server/flags), contradictions between flags, one-line refusals.
 
-`omniloop [serve] [MODEL] [--flag value ...]`, `--config file.yaml` with the same names (the command line wins).
-A refusal ends with status 2 and one line. Runs before the loop exists; imports nothing heavy.
+`omniloop [serve] [MODEL] [--flag value ...]`, `--config file.yaml` with the same names (the command line wins). A
+refusal ends with status 2 and one line. Runs before the loop exists; imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from server.flags.media_flags import check_media
 from server.ops.proxies import TrustedProxies
 from server.start import signals
 
-# What keeps others out: `--api-key "$UNSET"` must not open the server to them.
+# Flags that restrict access, which must not be empty: `--api-key "$UNSET"` must not open the server to all.
 CLOSING = (
     *("api-key", "api-key-file", "admin-api-key", "ssl-keyfile", "ssl-certfile", "host", "uds"),
     *("allowed-hosts", "allowed-media-domains"),
@@ -32,9 +32,9 @@ CLOSING = (
 
 
 def build(values: dict[str, Any]) -> Config:
-    """Config from what was set; the rest keeps its default."""
+    """Make a Config from the given values and defaults."""
     flags = all_flags()
-    if limits := values.get("limit-mm-per-prompt"):  # vLLM's longer form also says how large its trial items are
+    if limits := values.get("limit-mm-per-prompt"):  # vLLM's longer form also gives the sizes of its trial items
         counts = {name: each.get("count") if isinstance(each, dict) else each for name, each in limits.items()}
         values = {**values, "limit-mm-per-prompt": counts}
     grouped: dict[str, dict[str, Any]] = {}
@@ -55,7 +55,7 @@ def build(values: dict[str, Any]) -> Config:
 
 
 def check(config: Config) -> None:
-    """What single values cannot show: contradictions."""
+    """Check for contradictions between flags."""
     server = config.server
     if "*" in server.allowed_origins and server.allow_credentials:
         raise UsageError("--allowed-origins '*' with --allow-credentials: name the origins, or drop credentials")
@@ -94,7 +94,7 @@ def check(config: Config) -> None:
 
 
 def check_reading(chat: ChatConfig) -> None:
-    """What is said of reading media is known."""
+    """Check the options for reading media."""
     from server.jobs.media_options import colour, merged
 
     flag = "--media-io-kwargs"
@@ -131,7 +131,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Config]:
 
 
 def check_command(word: str) -> None:
-    """Refuses a misspelt command, which would be taken for a model. A folder or file of that name is a model."""
+    """Refuse a misspelt command, which would be read as a model. A folder or file of that name is a model."""
     if word.startswith("-") or "/" in word or os.path.exists(word):
         return
     near = difflib.get_close_matches(word, [*COMMANDS, "help", "version"], n=1, cutoff=0.7)
@@ -141,10 +141,10 @@ def check_command(word: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the process's exit status."""
+    """Run a command; returns the process's exit status."""
     try:
         return run(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:  # of a command that is no server
+    except KeyboardInterrupt:  # a command other than serve
         print("omniloop: interrupted", file=sys.stderr)
         return 130
 
@@ -205,8 +205,8 @@ def check_model(config: Config) -> int:
 
 
 def say(text: str) -> None:
-    """Prints; whoever has stopped reading (`--help | head`) has what it wanted."""
+    """Print a line; ignores a closed pipe (`--help | head`)."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # and Python would try once more at exit
+    except BrokenPipeError:  # Python would write again at exit and fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

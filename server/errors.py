@@ -1,8 +1,8 @@
-"""ApiError: the one way a request is refused, and the catalogue of texts that clients may see.
+"""ApiError: how every request is refused, and the catalogue of texts that clients may receive.
 
-Owner: none, values. In: our own checks, engine and media errors, schema violations. Out: a status, a stable
-`reason`, a text we wrote, the path of the field. A library's exception is never turned into text: it may hold
-addresses, paths and versions (SECURITY S10). Client values appear escaped and cut.
+Owner: none, values. In: our own checks, engine and media errors, schema violations. Out: a status, a stable `reason`, a
+text of ours, the path of the field. A library's exception is never turned into text: it may hold addresses, paths and
+versions (SECURITY S10). Client values appear escaped and truncated.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mm.errors import MediaError
 from server.render.errors import RenderError, escaped
 
 MAX_TEXT = 1024
-quoted = escaped  # how a refusal quotes a client's value
+quoted = escaped  # quotes a client's value in an error
 
-# What /v1/messages calls the causes; any other 4xx is invalid_request_error, any other 5xx api_error.
+# Error types of /v1/messages by status; any other 4xx is invalid_request_error, any other 5xx api_error.
 MESSAGES_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -54,7 +54,7 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """A refusal with everything the answer needs."""
+    """A refusal with all data of its answer."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ApiError(Exception):
         self.message = message[:MAX_TEXT]
         self.param = param
         self.headers = headers or {}
-        self.close = close  # the connection ends with this answer
+        self.close = close  # close the connection after this answer
 
     @property
     def type(self) -> str:
@@ -87,9 +87,9 @@ class ApiError(Exception):
         other = "invalid_request_error" if self.status < 500 else "api_error"
         message = self.message
         if self.reason == "context_length_exceeded" and (found := _TOO_LONG.match(message)):
-            most, got = int(found[1]), int(found[2])  # its clients match on these words
+            most, got = int(found[1]), int(found[2])  # clients of this API match on these words
             message = f"prompt is too long: {got} tokens > {most if got > most else most - 1} maximum"
-        elif self.param and self.param not in message:  # this body has no place of its own for it
+        elif self.param and self.param not in message:  # this body has no field for `param`
             message = f"{self.param}: {message}"[:MAX_TEXT]
         details = {"error_code": self.reason}
         content = {"type": MESSAGES_TYPES.get(self.status, other), "message": message, "details": details}
@@ -97,7 +97,9 @@ class ApiError(Exception):
 
 
 def size_within(text: str, most: int) -> int:
-    """Bytes of a client's text; of one that has more characters than `most`, their number: it may have 60 million."""
+    """Bytes of a client's text; for a text with more characters than `most`, the number of characters, which
+    is faster.
+    """
     return len(text) if len(text) > most else len(text.encode())
 
 
@@ -106,7 +108,7 @@ def invalid(param: str | None, message: str, reason: str = "invalid_parameter") 
 
 
 def not_here(param: str | None, message: str) -> ApiError:
-    """A feature of the contract that this server cannot do (yet): named, never ignored."""
+    """A feature of the API that this server does not have (yet): refused by name, never ignored."""
     return ApiError(501, "not_implemented", message, param)
 
 
@@ -132,7 +134,7 @@ def internal(request_id: str) -> ApiError:
 
 
 def context_length(limit: int, got: int, param: str) -> ApiError:
-    """Clients match on how this text begins."""
+    """The prompt is too long. Clients match on the beginning of this text."""
     return ApiError(
         400,
         "context_length_exceeded",
@@ -143,7 +145,9 @@ def context_length(limit: int, got: int, param: str) -> ApiError:
 
 
 def from_engine(error: EngineError, retry_after: int = 1, param: str | None = None) -> ApiError:
-    """What the engine raised or attached to a Delta, as an answer; `param`: the field of a refusal that names none."""
+    """The answer for an error that the engine raised or attached to a Delta. `param`: the field if the error
+    names none.
+    """
     if isinstance(error, QueueFullError):
         return queue_full(retry_after)
     if isinstance(error, QueueTimeoutError):
@@ -176,7 +180,7 @@ _WORDS |= {"object": "an object", "null": "null"}
 
 
 def from_validation(error: msgspec.ValidationError) -> ApiError:
-    """A schema violation in our words; an error of an unknown form gets a text without detail."""
+    """A schema violation in our words; an error of unknown form gets a text without detail."""
     text = str(error)
     if found := _WRONG_TYPE.match(text):
         expected, got, path = found.groups()
@@ -194,5 +198,5 @@ def from_validation(error: msgspec.ValidationError) -> ApiError:
 
 
 def path_of(path: str | None) -> str | None:
-    """`$.messages[0].role` without its root."""
+    """A path such as `.messages[0].role` without its first dot; None if it is empty."""
     return (path or "").removeprefix(".") or None

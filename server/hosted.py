@@ -1,9 +1,9 @@
 """Hosted: the app with its lifespan, for servers that are not `python -m server`: uvicorn, hypercorn, Ray Serve.
 
-Owner: loop of the host. In: flags as on the command line. Out: an ASGI app. The host binds, speaks HTTP and takes
-signals; `lifespan.startup` loads and warms up, and is complete when the model answers; `lifespan.shutdown` finishes
-what runs and closes. Paths are looked at behind the host's `root_path`, so that the app can be mounted. Streams have
-the same frames and one ASGI message per step.
+Owner: the host's loop. In: flags as on the command line. Out: an ASGI app. The host binds the socket, parses HTTP and
+handles signals. `lifespan.startup` loads and warms up, and completes when the model can answer; `lifespan.shutdown`
+waits for running requests and closes. Paths are read after the host's `root_path`, so that the app can be mounted.
+Streams have the same frames, with one ASGI message per step.
 
     uvicorn --factory server.hosted:hosted --port 8000
 """
@@ -29,7 +29,7 @@ from server.state import AppState
 
 log = logging.getLogger("omniloop")
 
-# Flags that only a server which binds and parses by itself can keep.
+# Flags that only a server which binds its socket and parses HTTP itself can implement.
 OF_THE_HOST = (
     *("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "shutdown_delay"),
     *("max_header_bytes", "max_headers", "max_target_bytes", "header_timeout", "keepalive_timeout", "max_connections"),
@@ -73,7 +73,7 @@ class Hosted:
             await leaving.close()
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        """From startup to shutdown; a host that cancels this has everything closed too."""
+        """Serve one lifespan, from startup to shutdown; if the host cancels it, everything is closed too."""
         await receive()
         lifespan = self.lifespan
         try:
@@ -90,12 +90,12 @@ class Hosted:
             await send({"type": "lifespan.shutdown.complete"})
 
     async def _start(self) -> str:
-        """Why the model cannot be served; empty: it is."""
+        """The reason why the model cannot be served; empty if it can be served."""
         try:
             await self.lifespan.start()
         except ConfigError as error:
             return str(error)
-        except Exception as error:  # a host may take an exception here for an app without a lifespan, and go on
+        except Exception as error:  # on an exception here, a host may assume an app without a lifespan, and continue
             log.error("the start failed", exc_info=error)
             return f"the start failed with {type(error).__name__}; the log has more"
         if self.state.phase != "ready":
@@ -106,7 +106,7 @@ class Hosted:
 
 
 def refuse_flags_of_the_host(config: Config) -> None:
-    """Raises UsageError for a flag that would be without effect."""
+    """Raise UsageError for a flag that would have no effect."""
     for group, defaults in ((config.server, ServerConfig()), (config.limits, LimitsConfig())):
         for name in OF_THE_HOST:
             if getattr(group, name, None) != getattr(defaults, name, None):

@@ -1,8 +1,8 @@
 """The description of the API: /openapi.json, from the table of operations below and the types of schema/.
 
 Owner: loop, built once at the first request. In: the table and msgspec's JSON schemas. Out: OpenAPI 3.1 as a dict.
-Tests compare the table with the routes, and decode each answer with the type that the table names. Errors have a type
-for each protocol. The types forbid other fields in the tests; the document makes clients no such promise.
+Tests compare the table with the routes, and decode each answer with the type in the table. Errors have a type for each
+protocol. In tests the types forbid extra fields; the document does not promise this to clients.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ TAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One line of the table."""
+    """One operation of the API, a line of the table."""
 
     id: str
     tag: str
     summary: str
-    answer: Any = None  # its type; None: text, or nothing
+    answer: Any = None  # type of the answer; None: text, or an empty answer
     event: Any = None  # type of a stream's events
     body: type[msgspec.Struct] | None = None
-    media: str = JSON  # of the answer
-    more: tuple[str, ...] = ()  # other media of the answer
+    media: str = JSON  # media type of the answer
+    more: tuple[str, ...] = ()  # other media types of the answer
     statuses: tuple[int, ...] = READ
     query: tuple[tuple[str, str, str], ...] = ()  # name, JSON type, description
     sent_as: str = JSON
@@ -214,7 +214,7 @@ TABLE: dict[tuple[str, str], Operation] = {
 
 
 def openapi(root_path: str = "") -> dict[str, Any]:
-    """The whole document; `root_path` is where a proxy mounts this server."""
+    """The whole document; `root_path` is the path where a proxy mounts this server."""
     made = Schemas()
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in TABLE.items():
@@ -248,7 +248,7 @@ class Schemas:
 
 
 def opened(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without the ban on other fields; the tag of a type gets its sentence."""
+    """The schema without the ban on extra fields; a type's tag gets a description."""
     found = {name: value for name, value in schema.items() if name != "additionalProperties" or value}
     tag = found.get("properties", {}).get("type", {})
     tag.setdefault("description", "The kind of this object.")
@@ -271,7 +271,7 @@ def described(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
         found.setdefault("parameters", []).append(place)
     if operation.body is not None:
         schema = made.of[operation.body]
-        if operation.sent_as != JSON:  # the file is no field of the type
+        if operation.sent_as != JSON:  # the type does not contain the file
             schema = {"allOf": [schema, UPLOAD]}
         content: dict[str, Any] = {"schema": schema}
         if operation.id in REQUESTS:
@@ -281,7 +281,7 @@ def described(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
 
 
 def answers(path: str, operation: Operation, made: Schemas) -> dict[str, Any]:
-    """By status: the answer itself, and the errors it can be."""
+    """Status code -> the answer itself, or a possible error."""
     found: dict[str, Any] = {}
     fault = error_of(path)
     for status in sorted(operation.statuses):
@@ -301,7 +301,7 @@ def error_of(path: str) -> type[msgspec.Struct]:
 
 
 def content_of(operation: Operation, made: Schemas, fault: type[msgspec.Struct]) -> dict[str, Any]:
-    """What is answered with 200, by its media type."""
+    """The content of a 200, by media type."""
     if operation.answer is None:
         return {operation.media: {"schema": {"type": "string"}}}
     whole: dict[str, Any] = {"schema": made.of[operation.answer]}
@@ -313,7 +313,7 @@ def content_of(operation: Operation, made: Schemas, fault: type[msgspec.Struct])
         found[media] = {"schema": {"type": "string", **({} if text else {"contentMediaType": media})}}
     if operation.event is not None:
         event = made.of[operation.event]
-        if made.of[fault] not in event.get("anyOf", [event]):  # a fault after the stream has begun
+        if made.of[fault] not in event.get("anyOf", [event]):  # an error after the stream has begun
             event = {"anyOf": [event, made.of[fault]]}
         found[STREAM] = {"schema": event}
     return found

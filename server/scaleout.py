@@ -1,13 +1,15 @@
 """Scaleout: replicas of this server under Ray Serve, which starts, places, scales and routes them (`ray[serve]`).
 
-Owner: `build`, OpenTokensPolicy and SessionRouter run in Ray's controller and proxies, Replica in a process of its own
-with its accelerators, on the replica's loop. In: arguments of a Serve config file or of Python. Out: an application
-whose ingress is our ASGI app. Nothing else imports this module: a server without the extra knows nothing of Ray.
+Owner: `build`, OpenTokensPolicy and SessionRouter run in Ray's controller and proxies; a Replica runs in its own
+process with its accelerators, on the replica's loop. In: arguments of a Serve config file or of Python. Out: an
+application whose ingress is our ASGI app. Nothing else imports this module, so a server without the extra does not need
+Ray.
 
     client -> Ray's proxy -> SessionRouter -> Replica: server.hosted -> engine
 
-Loading, health and the refusals of a full queue are ours: Ray hands a replica more requests than the replica takes, and
-the replica answers 429 with Retry-After, as it does alone. A replica that Ray takes away answers what it has begun.
+Loading, health checks and full queues are handled by us: Ray sends a replica more requests than the replica accepts,
+and the replica answers 429 with Retry-After, as it does without Ray. A replica that Ray removes finishes its running
+answers.
 """
 
 from __future__ import annotations
@@ -31,26 +33,26 @@ from server.ops import logs
 from server.routes.health import decoders_stuck, stalled
 from server.start.process import own_interpreter
 
-OPEN_TOKENS = "open_tokens"  # prompt tokens that run or wait, of one replica
-ROWS = 256  # requests that a replica runs at most, without --max-num-seqs
-HEALTH_S = 5.0  # between two health checks of a replica
-LEAVE_S = 15.0  # added to --shutdown-timeout, for the answers of requests that the drain aborts
-MOST_REPLICAS = 1000  # to which a session may fall back
-# Nothing of ours blocks a loop: tokens need not cross from a thread of user code to the one that holds the socket.
+OPEN_TOKENS = "open_tokens"  # prompt tokens that run or wait in one replica
+ROWS = 256  # assumed requests that a replica runs at a time, without --max-num-seqs
+HEALTH_S = 5.0  # seconds between two health checks of a replica
+LEAVE_S = 15.0  # seconds added to --shutdown-timeout, for the answers of requests that the drain aborts
+MOST_REPLICAS = 1000  # replicas to which a session may fall back
+# Our code never blocks a loop, so user code needs no separate thread; tokens then stay in the thread of the socket.
 ON_THE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-BUSY = 1.25  # times the mean queue: a session's replica that has more is passed over
+BUSY = 1.25  # a session's replica is skipped if its queue is longer than this multiple of the mean
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Arguments:
-    """What `build` takes; `flags` are those of `python -m server`, by name."""
+    """The arguments of `build`; `flags`: those of `python -m server`, by name."""
 
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     replicas: int | Mapping[str, int] = 1  # a number, or {"min": 1, "max": 4}
-    tokens_per_replica: int = 16384  # open prompt tokens that a replica is to have, where replicas are scaled
-    scale_up_s: float = 10.0  # that more replicas must have been wanted
-    scale_down_s: float = 300.0  # that fewer must have been wanted
-    gpus: float = 1.0  # of a replica
+    tokens_per_replica: int = 16384  # target of open prompt tokens per replica, for scaling
+    scale_up_s: float = 10.0  # seconds for which more replicas must be wanted
+    scale_down_s: float = 300.0  # seconds for which fewer replicas must be wanted
+    gpus: float = 1.0  # per replica
     cpus: float = 4.0
     name: str = "omniloop"
 
@@ -69,7 +71,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
             "num_cpus": arguments.cpus,
             "runtime_env": {"env_vars": ON_THE_LOOP},
         },
-        # Twice what is taken, so that Ray hands over the requests that are then refused with a retry time.
+        # Twice as many as a replica accepts, so that Ray sends it requests that it then refuses with a retry time.
         max_ongoing_requests=2 * (config.scheduler.max_num_queued_reqs + (config.scheduler.max_num_seqs or ROWS)),
         health_check_period_s=HEALTH_S,
         graceful_shutdown_wait_loop_s=1.0,
@@ -81,15 +83,15 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def read_flags(flags: Mapping[str, Any]) -> Config:
-    """Raises UsageError for an unknown flag, a wrong value, and a flag of what Ray does."""
+    """Raises UsageError for an unknown flag, a wrong value, and a flag of something that Ray does."""
     config = config_of(from_mapping(flags, all_flags(), " in flags"))
     refuse_flags_of_the_host(config)
     return config
 
 
 def routing() -> dict[str, Any]:
-    """Who chooses a request's replica: SessionRouter, or HAProxy where Ray puts it before the replicas."""
-    if RAY_SERVE_ENABLE_HA_PROXY:  # Ray refuses an ingress with a router that HAProxy would go around
+    """The choice of a request's replica: SessionRouter, or HAProxy if Ray puts HAProxy before the replicas."""
+    if RAY_SERVE_ENABLE_HA_PROXY:  # Ray refuses an ingress with a router that HAProxy would bypass
         return {}
     router = RequestRouterConfig(
         request_router_class=SessionRouter, request_router_kwargs={"num_fallback_replicas": MOST_REPLICAS}
@@ -98,7 +100,7 @@ def routing() -> dict[str, Any]:
 
 
 def scaling(arguments: Arguments) -> dict[str, Any]:
-    """How many replicas there are."""
+    """The number of replicas."""
     replicas = arguments.replicas
     if isinstance(replicas, int):
         if replicas < 1:
@@ -125,13 +127,13 @@ def scaling(arguments: Arguments) -> dict[str, Any]:
 
 
 class OpenTokensPolicy:
-    """As many replicas as hold the open prompt tokens, `tokens_per_replica` each; requests that find none count too."""
+    """Enough replicas for the open prompt tokens, `tokens_per_replica` each; at least one if any request waits."""
 
     def __init__(self, tokens_per_replica: int) -> None:
         self.tokens_per_replica = tokens_per_replica
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """(replicas wanted, state to keep); Ray keeps to min, max and delays."""
+        """(number of wanted replicas, state); Ray applies min, max and delays."""
         open_tokens = (context.aggregated_metrics or {}).get(OPEN_TOKENS, {})
         wanted = math.ceil(sum(open_tokens.values()) / self.tokens_per_replica)
         waits = context.total_num_requests > 0
@@ -139,7 +141,7 @@ class OpenTokensPolicy:
 
 
 class Replica:
-    """One server process: the hosted app, and what Ray asks of it. Owner: the replica's loop."""
+    """One server process: the hosted app, and the methods that Ray calls. Owner: the replica's loop."""
 
     def __init__(self, flags: Mapping[str, Any]) -> None:
         config = read_flags(flags)
@@ -150,7 +152,7 @@ class Replica:
         return without_request_id(self.hosted)
 
     async def check_health(self) -> None:
-        """Raises when Ray should start another replica in this one's place: /health/live, and stuck decoders."""
+        """Raise if Ray should replace this replica: the checks of /health/live, and stuck decoders."""
         state = self.hosted.state
         if state.phase == "dead":
             raise RuntimeError("the engine stopped working")
@@ -160,12 +162,12 @@ class Replica:
             raise RuntimeError("media that do not end being decoded hold the threads")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What OpenTokensPolicy sees of this replica."""
+        """The metrics of this replica for OpenTokensPolicy."""
         return {OPEN_TOKENS: float(self.hosted.state.places.tokens)}
 
 
 def without_request_id(app: ASGIApp) -> ASGIApp:
-    """Leaves X-Request-Id to Ray's proxy, which passes its value on to the replica and answers with it."""
+    """Remove X-Request-Id from answers: Ray's proxy sets it, and passes its value on to the replica."""
 
     async def inner(scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:
@@ -180,21 +182,21 @@ def without_request_id(app: ASGIApp) -> ASGIApp:
 
 
 class SessionRouter(ConsistentHashRouter):
-    """A session (header X-Session-Id) stays at its replica, where its prefix is cached, unless that replica is busy.
+    """Routes a session (header X-Session-Id) to its replica, where its prefix is cached, unless that replica is busy.
 
-    Requests without a session go to the shortest queue. A replica is busy when its queue is longer than 1.25 times the
-    mean and one request more; the session's next replica on the ring comes then.
+    Requests without a session go to the shortest queue. A replica is busy if its queue is longer than 1.25 times the
+    mean plus one request; then the session's next replica on the ring is used.
     """
 
     async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> list[list[Any]]:
-        """Replicas in the order in which they are asked, one at a time."""
+        """Replicas in the order in which they are tried, one at a time."""
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
         if pending_request is None or not ranks:
             return ranks
         return ordered(ranks, self._queue, bool(pending_request.metadata.session_id))
 
     def _queue(self, rank: list[Any]) -> int:
-        """The queue's length as this router knows it; 0 where it does not."""
+        """The length of a replica's queue in this router's cache; 0 if unknown."""
         return self.replica_queue_len_cache.get(rank[0].replica_id) or 0
 
 

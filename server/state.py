@@ -1,6 +1,6 @@
-"""AppState: what handlers are given. One per process.
+"""AppState: the state that all handlers share. One per process.
 
-Owner: loop. Made before the socket listens, complete when the engine is ready. `phase` is the truth about readiness:
+Owner: loop. Made before the socket listens, complete when the engine is ready. `phase` alone decides readiness:
 
     starting -> ready -> leaving (probes say 503, work is still taken) -> draining -> gone
                    \\-> dead (the device thread ended; the process exits with 70)
@@ -44,7 +44,7 @@ Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
 
 @dataclass(slots=True)
 class Download:
-    """A model on its way here; only `stop` ends it early."""
+    """A running download of a model; only `stop` ends it early."""
 
     running: Future[tuple[str, str]] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -58,7 +58,7 @@ class Checks(Protocol):
     answered: int
 
     def close(self) -> None:
-        """No further check begins."""
+        """Start no further check."""
 
 
 class OpenAnswer(Protocol):
@@ -66,13 +66,13 @@ class OpenAnswer(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it asks the engine for nothing more."""
+        """Whether it needs nothing more from the engine."""
 
     def fail(self, error: ApiError) -> None:
-        """Ends every choice with an error."""
+        """End every choice with an error."""
 
     def abort(self) -> None:
-        """Ends every choice with finish_reason abort."""
+        """End every choice with finish_reason abort."""
 
 
 class OpenExchange(Protocol):
@@ -81,10 +81,10 @@ class OpenExchange(Protocol):
     answer_open: OpenAnswer | None
 
     def drain(self) -> None:
-        """Ends it where it only waits for its client to ask for more."""
+        """End the exchange if it only waits for its client's next request."""
 
     def cancel(self) -> None:
-        """Ends the exchange because the server shuts down."""
+        """End the exchange because the server shuts down."""
 
 
 class AppState:
@@ -93,9 +93,9 @@ class AppState:
     engine: Engine
     tokenizer: Tokenizer
     renderer: Renderer
-    frames: Frames  # what the tokenizer puts around inputs that are pooled
-    parsers: Parsers  # of answers
-    media: MediaLoader | None  # None: the model takes text only
+    frames: Frames  # the tokens that the tokenizer adds around pooling inputs
+    parsers: Parsers  # parsers of answers
+    media: MediaLoader | None  # None if the model takes text only
     vocabulary: Vocabulary
     defaults: dict[str, Any]  # sampling defaults of model and operator
 
@@ -105,7 +105,7 @@ class AppState:
         self.port = config.server.port
         self.created = int(time.time())
         self.names = config.model_names
-        self.folder = config.folder  # where the model is; start/folders.py puts a folder in place of ORG/NAME
+        self.folder = config.folder  # the model's place; start/folders.py replaces ORG/NAME by a folder
         self.tokenizer_source = config.model.tokenizer or config.folder
         self.download = Download()
         self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
@@ -120,23 +120,23 @@ class AppState:
             0, limits.max_inflight_per_key, limits.max_queued_tokens, config.max_queue_wait, not trusted
         )
         self.metrics = Metrics(config.health.metrics_max_series)
-        self.experts: ExpertWatch | None = None  # of a model that has experts
+        self.experts: ExpertWatch | None = None  # for models with experts
         self.pool = Pool(config.pool_threads, "pool")
-        self.trace: Trace | None = None  # a timeline that is being taken
-        self.spans: Spans | None = None  # OpenTelemetry, where --otlp-traces-endpoint is given
+        self.trace: Trace | None = None  # the timeline being recorded
+        self.spans: Spans | None = None  # OpenTelemetry spans, with --otlp-traces-endpoint
         self.open_exchanges: set[OpenExchange] = set()
-        self.live: dict[tuple[str, str], set[OpenAnswer]] = {}  # (key name, request id): for /abort_requests
+        self.live: dict[tuple[str, str], set[OpenAnswer]] = {}  # (key name, request id) -> answers, for /abort_requests
         self.responses = ResponseStore(
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )
         self.media = None
-        self.canary: Checks | None = None  # once the engine is ready
-        self.whisper: WhisperTokens | None = None  # None: not a Whisper model; it may take audio in chat
-        self.grammars: GrammarCompiler | None = None  # None: this server gives no structured output
+        self.canary: Checks | None = None  # set once the engine is ready
+        self.whisper: WhisperTokens | None = None  # None if not a Whisper model; it may still take audio in chat
+        self.grammars: GrammarCompiler | None = None  # None if this server gives no structured output
         self.running = asyncio.Event()  # cleared while an operator has paused the server
         self.running.set()
         self.idle = asyncio.Event()  # set when the last open exchange ends
-        self.startup: dict[str, float] = {}  # seconds by phase
+        self.startup: dict[str, float] = {}  # phase -> seconds
 
     @property
     def follows_requests(self) -> bool:
@@ -144,13 +144,13 @@ class AppState:
         return self.trace is not None or self.spans is not None
 
     def resume(self) -> None:
-        """Ends a pause, if there is one."""
-        if getattr(self, "engine", None) is not None:  # it may still be loading
+        """End a pause, if there is one."""
+        if getattr(self, "engine", None) is not None:  # the engine may still be loading
             self.engine.resume()
         self.running.set()
 
     def ledger(self) -> dict[str, int]:
-        """What is held right now; zero when idle but for caches and totals (RELIABILITY.md)."""
+        """The resources in use now; all zero when idle, except caches and totals (RELIABILITY.md)."""
         media = {} if self.media is None else self.media.ledger()
         return {
             "exchanges": len(self.open_exchanges),

@@ -1,8 +1,8 @@
 """Boxes: a walk over the boxes of an ISO media file, as FFmpeg's parser walks them.
 
-Pure functions, pool. In: bytes, and a reader for each kind of box that matters. Out: calls of the readers with the
-places at which a box's content begins and ends. A box inside a box of unknown form is found by its name: what FFmpeg
-might read as a table is read as one here.
+Pure functions, pool. In: bytes, and a reader for each kind of box that is checked. Out: calls of the readers with the
+places at which a box's content begins and ends. In a box of unknown form the walk searches for the names of these
+boxes, so every table that FFmpeg might read is checked.
 
     size 32 | kind | content          size 1: 64 bits of size follow      size 0: to the parent's end
 """
@@ -15,20 +15,20 @@ from mm.bounds.bounded import too_complex
 
 Reader = Callable[[bytes, int, int], None]  # (kind, where the content begins, where it ends)
 
-MOST_BOXES = 16384  # fragments and media data aside; adding a tag searches all tags before it
+MOST_BOXES = 16384  # without fragments and media data; FFmpeg searches all tags when it adds a tag
 MOST_IN_ALL = 1 << 19
 MOST_DEPTH = 12
-SEARCHED = 1 << 16  # bytes of a box that is not known here
+SEARCHED = 1 << 16  # the largest box of unknown kind that is searched, in bytes
 _CONTAINERS = frozenset(
     (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"dinf", b"mvex", b"moof", b"traf", b"udta", b"tref",
      b"sinf", b"schi", b"ilst", b"mfra", b"iprp", b"ipco")
 )  # fmt: skip
 _SKIPPED = frozenset((b"mdat", b"free", b"skip", b"wide", b"uuid", b"idat"))
-_UNCOUNTED = frozenset((b"mdat", b"moof", b"sidx", b"styp", b"emsg", b"prft"))  # as many as there are fragments
+_UNCOUNTED = frozenset((b"mdat", b"moof", b"sidx", b"styp", b"emsg", b"prft"))  # files have one per fragment
 
 
 class Boxes:
-    """One walk over a file."""
+    """One walk over the boxes of a file."""
 
     def __init__(self, data: bytes, readers: Mapping[bytes, Reader]) -> None:
         self.count = 0
@@ -37,7 +37,7 @@ class Boxes:
         self._in_all = 0
 
     def run(self) -> None:
-        """Raises what a reader raises, or MediaError for too many boxes."""
+        """Walk all boxes. Raises the errors of readers, and MediaError for too many boxes."""
         self._walk(0, len(self._data), 0, False)
 
     def _number(self, at: int, size: int = 4) -> int:
@@ -77,14 +77,16 @@ class Boxes:
             self._search(start, stop)
 
     def _meta_start(self, start: int, stop: int) -> int:
-        """Where the boxes of a meta box begin: it has a version, or none, and its first box is a handler."""
+        """Return the offset of the boxes in a meta box. Its first box is a handler; some files write a version before
+        the handler.
+        """
         for at in range(start, min(stop - 4, start + SEARCHED), 4):
             if self._data[at : at + 4] == b"hdlr":
                 return at - 4
         return stop
 
     def _search(self, start: int, stop: int) -> None:
-        """Reads whatever has the name of a box that matters."""
+        """Call the readers for each place in a box where the name of a checked box appears."""
         for kind, reader in self._readers.items():
             at = self._data.find(kind, start + 4, stop)
             while at >= 0:

@@ -1,7 +1,7 @@
-"""The one door: a file of any format, before a library opens it.
+"""The entry point of this package: checks a file of any format before a library opens it.
 
-Pure function, pool. In: encoded bytes, the format that `magic` has named, whether frames are read of it. Out: Bounded,
-or the MediaError that refuses the file.
+Pure functions, pool. In: encoded bytes, the format that `magic` has named, and whether the file is read as a film. Out:
+Bounded, or the MediaError that refuses the file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from mm.bounds.pictures import PICTURES
 
 
 def bound_picture(data: bytes, file_format: str) -> bytes:
-    """The bytes for Pillow."""
+    """The bytes that Pillow opens."""
     bound = PICTURES.get(file_format)
     return data if bound is None else bound(data)
 
 
 def bound_media(data: bytes, file_format: str, is_film: bool) -> Bounded:
-    """The bytes for FFmpeg, and what it takes to open them."""
+    """The bytes that FFmpeg opens, and the most memory that opening them takes."""
     probed = PROBED_FILM if is_film else PROBED_SOUND
     if file_format in ("mp4", "mov", "m4a"):
         return Bounded(data, iso.opening_bytes(data, probed))

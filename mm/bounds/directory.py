@@ -1,8 +1,8 @@
-"""Directories of TIFF files and of EXIF blocks: how much their entries say that lies elsewhere.
+"""Directories of TIFF files and of EXIF blocks: how many bytes and numbers their entries point at.
 
-Pure functions, pool. In: bytes that begin with a byte order. Out: nothing, or MediaError. Pillow copies what each entry
-of the first directory points at, and makes an object of each number of it; thousands of entries may point at the same
-megabyte. Entries that point past the end hold what is there, as Pillow reads them.
+Pure functions, pool. In: bytes that begin with a byte order. Out: nothing, or MediaError. Pillow copies the data that
+each entry of the first directory points at, and makes an object of each number in the data; thousands of entries may
+point at the same megabyte. An entry that points past the end counts only the bytes that exist, as in Pillow.
 
     II 42 offset | .. | count  tag type count offset  tag type count offset .. | values
 """
@@ -12,20 +12,20 @@ from __future__ import annotations
 from mm.bounds.bounded import too_complex
 
 MOST_ENTRIES = 4096
-MOST_NUMBERS = 1 << 18  # of one entry: strips and tiles have an offset each
+MOST_NUMBERS = 1 << 18  # the most numbers in one entry: strips and tiles have an offset each
 MOST_EXIF_NUMBERS = 4096
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
-_BYTES = (1, 2, 6, 7)  # types whose values stay bytes
+_BYTES = (1, 2, 6, 7)  # types whose values Pillow leaves as bytes
 EXIF = b"Exif\0\0"
 
 
 def check_exif(block: bytes) -> None:
-    """A block of EXIF, with or without its name."""
+    """Check a block of EXIF, with or without the prefix `Exif`."""
     check_directory(block.removeprefix(EXIF), MOST_EXIF_NUMBERS)
 
 
 def check_directory(data: bytes, most_numbers: int = MOST_NUMBERS) -> None:
-    """The first directory. Raises MediaError where it holds too much; what is no directory holds nothing."""
+    """Check the first directory. Raises MediaError if it points at too much; bytes that are no directory pass."""
     order = {b"II": "little", b"MM": "big"}.get(data[:2])
     if order is None:
         return

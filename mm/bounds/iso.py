@@ -1,9 +1,9 @@
 """Counts of an ISO media file (MP4, MOV, M4A; AVIF's boxes too): samples, edits, fragments, items.
 
-Pure functions, pool. In: the file's bytes. Out: what FFmpeg allocates to open it, at most. FFmpeg writes tables of its
-own, with an entry per sample, per edit and sample, and per fragment and track, whatever the file holds. Here the boxes
-are walked as FFmpeg walks them (a size of 0 reaches to the end, one too large is cut at its parent's end), and their
-counts are compared with the bytes they stand in.
+Pure functions, pool. In: the file's bytes. Out: the most memory that FFmpeg allocates to open the file. FFmpeg builds
+its own tables, with an entry per sample, per edit and sample, and per fragment and track, from the counts in the file.
+This module walks the boxes as FFmpeg does (a box of size 0 reaches to the end, one that is too large is cut at its
+parent's end), and compares each count with the bytes of its table.
 
     moov  trak  mdia  minf  stbl   stsz: samples    moof  traf  trun: samples
                 edts  elst: edits                   sidx: fragments
@@ -16,11 +16,11 @@ from mm.bounds.boxes import Boxes, Reader
 from mm.bounds.samples import Fragments, Track
 from mm.errors import unsupported
 
-# Bytes that FFmpeg takes for each (measured: 37 of a sample, 24 of an edited one, 68 of a fragment's track).
+# Bytes that FFmpeg takes per entry (measured: 37 per sample, 24 per edited sample, 68 per track of a fragment).
 SAMPLE, FRAGMENT, FRAGMENT_TRACK, BOX = 40, 64, 80, 256
 MOST_FRAGMENTS = 1 << 16
-MOST_ITEMS = 4096  # each is looked for among all others
-DUPLICATES = 4  # times that a file's bytes may be samples: tracks may share some
+MOST_ITEMS = 4096  # Pillow searches all items for each item
+DUPLICATES = 4  # the samples of a file may have so many times its bytes: tracks may share some
 
 # (bytes in front of the count, least bytes of an entry); counts have 32 bits
 _COUNTED = {
@@ -31,8 +31,8 @@ _COUNTED = {
 
 
 def opening_bytes(data: bytes, probed: int) -> int:
-    """What FFmpeg takes at most to open the file, holding `probed` bytes of packets. Raises MediaError where the file
-    cannot hold what it promises."""
+    """The most bytes that FFmpeg takes to open the file if it buffers `probed` bytes of packets. Raises MediaError for
+    a file that cannot hold as many entries as its tables promise."""
     counts = Counts(data)
     size, tracks, fragments = len(data), counts.tracks, counts.fragments
     samples = sum(track.indexed for track in tracks) + fragments.samples
@@ -51,10 +51,10 @@ def opening_bytes(data: bytes, probed: int) -> int:
 
 
 class Counts:
-    """What a whole file says. `items`: pictures and their metadata, of AVIF."""
+    """The counts of a whole file. `items`: pictures and their metadata in AVIF."""
 
     def __init__(self, data: bytes) -> None:
-        self.tracks = [Track()]  # the first stands for what is outside of tracks
+        self.tracks = [Track()]  # the first counts tables outside of all tracks
         self.fragments = Fragments()
         self.items = 0
         self._data = data
@@ -80,7 +80,7 @@ class Counts:
         self.tracks.append(Track())
 
     def _table(self, kind: bytes, start: int, stop: int) -> None:
-        """A table whose count stands in front of it."""
+        """A table with its count before its first entry."""
         before, least = _COUNTED[kind]
         count, first = self._number(start + before), start + before + 4
         if count * least > max(0, stop - first):
@@ -142,7 +142,7 @@ class Counts:
             raise too_complex(f"the file has more than {MOST_FRAGMENTS} fragments")
 
     def _items(self, kind: bytes, start: int, stop: int) -> None:
-        """iinf and iloc: counts of 16 or 32 bits, of entries that have at least 12 and 6 bytes."""
+        """iinf and iloc: a count of 16 or 32 bits, and entries of at least 12 and 6 bytes."""
         wide = self._number(start, 1) > (1 if kind == b"iloc" else 0)
         count = self._number(start + (6 if kind == b"iloc" else 4), 4 if wide else 2)
         if count * (6 if kind == b"iloc" else 12) > stop - start:
@@ -151,7 +151,7 @@ class Counts:
         if self.items > MOST_ITEMS:
             raise too_complex(f"the file has more than {MOST_ITEMS} picture items")
 
-    # -- what is not read
+    # -- refused files
 
     def _compressed(self, kind: bytes, start: int, stop: int) -> None:
         raise unsupported("the film's header is compressed (cmov); write the file again with a plain one")

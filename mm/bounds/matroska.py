@@ -1,10 +1,10 @@
 """Counts of a Matroska or WebM file: elements of its headers, tracks, frames of its first blocks.
 
-Pure functions, pool. In: the file's bytes. Out: what FFmpeg allocates to open it, at most. FFmpeg makes an object of
-each element of a list (a track of 700 bytes of the two bytes that an empty one has), looks tags up among all others,
-and may be asked to inflate each block or to put bytes in front of it: such tracks are refused, and a file's elements
-are counted here. The walk goes on where FFmpeg does: behind damage at the next element of the segment, and at each
-place that a SeekHead names.
+Pure functions, pool. In: the file's bytes. Out: the most memory that FFmpeg allocates to open the file. FFmpeg makes an
+object of each element of a list: an empty track has two bytes in the file and 700 in memory. FFmpeg searches all tags
+for each tag. A track may also require FFmpeg to inflate each block or to prepend bytes to it. This module refuses such
+tracks and counts the elements. The walk continues where FFmpeg continues: after damage, at the next element of the
+segment; and at each place that a SeekHead names.
 
     EBML | Segment  SeekHead Info Tracks Tags Cues Chapters Attachments    Cluster  SimpleBlock, laces
 """
@@ -14,13 +14,13 @@ from __future__ import annotations
 from mm.bounds.bounded import PACKET, allowed, promises, require, too_complex
 from mm.errors import unsupported
 
-ELEMENT, TRACK = 128, 2048  # bytes that FFmpeg takes for each, at most
+ELEMENT, TRACK = 128, 2048  # bytes of memory that FFmpeg takes for each, at most
 MOST_ELEMENTS = 1 << 16
-MOST_TAGS = 8192  # elements; tags are searched from the first for each
+MOST_TAGS = 8192  # elements; FFmpeg searches from the first tag for each tag
 MOST_TRACKS = 64
-MOST_PLACES = 256  # that SeekHeads name
+MOST_PLACES = 256  # places that SeekHeads name
 MOST_DEPTH = 10
-MOST_STRIPPED = 64  # bytes put in front of each frame of a track
+MOST_STRIPPED = 64  # bytes prepended to each frame of a track
 
 _SEGMENT, _CLUSTER, _TRACKS, _TAGS, _TAG, _SIMPLE_TAG = 0x18538067, 0x1F43B675, 0x1654AE6B, 0x1254C367, 0x7373, 0x67C8
 _ATTACHMENTS, _CHAPTERS, _CUES, _SEEK_HEAD, _INFO = 0x1941A469, 0x1043A770, 0x1C53BB6B, 0x114D9B74, 0x1549A966
@@ -28,7 +28,7 @@ _LEVEL_1 = (_CLUSTER, _TRACKS, _TAGS, _ATTACHMENTS, _CHAPTERS, _CUES, _SEEK_HEAD
 _TRACK_ENTRY, _ENCODING, _COMPRESSION, _ENCRYPTION = 0xAE, 0x6240, 0x5034, 0x5035
 _ALGORITHM, _SETTINGS, _STRIPPING, _SEEK_POSITION = 0x4254, 0x4255, 3, 0x53AC
 _BLOCK_GROUP, _BLOCK, _SIMPLE_BLOCK = 0xA0, 0xA1, 0xA3
-# Masters whose children are elements too; whatever else is a value is stepped over.
+# Elements whose children are elements too. All other elements hold values and are skipped.
 _MASTERS = {
     _SEGMENT, *_LEVEL_1, _TRACK_ENTRY, 0x6D80, _ENCODING, _COMPRESSION, _BLOCK_GROUP, 0x1A45DFA3, 0x4DBB, 0xE0, 0xE1,
     0xE2, 0xE3, 0xE4, 0xE9, 0x7670, 0x55B0, 0x55D0, 0x41E4, 0x6624, _TAG, 0x63C0, _SIMPLE_TAG, 0xBB, 0xB7, 0xDB, 0x45B9,
@@ -37,30 +37,30 @@ _MASTERS = {
 
 
 def opening_bytes(data: bytes, probed: int) -> int:
-    """What FFmpeg takes at most to open the file, holding `probed` bytes of packets. Raises MediaError."""
+    """The most bytes that FFmpeg takes to open the file if it buffers `probed` bytes of packets. Raises MediaError."""
     walk = Elements(data, probed)
     walk.run()
     return require(walk.count * ELEMENT + walk.tracks * TRACK + walk.frames * PACKET, len(data), "elements")
 
 
 class Elements:
-    """One walk over a file: its headers whole, its clusters as far as they are probed."""
+    """One walk over a file: all of its headers, and its clusters until `probed` bytes of frames are read."""
 
     def __init__(self, data: bytes, probed: int) -> None:
         self.count = 0
         self.tracks = 0
         self.frames = 0
         self._data = data
-        self._probed = probed  # bytes of frames that are still to come
+        self._probed = probed  # bytes of frames that FFmpeg still has to probe
         self._tags = self._num_places = 0
-        self._names_algorithm = False  # the encoding that is read
-        self._segment = 0  # where the segment's content begins
-        self._places: list[int] = []  # in the segment, that SeekHeads name
+        self._names_algorithm = False  # whether the current encoding element names a known algorithm
+        self._segment = 0  # offset of the segment's content
+        self._places: list[int] = []  # offsets in the segment that SeekHeads name
         self._walked: set[int] = set()  # places of the segment's elements
-        self._next_of: dict[int, int] = {}  # the next place of each element of the segment, as far as it was looked for
+        self._next_of: dict[int, int] = {}  # kind of top-level element -> its next place, from the last search
 
     def run(self) -> None:
-        """Raises MediaError."""
+        """Walk the file. Raises MediaError."""
         self._walk(0, len(self._data), 0, 0)
         while self._places:
             at = self._segment + self._places.pop()
@@ -68,7 +68,7 @@ class Elements:
                 self._walk(at, self._end_of(at), 1, _SEGMENT)
 
     def _number(self, at: int, with_marker: bool) -> tuple[int, int]:
-        """(value, bytes) of a name or a size; (0, 0) where there is none."""
+        """(value, width in bytes) of a name or a size; (0, 0) if the bytes hold none."""
         first = self._data[at] if at < len(self._data) else 0
         width = 9 - first.bit_length()
         if width > (4 if with_marker else 8) or at + width > len(self._data):
@@ -77,7 +77,7 @@ class Elements:
         return (value if with_marker else value & (1 << 7 * width) - 1), width
 
     def _head(self, at: int) -> tuple[int, int, int]:
-        """(name, size, where the content begins) of an element; a size of -1 is unknown; place 0: there is none."""
+        """(name, size, where the content begins) of an element. Size -1: unknown. Place 0: there is no element."""
         name, width = self._number(at, True)
         size, more = self._number(at + width, False)
         if not width or not more:
@@ -107,7 +107,7 @@ class Elements:
             at = stop
 
     def _next(self, at: int, end: int) -> int:
-        """The next element of the segment."""
+        """Return the offset of the next top-level element in the segment."""
         for name in _LEVEL_1:
             if self._next_of.get(name, -1) < at:
                 found = self._data.find(name.to_bytes(4, "big"), at)
@@ -135,7 +135,7 @@ class Elements:
             self._names_algorithm = False
         if name in _MASTERS:
             self._walk(start, stop, depth + 1, name)
-        if name == _ENCODING and not self._names_algorithm:  # an encoding that names none is zlib's
+        if name == _ENCODING and not self._names_algorithm:  # an encoding without an algorithm is compressed by zlib
             raise unsupported("a track's blocks are compressed; write the file again without compression")
 
     def _note(self, name: int, parent: int) -> None:
@@ -153,7 +153,7 @@ class Elements:
         if name in (_CLUSTER, _BLOCK_GROUP):
             self._walk(start, stop, depth + 1, name)
         elif name in (_SIMPLE_BLOCK, _BLOCK):
-            at = start + self._number(start, False)[1] + 2  # behind the track's number and the time: flags, then laces
+            at = start + self._number(start, False)[1] + 2  # after track number and time: flags, number of laces
             laced = at + 1 < stop and self._data[at] & 6
             self.frames += self._data[at + 1] + 1 if laced else 1
             self._probed -= max(0, stop - at - 1)

@@ -1,8 +1,8 @@
 """Counts of an Ogg file: streams, names in their comments, packets of its first pages.
 
-Pure functions, pool. In: the file's bytes. Out: what FFmpeg allocates to open it, at most. FFmpeg looks each comment up
-among all others, and holds packets until it knows every stream. A comment's packet is found by the word it begins with:
-the first 255 bytes of a packet stand together in one page.
+Pure functions, pool. In: the file's bytes. Out: the most memory that FFmpeg allocates to open the file. FFmpeg searches
+all comments for each comment, and buffers packets until it has identified every stream. This module finds the packet of
+comments by its first word: the first 255 bytes of a packet are contiguous in one page.
 
     OggS .. lacing | OpusHead      OggS .. lacing | OpusTags vendor count name=value ..     OggS .. lacing | packets
 """
@@ -13,9 +13,9 @@ from mm.bounds.bounded import PACKET, allowed, promises, require, too_complex
 from mm.errors import unsupported
 
 MOST_COMMENTS = 1024
-MOST_VENDOR = 239  # bytes of the name of the program that wrote the file: its end stands in the packet's first segment
+MOST_VENDOR = 239  # bytes of the vendor's name; the packet's first segment must hold all of it
 MOST_STREAMS = 64
-STREAM = 1 << 16  # bytes that FFmpeg takes for each, at most
+STREAM = 1 << 16  # bytes of memory that FFmpeg takes for each, at most
 HEADER = 27
 _FIRST_PAGE = 2  # flag of a page that begins a stream
 _BEGINNINGS = (b"OpusHead", b"\x01vorbis", b"\x7fFLAC", b"\x80theora", b"fishead\0")
@@ -23,7 +23,7 @@ _COMMENTS = (b"OpusTags", b"\x03vorbis", b"\x81theora")
 
 
 def opening_bytes(data: bytes, probed: int) -> int:
-    """What FFmpeg takes at most to open the file, holding `probed` bytes of packets. Raises MediaError."""
+    """The most bytes that FFmpeg takes to open the file if it buffers `probed` bytes of packets. Raises MediaError."""
     streams = check_streams(data)
     for word in _COMMENTS:
         at = data.find(word)
@@ -35,7 +35,7 @@ def opening_bytes(data: bytes, probed: int) -> int:
 
 
 def check_streams(data: bytes) -> int:
-    """How many streams begin, of kinds that Ogg files of sound and film hold."""
+    """Number of streams; raises MediaError for a stream of a kind that Ogg files of sound and film do not have."""
     streams, at = 0, data.find(b"OggS\0")
     while at >= 0:
         if at + HEADER < len(data) and data[at + 5] & _FIRST_PAGE:
@@ -52,7 +52,7 @@ def check_streams(data: bytes) -> int:
 
 
 def check_comments(data: bytes, at: int) -> None:
-    """A vendor's name and a count, at a place."""
+    """Check the vendor's name and the count of comments that begin at a place."""
     vendor = int.from_bytes(data[at : at + 4], "little")
     if vendor > MOST_VENDOR:
         raise promises("bytes of the name of its writer", vendor, MOST_VENDOR)
@@ -62,7 +62,9 @@ def check_comments(data: bytes, at: int) -> None:
 
 
 def check_flac(data: bytes, start: int) -> None:
-    """FLAC in Ogg: its comments are a packet without a word of its own, the first behind the stream's first page."""
+    """FLAC in Ogg: the packet of comments has no word of its own; it is the first packet after the stream's
+    first page.
+    """
     at = data.find(b"OggS\0", start)
     if at < 0 or at + HEADER >= len(data):
         return
@@ -72,7 +74,7 @@ def check_flac(data: bytes, start: int) -> None:
 
 
 def first_packets(data: bytes, size: int) -> int:
-    """Packets in the first so many bytes of them."""
+    """Number of packets in the first `size` bytes of packets."""
     packets, at, most = 0, data.find(b"OggS\0"), allowed(len(data)) // PACKET
     while 0 <= at < len(data) - HEADER and size > 0 and packets <= most:
         lacing = data[at + HEADER : at + HEADER + data[at + HEADER - 1]]

@@ -1,10 +1,11 @@
-"""What a picture's header makes Pillow do before its size is known, bounded for each format.
+"""Bounds, for each format, of the work that a picture's header causes in Pillow before the picture's size is known.
 
-Pure functions, pool. In: a file's bytes. Out: the bytes to open: without animation, profiles and texts, which nothing
-here reads and Pillow would inflate, keep and search; or MediaError. The pixels' own bytes are the same.
+Pure functions, pool. In: a file's bytes. Out: the bytes to open, or MediaError. The bytes to open have no animation,
+profiles and texts: nothing in this project reads them, and Pillow would inflate, store and search them. The pixels' own
+bytes are unchanged.
 
     PNG   IHDR iCCP zTXt acTL IDAT IDAT ..     texts, profiles and animation are dropped, thousands of IDAT become one
-    GIF   comments image image ..              the first image alone
+    GIF   comments image image ..              only the first image remains
     JPEG  APP0 APP1 .. SOS                     segments and EXIF are counted
     TIFF, WebP, AVIF                           directories, canvas, items and samples are counted
 """
@@ -19,18 +20,18 @@ from mm.bounds import iso
 from mm.bounds.bounded import require, too_complex
 from mm.bounds.directory import EXIF, check_directory, check_exif
 
-MOST_SEGMENTS = 1024  # of a JPEG in front of its first scan
-MOST_EXIF = 64  # segments, each of which is added to those before
-MOST_CHUNKS = 1 << 15  # of a PNG
-MOST_PIECES = 256  # of a PNG's pixels; more are joined
+MOST_SEGMENTS = 1024  # segments of a JPEG before its first scan
+MOST_EXIF = 64  # segments of EXIF; Pillow joins each to the segments before it
+MOST_CHUNKS = 1 << 15  # chunks of a PNG
+MOST_PIECES = 256  # chunks of a PNG's pixels; more than these are joined
 MOST_TEXT = 1 << 16  # bytes of a PNG's texts that are not compressed
-AVIF_SAMPLE, AVIF_ITEM = 256, 1024  # bytes that libavif takes for each, at most
-_XMP = b"XML:com.adobe.xmp\0\0"  # and not compressed: it may say how the picture lies
+AVIF_SAMPLE, AVIF_ITEM = 256, 1024  # bytes of memory that libavif takes for each, at most
+_XMP = b"XML:com.adobe.xmp\0\0"  # uncompressed XMP, which may give the picture's orientation
 _DROPPED = (b"iCCP", b"zTXt", b"acTL", b"fcTL", b"fdAT")
 
 
 def bound_png(data: bytes) -> bytes:
-    chunks: list[tuple[int, int]] = []  # chunks, with their sizes and checksums
+    chunks: list[tuple[int, int]] = []  # (start, stop) of each chunk, with its size field and checksum
     pixels: list[tuple[int, int]] = []
     dropped, texts = False, 0
     for kind, start, stop in png_chunks(data):
@@ -66,7 +67,7 @@ def bound_png(data: bytes) -> bytes:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, where its content begins, where it ends); a chunk that is cut off ends the file."""
+    """(kind, where its content begins, where it ends) of each chunk. A truncated chunk is the last one."""
     at = 8
     for _ in range(MOST_CHUNKS):
         size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
@@ -79,7 +80,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def bound_gif(data: bytes) -> bytes:
-    """The first image, with its graphic control extension."""
+    """The file with only its first image and the graphic control extension of this image."""
     at = 13 + (3 << (data[10] & 7) + 1 if len(data) > 10 and data[10] & 128 else 0)
     head, control = data[:at], b""
     while at < len(data):
@@ -89,7 +90,7 @@ def bound_gif(data: bytes) -> bytes:
             end = _blocks_end(data, at + 11 + (3 << (flags & 7) + 1 if flags & 128 else 0))
             return data if end >= len(data) - 1 and not control else head + control + data[start:end] + b";"
         if mark != 0x21:
-            return data  # damaged, which Pillow says
+            return data  # damaged; Pillow reports the damage
         at = _blocks_end(data, at + 2)
         if data[start + 1 : start + 2] == b"\xf9":
             control = data[start:at]
@@ -97,7 +98,7 @@ def bound_gif(data: bytes) -> bytes:
 
 
 def _blocks_end(data: bytes, at: int) -> int:
-    """Behind the empty block that ends a row of blocks."""
+    """The place after the empty block that ends a sequence of blocks."""
     size = len(data)
     while at < size and data[at]:
         at += data[at] + 1
@@ -107,7 +108,7 @@ def _blocks_end(data: bytes, at: int) -> int:
 def bound_jpeg(data: bytes) -> bytes:
     at, exif = 2, []
     for _ in range(MOST_SEGMENTS):
-        at = data.find(b"\xff", at)  # what stands between segments is passed over, as Pillow does
+        at = data.find(b"\xff", at)  # like Pillow, skip bytes between segments
         if at < 0 or at + 4 > len(data) or data[at + 1] == 0xDA:
             break
         mark, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")

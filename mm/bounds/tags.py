@@ -1,8 +1,8 @@
-"""Tags cut off before a library sees them: ID3 and APE around MPEG sound, chunks of WAV, blocks of FLAC.
+"""Cuts tags off before a library sees them: ID3 and APE around MPEG sound, chunks of WAV, blocks of FLAC.
 
-Pure functions, pool. In: a file's bytes. Out: the same sound without names, pictures and cue points, which nothing here
-reads: FFmpeg would inflate pictures of an ID3 tag, look each name up among all others, and take the memory that a name
-promises. What is cut stands in front, behind or between; the sound's own bytes are the same.
+Pure functions, pool. In: a file's bytes. Out: the same sound without names, pictures and cue points. Nothing in this
+project reads them, but FFmpeg would inflate the pictures of an ID3 tag, search all names for each name, and allocate as
+many bytes as a name promises. Tags before, after and between the sound's own bytes are cut; these bytes do not change.
 
     ID3 | ID3 | frames | APE | TAG          RIFF: fmt LIST id3 data          fLaC: STREAMINFO comments pictures | frames
 """
@@ -15,8 +15,8 @@ from mm.bounds.bounded import too_complex
 from mm.errors import MediaError, invalid
 
 MOST_TAGS = 16
-MOST_CHUNKS = 1024  # of a WAV file
-MOST_BLOCKS = 1024  # of a FLAC file
+MOST_CHUNKS = 1024  # chunks of a WAV file
+MOST_BLOCKS = 1024  # blocks of a FLAC file
 _WAV_CHUNKS = frozenset((b"fmt ", b"data", b"ds64", b"fact"))
 _LAST = 128  # flag of FLAC's last block
 
@@ -26,7 +26,7 @@ def damaged() -> MediaError:
 
 
 def without_id3(data: bytes) -> bytes:
-    """MPEG sound alone."""
+    """The MPEG sound without its tags."""
     at = 0
     for _ in range(MOST_TAGS):
         if data[at : at + 3] != b"ID3":
@@ -34,7 +34,7 @@ def without_id3(data: bytes) -> bytes:
         size = 0
         for byte in data[at + 6 : at + 10]:
             size = size << 7 | byte & 127
-        at += 10 + size + (10 if at + 5 < len(data) and data[at + 5] & 16 else 0)  # a footer
+        at += 10 + size + (10 if at + 5 < len(data) and data[at + 5] & 16 else 0)  # with a footer
     else:
         raise too_complex(f"the file begins with more than {MOST_TAGS} ID3 tags; send it without them")
     end = len(data)
@@ -52,7 +52,7 @@ def without_id3(data: bytes) -> bytes:
 
 
 def without_chunks(data: bytes) -> bytes:
-    """A WAV file of which other chunks than form and samples have a name that no reader knows."""
+    """A WAV file in which chunks other than format and samples are renamed, so that no reader knows them."""
     names, at, has_samples = [], 12, False
     for _ in range(MOST_CHUNKS):
         if at + 8 > len(data):
@@ -61,7 +61,7 @@ def without_chunks(data: bytes) -> bytes:
         if kind not in _WAV_CHUNKS:
             names.append(at)
         rest = len(data) - at - 8
-        if kind == b"data" and not 0 < size < rest:  # streaming writers leave the size open
+        if kind == b"data" and not 0 < size < rest:  # streaming writers leave the size unset
             break
         if size > rest + 1:
             if has_samples:
@@ -80,7 +80,7 @@ def without_chunks(data: bytes) -> bytes:
 
 
 def without_blocks(data: bytes) -> bytes:
-    """A FLAC file whose only block says how its samples are stored."""
+    """A FLAC file whose only metadata block is STREAMINFO."""
     at = 4
     for number in range(MOST_BLOCKS):
         if at + 4 > len(data):

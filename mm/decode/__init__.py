@@ -1,7 +1,7 @@
 """Decoders: encoded bytes to the normal forms of `mm.item.MediaItem`. Pool only.
 
-`import_codecs` imports their libraries before the first request, off the loop: the import takes a seventh of a second,
-for which neither the start nor the first answer should wait.
+`import_codecs` imports the decoders' libraries off the loop before the first request. The import takes a seventh of a
+second, and neither the start nor the first answer should wait for it.
 """
 
 

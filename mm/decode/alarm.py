@@ -1,9 +1,9 @@
 """Alarm: how the loop stops work that runs in a pool thread.
 
-Owner: the loop makes and trips it; one pool thread begins it, and that thread and the decoders that it starts read it.
-A thread cannot be interrupted, so decoders ask between frames, chunks and packets. In: a time limit, which starts with
-the work and not while it waits for a thread. Out: MediaError from `check` once the time is over or no caller waits
-any more.
+Owner: the loop creates and trips the alarm; one pool thread begins it; this thread and its decoders read it. A thread
+cannot be interrupted, so decoders call `check` between frames, chunks and packets. In: a time limit, which counts from
+the start of the work, not from its arrival in the queue. Out: `check` raises MediaError when the time is over or no
+caller waits any more.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Alarm:
         self._tripped = False
 
     def begin(self) -> None:
-        """The work has its thread (pool)."""
+        """Start the time limit: a thread has begun the work (pool)."""
         self._deadline = time.monotonic() + self._seconds
 
     def remaining(self) -> float:
-        """Seconds until the work must have ended; all of them while it has not begun."""
+        """Seconds until the work must end; the whole limit before the work begins."""
         return self._seconds if self._deadline is None else self._deadline - time.monotonic()
 
     def trip(self) -> None:

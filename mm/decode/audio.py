@@ -1,8 +1,7 @@
 """Sound: any container on our list to float32 mono at 16 kHz (SECURITY S20).
 
 Pool only. In: bytes whose format `magic` has named, so exactly one demuxer sees them. Out: samples. Decoding, downmix
-and resampling run frame by frame and every sample is counted as it comes: what a header says about length is not
-believed.
+and resampling run frame by frame. Every decoded sample is counted, because the length in a header may be wrong.
 
     packets -> frames -> [n, channels] float32 -> mono (BS.775) -> 16 kHz (soxr, high quality) -> counted
 """
@@ -35,27 +34,27 @@ if TYPE_CHECKING:
 SAMPLE_RATE = 16000
 _DEMUXERS = {"wav": "wav", "mp3": "mp3", "flac": "flac", "ogg": "ogg", "m4a": "mov", "webm": "matroska"}
 _CODECS = {"mp3", "flac", "vorbis", "opus", "aac", "alac", "adpcm_ms", "adpcm_ima_wav"}  # and every pcm_*
-# Packets of PCM are large already; the filter does not report damage in ALAC.
+# Codecs for the graph of filters. Packets of PCM are large already, and the graph reports no damage in ALAC.
 _IN_BULK = {"mp3", "flac", "vorbis", "opus", "aac"}
 _MAX_STREAMS = 64
-# Each packet and each frame takes the GIL several times, and waits while other threads run Python: ten minutes of WAV
-# in FFmpeg's packets of 2,048 bytes took 5.6 s next to one busy thread and 0.2 s alone. What FFmpeg reads to see
-# whether a WAV file is another format grows with its packets, unless it is bounded.
+# Each packet and each frame takes the GIL several times, and waits while other threads run Python. With FFmpeg's
+# packets of 2,048 bytes, decoding ten minutes of WAV took 5.6 s next to one busy thread and 0.2 s alone. Larger packets
+# also increase the number of bytes that FFmpeg probes in a WAV file, unless `probesize` bounds it.
 _WAV = {"max_size": str(1 << 16), "probesize": str(1 << 14)}
-_TOGETHER = 1 << 16  # samples of a channel that are mixed and resampled together
-# Of float files, whose full scale is 1: some hold 32-bit integers as they are. Squares of sums of what is louder
-# overflow float32 in the resampler or the mel filters, and a model would compute with no numbers.
+_TOGETHER = 1 << 16  # samples per channel that are mixed and resampled in one call
+# Largest sample of float files, whose full scale is 1; some float files hold unscaled 32-bit integers. For louder
+# samples, squares of sums overflow float32 in the resampler or the mel filters, and the model would compute with NaN.
 _LOUDEST = 2.0**31
 
-# ITU-R BS.775: front 0.707, centre 1, surround 0.5, no LFE. The weights of a layout are divided by their sum, so that
-# nothing clips: stereo becomes the mean of left and right.
+# ITU-R BS.775: front 0.707, centre 1, surround 0.5, no LFE. The weights of a layout are divided by their sum to prevent
+# clipping: stereo becomes the mean of left and right.
 _WEIGHTS = {"FL": 0.7071, "FR": 0.7071, "FC": 1.0, "LFE": 0.0, "LFE2": 0.0, "FLC": 0.7071, "FRC": 0.7071}
 _SURROUND = 0.5
 
 
 @functools.cache
 def codec_library() -> types.ModuleType:
-    """Import PyAV once and silence FFmpeg's own printing, which would quote the media."""
+    """Import PyAV once and silence FFmpeg's log output, which would quote the media."""
     import av
 
     av.logging.set_level(None)
@@ -64,13 +63,13 @@ def codec_library() -> types.ModuleType:
 
 @functools.cache
 def allocations() -> Allocations:
-    """Of FFmpeg, once PyAV is imported."""
+    """The bound on FFmpeg's allocations; imports PyAV first."""
     codec_library()
     return Allocations()
 
 
 class Watched(io.BytesIO):
-    """A file that ends the library's reading when its time is over, or no caller waits: opening looks at no alarm."""
+    """A file whose reads check the alarm: the library opens a container without any other check of the time."""
 
     def __init__(self, data: bytes, alarm: Alarm) -> None:
         super().__init__(data)
@@ -83,17 +82,17 @@ class Watched(io.BytesIO):
 
 @functools.cache
 def _lenient() -> dict[str, str]:
-    """Options with which metadata that is no UTF-8 refuses no file; PyAV 19 and later need none."""
+    """FFmpeg options that accept files whose metadata is not UTF-8; PyAV 19 and later need none."""
     return {"metadata_errors": "replace"} if int(codec_library().__version__.split(".")[0]) < 19 else {}
 
 
 def open_container(
     data: bytes, demuxer: str, limits: MediaLimits, alarm: Alarm | None = None, probed: int = PROBED_SOUND
 ) -> av.container.InputContainer:
-    """Open bytes with one named demuxer; no protocol may be opened from inside the file. `mm.bounds` has bounded what
-    the library takes for it, with so many bytes of packets.
+    """Open bytes with one named demuxer; the file cannot make FFmpeg open another protocol. The caller has bounded the
+    memory for this with `mm.bounds`, for `probed` bytes of packets.
 
-    Opening decodes a little to learn what streams hold, so the bound on the size of frames is set here already.
+    Opening a container decodes a little to identify its streams, so the frame size is already bounded here.
     """
     av = codec_library()
     allocations().bound(limits.video_max_frame_pixels)
@@ -119,9 +118,9 @@ def open_container(
 
 
 def raise_unless_damage(error: Exception) -> None:
-    """Let through what is not the file's fault: our own refusals, and memory that really is short.
+    """Re-raise errors that the file did not cause: our own refusals, and a real lack of memory.
 
-    FFmpeg says "cannot allocate" of absurd sizes in damaged headers; that is damage like any other.
+    FFmpeg reports "cannot allocate" for absurd sizes in damaged headers; such an error counts as damage.
     """
     if isinstance(error, MediaError):
         raise error
@@ -130,12 +129,12 @@ def raise_unless_damage(error: Exception) -> None:
 
 
 def _no_more_files(url: str, flags: int, options: dict) -> None:
-    """A container that names other files gets none of them."""
+    """Refuses every file that a container refers to."""
     raise PermissionError
 
 
 class SoundFile:
-    """A sound whose container has been recognised; `decode` reads it once."""
+    """A sound in a known container; call `decode` once."""
 
     def __init__(
         self, file: bytes | Bounded, file_format: str, limits: MediaLimits, max_seconds: float | None = None
@@ -155,25 +154,27 @@ class SoundFile:
         self._max_seconds = limits.audio_max_seconds if max_seconds is None else max_seconds
 
     def promised_seconds(self, alarm: Alarm | None = None) -> float | None:
-        """How long the header says that the sound is; None where it does not say so. Nothing relies on it."""
+        """The sound's length according to its header; None if the header has none. The server relies on no header's
+        length.
+        """
         stated = wav_seconds(self._data) if self._demuxer == "wav" else None
-        if stated is not None:  # FFmpeg opens the file once, to decode it
+        if stated is not None:  # so FFmpeg opens the file only once, to decode it
             return stated
         with open_container(self._data, self._demuxer, self._limits, alarm) as container:
             return None if container.duration is None else container.duration / codec_library().time_base
 
     @property
     def size(self) -> int:
-        """Bytes of the samples at most; how many there are is only known when they are decoded."""
+        """The most bytes that the samples can take; their number is known only after decoding."""
         return int(self._max_seconds * SAMPLE_RATE * 4)
 
     @property
     def cost(self) -> int:
-        """Bytes held at most: the samples once in pieces and once joined, a copy of the file, and it twice opened."""
+        """The most bytes held: the samples in pieces and joined, a copy of the file, and two opened containers."""
         return 2 * self.size + len(self._data) + 2 * self.opening
 
     def decode(self, alarm: Alarm) -> np.ndarray:
-        """Decode to float32 [samples] at 16 kHz; raises when there is no sound at all."""
+        """Decode to float32 [samples] at 16 kHz; raises if there is no sound at all."""
         samples = decode_track(self._data, self._demuxer, self._limits, self._max_seconds, alarm)
         if samples is None:
             raise invalid("the file has no audio track")
@@ -186,7 +187,7 @@ class SoundFile:
 
 
 def decode_track(data: bytes, demuxer: str, limits: MediaLimits, max_seconds: float, alarm: Alarm) -> np.ndarray | None:
-    """The first sound track of a container, float32 [samples] at 16 kHz, or None when it has none."""
+    """The first sound track of a container, float32 [samples] at 16 kHz; None if the container has none."""
     with open_container(data, demuxer, limits, alarm) as container:
         if not container.streams.audio:
             return None
@@ -199,7 +200,7 @@ def decode_track(data: bytes, demuxer: str, limits: MediaLimits, max_seconds: fl
 
 
 def _gathered(pieces: Iterator[np.ndarray], max_seconds: float) -> np.ndarray:
-    """All of them one behind the other."""
+    """All pieces joined; raises if they are longer than `max_seconds`."""
     gathered: list[np.ndarray] = []
     budget = int(max_seconds * SAMPLE_RATE)
     for piece in pieces:
@@ -233,17 +234,18 @@ def check_shape(rate: int, channels: int, limits: MediaLimits) -> None:
 
 
 class NotInBulk(Exception):
-    """A file that is read frame by frame, which says what is wrong with it, if anything is."""
+    """The file must be read frame by frame, either from the start or to find out which damage it has."""
 
 
 def in_bulk(
     data: bytes, demuxer: str, stream: av.audio.stream.AudioStream, limits: MediaLimits, alarm: Alarm
 ) -> Iterator[av.AudioFrame]:
-    """The frames of `_packed`, made by a graph of filters that reads the file by itself. The graph takes the GIL once
-    for many samples, not several times for each frame: ten times as fast while other threads run Python.
+    """Yields the same frames as `_packed`, from a graph of FFmpeg filters that reads the file by itself. The graph
+    takes the GIL once for many samples, `_packed` several times for each frame: ten times as fast while other threads
+    run Python.
 
-    FFmpeg reads an anonymous copy in memory, opens nothing else, and has no decoder but the stream's: it ignores all
-    other streams of the file, covers too.
+    FFmpeg reads an anonymous copy in memory, opens nothing else, and may use only the stream's decoder: it ignores all
+    other streams of the file, cover pictures too.
     """
     if stream.codec_context.codec.canonical_name not in _IN_BULK or not hasattr(os, "memfd_create"):
         raise NotInBulk
@@ -286,7 +288,7 @@ def _packed(
     container: av.container.InputContainer, stream: av.audio.stream.AudioStream, limits: MediaLimits, alarm: Alarm
 ) -> Iterator[av.AudioFrame]:
     """Decoded frames as interleaved float32. FFmpeg interleaves them, because PyAV 18 reads one plane too many of
-    eight-channel planar frames and dies of it."""
+    eight-channel planar frames and crashes."""
     packer = None
     shape = (0, 0)
     try:
@@ -295,7 +297,7 @@ def _packed(
             for frame in packet.decode():
                 if packer is None:
                     shape = (frame.sample_rate, frame.layout.nb_channels)
-                    check_shape(*shape, limits)  # HE-AAC headers name half the rate: the first frame counts
+                    check_shape(*shape, limits)  # HE-AAC headers give half the rate, so the first frame's rate is used
                     packer = codec_library().AudioResampler(
                         format="flt", layout=frame.layout, rate=frame.sample_rate, frame_size=_TOGETHER
                     )
@@ -310,14 +312,14 @@ def _packed(
 
 
 def _resampled(frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray]:
-    """Mono pieces, float32 [n] at 16 kHz."""
+    """Resample frames to mono pieces, float32 [n] at 16 kHz."""
     resampler = None
     weights: np.ndarray | None = None
     for frame in frames:
         if weights is None:
             weights = downmix_weights([channel.name for channel in frame.layout.channels])
             resampler = resampler_of(frame.sample_rate)
-        with np.errstate(invalid="ignore", over="ignore"):  # refused in the next line
+        with np.errstate(invalid="ignore", over="ignore"):  # the check below refuses NaN and infinity
             mono = frame.to_ndarray().reshape(-1, len(weights)) @ weights  # [n]
         if not max(mono.max(initial=0), -mono.min(initial=0)) <= _LOUDEST:  # NaN, too
             raise invalid(f"the audio holds samples that are not numbers of {-_LOUDEST:.0f} to {_LOUDEST:.0f}")
@@ -327,7 +329,7 @@ def _resampled(frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray]:
 
 
 def resampler_of(rate: int) -> soxr.ResampleStream | None:
-    """From a rate to 16 kHz; None where a sound has it already."""
+    """A resampler from `rate` to 16 kHz; None if the sound already has 16 kHz."""
     if rate == SAMPLE_RATE:
         return None
     import soxr

@@ -1,7 +1,7 @@
-"""Which frames of a film are chosen.
+"""Chooses the frames of a film that a model reads.
 
 Pure functions, any thread. In: the number of frames and their rate. Out: ascending indices at equal distances, as the
-video processors of the Qwen family choose them. Cost is the number of chosen frames, never the number that exist.
+video processors of the Qwen family choose them. The cost grows with the number of chosen frames, not of all frames.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mm.transform.image import Scale
 
 @dataclass(frozen=True, slots=True)
 class FrameRule:
-    """Frames per second wanted, within bounds, or a fixed number; `multiple` frames make one temporal patch."""
+    """Frames per second to choose, within bounds, or a fixed number; `multiple` frames make one temporal patch."""
 
     fps: float = 2.0
     min_frames: int = 4
@@ -24,7 +24,7 @@ class FrameRule:
     multiple: int = 2
 
     def count(self, total: int, fps: float) -> int:
-        """How many of `total` frames to keep; a multiple of `multiple` unless the film has fewer."""
+        """How many of `total` frames to choose: a multiple of `multiple`, unless the film has fewer frames."""
         if self.num_frames is not None:
             wanted: float = round(min(self.num_frames, self.max_frames) / self.multiple) * self.multiple
         else:
@@ -43,15 +43,15 @@ def sample_indices(total: int, count: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class FilmPlan:
-    """What a processor wants of a film."""
+    """The frames of a film that a processor reads, and their scale."""
 
     indices: np.ndarray  # int64 [frames], ascending
-    scale: Scale  # of each chosen frame
+    scale: Scale  # size of each chosen frame
     seconds_per_frame: float
-    seconds: np.ndarray | None = None  # float64 [frames]: time of each, for families that write it as text
-    silent: bool = False  # the film's sound track is not read
-    total: int = 0  # frames of the whole film, for processors that read it
-    fps: float = 0.0  # of the whole film, likewise
+    seconds: np.ndarray | None = None  # float64 [frames]: time of each frame, for families that write times as text
+    silent: bool = False  # True: the film's sound track is not read
+    total: int = 0  # frames of the whole film, for processors that use this number
+    fps: float = 0.0  # frames per second of the whole film, likewise
 
     @property
     def pixels(self) -> int:

@@ -19,24 +19,26 @@ if TYPE_CHECKING:
     import av
 
 Packets = Sequence[tuple[int, "av.Packet"]]  # with the time of each
-Keys = Sequence[tuple[int, int]]  # time and number of each key packet, by time
+Keys = Sequence[tuple[int, int]]  # (time, number) of each key packet, ascending by time
 
-_UNITS, _SEI_BYTES = 64, 1024  # looked at in a packet, and in a unit of messages
+_UNITS, _SEI_BYTES = 64, 1024  # most NAL units examined per packet, and most bytes per SEI unit
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Packets from a key frame to a group's last wanted frame."""
+    """The packets from a key frame to the last wanted frame of its group."""
 
     start: int  # number of the key packet
-    following: int  # place of the first wanted time behind the group
-    stop: int  # number of the packet behind the last wanted frame's packet
-    drains: bool  # so many packets are skipped behind `stop` that the decoder is drained there
+    following: int  # index of the first wanted time after the group
+    stop: int  # number of the packet after the last wanted frame's packet
+    drains: bool  # whether so many packets after `stop` are skipped that draining the decoder is cheaper
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Places of wanted times that a decoder can serve without what comes before, and how many packets it is fed."""
+    """A range of wanted times that a decoder can serve without earlier packets, and the number of packets that it is
+    fed.
+    """
 
     first: int
     last: int  # exclusive
@@ -44,7 +46,7 @@ class Part:
 
 
 def find_keys(packets: Packets, codec: str, extradata: bytes | None, check: Callable[[], None]) -> Keys:
-    """Key frames with which a decoder may start."""
+    """The key frames at which a decoder may start."""
     found = []
     for index, (time, packet) in enumerate(packets):
         if packet.is_keyframe:
@@ -55,12 +57,12 @@ def find_keys(packets: Packets, codec: str, extradata: bytes | None, check: Call
 
 
 def find_groups(packets: Packets, keys: Keys, wanted: Sequence[int], num_threads: int) -> list[Group]:
-    """The groups that hold wanted frames; a decoder of `num_threads` gives a frame out so many packets late."""
+    """The groups that hold wanted frames. A decoder of `num_threads` threads returns a frame that many packets late."""
     key_times = [time for time, _ in keys]
     places = {time: index for index, (time, _) in enumerate(packets)}
     found: list[Group] = []
     last = len(wanted)
-    following_start = 2 * len(packets)  # of the group behind this one: nothing has to be fed behind the last
+    following_start = 2 * len(packets)  # start of the group after this one; after the last group nothing has to be fed
     while last:
         at = bisect.bisect_right(key_times, wanted[last - 1]) - 1
         first = bisect.bisect_left(wanted, key_times[at]) if at >= 0 else 0
@@ -72,7 +74,7 @@ def find_groups(packets: Packets, keys: Keys, wanted: Sequence[int], num_threads
 
 
 def find_parts(packets: Packets, keys: Keys, wanted: Sequence[int], codec: str, extradata: bytes | None) -> list[Part]:
-    """The wanted times cut before each group that begins anew."""
+    """The wanted times, split before each group that begins anew."""
     found: list[Part] = []
     first = fed = following = 0
     for group in find_groups(packets, keys, wanted, 1):
@@ -85,10 +87,11 @@ def find_parts(packets: Packets, keys: Keys, wanted: Sequence[int], codec: str, 
 
 
 def begins_anew(packet: memoryview, codec: str, extradata: bytes) -> bool:
-    """Whether no frame from this key frame on, in order of display, is predicted from a frame before it.
+    """Whether frames from this key frame on, in display order, are predicted from no earlier frame.
 
-    Of H.264 an IDR picture, for others that containers call key frames may be followed by references over them; of
-    HEVC an IRAP picture; of VP9 a key frame. Other codecs, and packets without lengths, are not looked into.
+    In H.264, this holds for IDR pictures: frames after the other key frames of a container may refer to frames before
+    them. In HEVC it holds for IRAP pictures, in VP9 for key frames. False for other codecs, and for packets without
+    lengths.
     """
     if codec == "h264" and extradata[:1] == b"\x01" and len(extradata) > 4:
         return any(unit[0] & 31 == 5 for unit in _units(packet, (extradata[4] & 3) + 1))
@@ -100,19 +103,21 @@ def begins_anew(packet: memoryview, codec: str, extradata: bytes) -> bool:
 
 
 def heals(packet: memoryview, codec: str, extradata: bytes) -> bool:
-    """Whether a picture of H.264 starts a gradual refresh: frames are right some frames later, though containers call
-    the picture a key frame."""
+    """Whether a picture of H.264 starts a gradual refresh: containers mark the picture as a key frame, but the decoded
+    frames are correct only some frames later."""
     if codec != "h264" or extradata[:1] != b"\x01" or len(extradata) < 5:
         return False
     return any(unit[0] & 31 == 6 and _is_gradual(unit) for unit in _units(packet, (extradata[4] & 3) + 1))
 
 
 def _is_gradual(unit: memoryview) -> bool:
-    """Whether a SEI unit holds a recovery point (payload type 6) some frames away; the code of 0 frames is a 1."""
+    """Whether a SEI unit holds a recovery point (payload type 6) at a later frame; the code of distance 0 is
+    the bit 1.
+    """
     data = bytes(unit[1:_SEI_BYTES]).replace(b"\0\0\3", b"\0\0")
     at = 0
     while at + 2 < len(data):
-        numbers = []  # type and size; each 255 is added to what follows
+        numbers = []  # payload type and size; a byte of 255 is added to the byte that follows
         for _ in range(2):
             number = 0
             while at < len(data) and data[at] == 255:
@@ -126,7 +131,7 @@ def _is_gradual(unit: memoryview) -> bool:
 
 
 def _units(packet: memoryview, length_size: int) -> Iterator[memoryview]:
-    """The first NAL units, none of them empty; lengths stand before them."""
+    """The first NAL units that are not empty; a length precedes each unit."""
     at = 0
     for _ in range(_UNITS):
         if at + length_size >= len(packet):

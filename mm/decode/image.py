@@ -1,8 +1,8 @@
-"""Pictures: encoded bytes to uint8 [height, width, 3], what a person would see (SECURITY S18, S19).
+"""Pictures: encoded bytes to uint8 [height, width, 3], as a viewer displays them (SECURITY S18, S19).
 
 Pool only. In: bytes whose format `magic` has named. Out: one normal form: EXIF orientation applied, transparency
-flattened on the background's colour, CMYK and grey turned to RGB, 16 bits scaled to 8, the first frame of an animation.
-The header is read first; size and mode are checked and memory is reserved by the caller before any pixel is decoded.
+flattened on the background's colour, CMYK and grey converted to RGB, 16 bits scaled to 8, the first frame of an
+animation. The header is read first. The caller checks size and mode and reserves memory before any pixel is decoded.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ _MODES = {
     "I;16L",
 }
 _ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 0x0112, 322, 323
-# Each scan of a progressive JPEG passes over the whole picture, however few its bytes; writers use about ten.
+# A decoder passes over the whole picture for each scan of a progressive JPEG, however small the scan; encoders write
+# about ten scans.
 _MARK, _START_OF_SCAN, _MAX_SCANS = 0xFF, 0xDA, 100
 
 
 @functools.cache
 def image_library() -> types.ModuleType:
-    """Import Pillow once, and make its guard against decompression bombs an error rather than a note.
+    """Import Pillow once, and make its warning about decompression bombs an error.
 
-    The parsers of our formats are named here: asked for a parser it has not loaded, Pillow would load all forty.
+    The parsers of our formats are imported here, because Pillow loads all forty when it needs one that is not loaded.
     """
     from PIL import (  # noqa: F401
         AvifImagePlugin,
@@ -79,7 +80,7 @@ def image_library() -> types.ModuleType:
     )
 
     warnings.simplefilter("error", Image.DecompressionBombWarning)
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # notes on damaged metadata, which we drop
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # about damaged metadata, which we drop
     silence_tiff()
     assert Image.MAX_IMAGE_PIXELS is not None
     assert not ImageFile.LOAD_TRUNCATED_IMAGES
@@ -116,19 +117,21 @@ class ImageFile:
 
     @property
     def cost(self) -> int:
-        """Bytes held at most while decoding: Pillow's four per pixel, a copy per step of the way to RGB."""
+        """The most bytes held while decoding: four per pixel in Pillow, and one copy per step of the conversion
+        to RGB.
+        """
         return self.width * self.height * 16
 
     def decode(self, planner: Planner | None = None, background: Colour = WHITE) -> np.ndarray:
-        """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3].
+        """Decode into the normal form; uint8 [height, width, 3]. `planner` gives the scale for the upright size.
 
-        `background` is the colour of whatever is transparent.
+        `background` is the colour that replaces transparent pixels.
 
-        The array may not be written: its memory is Pillow's `bytes`.
+        The array is read-only: its memory is a `bytes` object of Pillow.
         """
         try:
             image = self._image
-            image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
+            image.load()  # before reading the orientation: that loads a PNG too, and would hide the cause of an error
             image = _upright(_flat_rgb(image, background), _orientation(image))
             return np.asarray(image if planner is None else planner(image.height, image.width).image(image))
         except MediaError:
@@ -143,13 +146,15 @@ class ImageFile:
 
 
 def _num_scans(data: bytes) -> int:
-    """Scans that a JPEG announces. Two compares of arrays are five times as fast as `bytes.count` of two."""
+    """Number of scans that a JPEG announces. Comparing two arrays is five times as fast as `bytes.count` of two
+    bytes.
+    """
     octets = np.frombuffer(data, np.uint8)
     return int(np.count_nonzero((octets[:-1] == _MARK) & (octets[1:] == _START_OF_SCAN)))
 
 
 def check_size(width: int, height: int, limits: MediaLimits) -> None:
-    """Raises for sides that the server does not read."""
+    """Raises MediaError if the width or height is outside the server's limits."""
     short, long = sorted((width, height))
     if short < limits.image_min_side:
         raise invalid(f"the image is {width}x{height}; both sides must be at least {limits.image_min_side} pixels")
@@ -166,7 +171,7 @@ def check_size(width: int, height: int, limits: MediaLimits) -> None:
 
 
 def _check_tiles(image: Image.Image, limits: MediaLimits) -> None:
-    """A TIFF's tiles may be larger than the picture, and each is decoded as a whole."""
+    """Check a TIFF's tiles: they may be larger than the picture, and each tile is decoded as a whole."""
     tags = getattr(image, "tag_v2", {})
     width, height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0)
     sized = isinstance(width, int) and isinstance(height, int)
@@ -179,12 +184,12 @@ def _too_many_pixels(limits: MediaLimits) -> MediaError:
 
 
 def _orientation(image: Image.Image) -> int:
-    image.info.pop("Raw profile type exif", None)  # a text that Pillow would unfold
+    image.info.pop("Raw profile type exif", None)  # a text that Pillow would decompress
     check_exif(image.info.get("exif", b""))
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:
-        return 1  # damaged metadata does not make a damaged picture
+        return 1  # the pixels are readable even if the metadata is damaged
 
 
 def _upright(image: Image.Image, orientation: int) -> Image.Image:
@@ -204,7 +209,7 @@ def _upright(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def _flat_rgb(image: Image.Image, background: Colour) -> Image.Image:
-    """Any mode of the table to RGB; whatever shines through has the background's colour."""
+    """Convert any mode of the table to RGB; transparent pixels get the background's colour."""
     mode = image.mode
     if mode.startswith("I"):
         return _from_deep_grey(image, background)
@@ -222,7 +227,7 @@ def _flat_rgb(image: Image.Image, background: Colour) -> Image.Image:
 
 
 def _from_deep_grey(image: Image.Image, background: Colour) -> Image.Image:
-    """16-bit grey, rounded to 8 bits; one value may be declared transparent."""
+    """Convert 16-bit grey to RGB of 8 bits, rounded; the file may declare one value transparent."""
     deep = np.asarray(image)  # [height, width], uint16 or int32
     levels = np.clip(deep, 0, 65535).astype(np.uint32)
     levels *= 255

@@ -1,7 +1,7 @@
-"""What an encoded file is, from its first bytes: neither names nor headers nor clients are asked.
+"""Detects a file's format from its first bytes; names, headers and media types from clients are ignored.
 
 Pure functions, any thread. In: bytes. Out: a file format that the `*_formats` limits name, or None. The format also
-chooses the demuxer or parser that reads the bytes, so playlists, subtitles and forty other parsers never do.
+chooses the one demuxer or parser that reads the bytes, so no parser of playlists or subtitles ever reads them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 # Brands of ISO files that are pictures, not films.
 _HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}
-_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # little and big end first; 32 and 64 bits of offset
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # little-endian and big-endian; 32-bit and 64-bit offsets
 _OLD_QUICKTIME = {b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"}
 
-# MIME subtypes that clients write for each format.
+# MIME subtypes that clients send for each format.
 _SUBTYPES = {
     "jpeg": {"jpeg", "jpg", "pjpeg"},
     "png": {"png", "x-png", "apng"},
@@ -39,7 +39,7 @@ _SUBTYPES = {
 
 
 def sniff(data: bytes | memoryview) -> str | None:
-    """The format of `data`, or None when it is none that any modality knows."""
+    """The format of `data`, or None if no modality reads it."""
     head = bytes(data[:64])
     if head[:3] == b"\xff\xd8\xff":
         return "jpeg"
@@ -69,18 +69,18 @@ def sniff(data: bytes | memoryview) -> str | None:
 
 
 def as_audio(file_format: str | None) -> str | None:
-    """Films hold sound too: the format that a film counts as when sound is asked for."""
+    """The audio format under which a file's sound track is read: films hold sound too."""
     return {"mp4": "m4a", "mov": "m4a", "mkv": "webm"}.get(file_format or "", file_format)
 
 
 def agrees(mime: str, file_format: str, modality: Modality) -> bool:
-    """Whether the media type of a data: URL fits what the bytes are; generic types claim nothing."""
+    """Whether the media type of a data: URL fits the detected format; generic types fit every format."""
     kind, _, subtype = mime.partition("/")
     if mime in ("", "application/octet-stream", "application/ogg"):
         return True
     kinds = {modality, "video"} if modality == "audio" else {modality, "audio"} if modality == "video" else {modality}
     if file_format == "gif":
-        kinds.add("image")  # as a film too
+        kinds.add("image")  # a GIF read as a film may have the type image/gif
     return kind in kinds and subtype in _SUBTYPES[file_format]
 
 
@@ -88,14 +88,16 @@ def _iso_brand(brand: bytes) -> str | None:
     if brand in (b"avif", b"avis"):
         return "avif"
     if brand in _HEIC_BRANDS:
-        return "heic"  # which no modality reads: the refusal names it
+        return "heic"  # no modality reads HEIC, and the refusal names it
     if brand in (b"M4A ", b"M4B ", b"M4P "):
         return "m4a"
     return "mov" if brand == b"qt  " else "mp4"
 
 
 def _is_mpeg_audio(head: bytes) -> bool:
-    """Eleven sync bits, a layer (00 would be AAC), a bitrate and a sample rate that exist."""
+    """Whether the bytes begin an MPEG audio frame: 11 sync bits, a layer (00 is AAC), a valid bitrate and
+    sample rate.
+    """
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return False
     return head[1] & 0x06 != 0 and head[1] & 0x18 != 0x08 and head[2] & 0xF0 != 0xF0 and head[2] & 0x0C != 0x0C

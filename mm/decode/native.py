@@ -1,7 +1,8 @@
-"""Settings of the native libraries behind PyAV and Pillow that their Python parts do not reach.
+"""Settings of the native libraries of PyAV and Pillow that their Python APIs do not expose.
 
-Owner: the pool thread that first imports a library. A library is found among the files that this process has mapped, so
-it is the one that decodes. Where it is none of these files (linked in statically, another system), nothing is set.
+Owner: the pool thread that first imports a library. A library is searched among the files that this process has mapped,
+so the settings reach the library that decodes. If none of these files is the library (static linking, other systems),
+nothing is set.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import re
 
-LEAST_ALLOCATION = 64 << 20  # bytes; frames may be larger where --video-max-frame-pixels says so
+LEAST_ALLOCATION = 64 << 20  # bytes; larger if --video-max-frame-pixels allows larger frames
 BYTES_PER_PIXEL = 8
 
 
 def mapped(name: str) -> ctypes.CDLL | None:
-    """A library of this process."""
+    """The library of this name that this process has mapped, or None."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as table:
             found = re.search(rf"\S*/{name}[-.\w]*\.so[.\w]*$", table.read(), re.MULTILINE)
@@ -24,8 +25,8 @@ def mapped(name: str) -> ctypes.CDLL | None:
 
 
 class Allocations:
-    """The largest piece of memory that FFmpeg may ask for at one time: no table or picture of a file needs more than a
-    frame does. What a file promises beyond that fails inside FFmpeg, which calls the file damaged."""
+    """A limit on each single allocation of FFmpeg: no table or picture of a file needs more bytes than a frame does. An
+    allocation beyond the limit fails inside FFmpeg, which reports the file as damaged."""
 
     def __init__(self) -> None:
         self._library = mapped("libavutil")
@@ -35,7 +36,7 @@ class Allocations:
             self._library.av_max_alloc.restype = None
 
     def bound(self, frame_pixels: int) -> None:
-        """Before a file is opened."""
+        """Set the limit, before a file is opened."""
         most = max(LEAST_ALLOCATION, frame_pixels * BYTES_PER_PIXEL)
         if self._library is not None and most != self._set:
             self._library.av_max_alloc(most)
@@ -43,7 +44,7 @@ class Allocations:
 
 
 def silence_tiff() -> None:
-    """libtiff writes what it thinks of a file to standard error, with words of the file."""
+    """Turn off libtiff's messages: it writes to standard error, and quotes the file."""
     library = mapped("libtiff")
     if library is not None:
         for kind in ("Error", "Warning"):

@@ -1,8 +1,8 @@
-"""Split: parts of a film decoded side by side, where a machine has the cores (S21).
+"""Split: parts of a film that several threads decode in parallel, if the machine has the cores (S21).
 
-Pool: the thread that calls `run` and the threads that `run` starts and joins. In: parts of `groups`, and the work of
-a decoder, which takes parts until none is left. Out: all chosen frames, or None where the film is damaged: a
-decoder that fails stops the others, and the film is decoded once more as a whole.
+Pool: the thread that calls `run` and the threads that `run` starts and joins. In: parts of `groups`, and a decoder's
+function, which takes parts until none is left. Out: all chosen frames, or None if the film is damaged: a decoder that
+fails stops the others, and the caller decodes the film once more as a whole.
 
     decoder 0   K p p p p p p | K p p |           the parts with the most packets come first
     decoder 1   K p p p p | K p p p | K p |
@@ -22,14 +22,16 @@ from mm.errors import MediaError, invalid
 
 
 class Split:
-    """Shared by the decoders of a film: each operation is a single step of a deque, a dict or a flag."""
+    """State shared by the decoders of a film. Each operation is a single step of a deque, a dict or a flag, so
+    no lock.
+    """
 
     def __init__(self, parts: list[Part], alarm: Alarm) -> None:
         self._num_frames = parts[-1].last
         self._left = deque(sorted(parts, key=lambda part: -part.num_packets))
         self._alarm = alarm
         self._failed = False
-        self._frames: dict[tuple[int, ...], np.ndarray] = {}  # by the shape of a frame, which must be the same in all
+        self._frames: dict[tuple[int, ...], np.ndarray] = {}  # key: a frame's shape, equal for all frames
 
     def __iter__(self) -> Iterator[Part]:
         """Parts that no decoder has taken yet."""
@@ -40,25 +42,25 @@ class Split:
                 return
 
     def check(self) -> None:
-        """Raise when the work should end."""
+        """Raise if the work should end."""
         self._alarm.check()
         if self._failed:
             raise differs()
 
     def keep(self, place: int, pixels: np.ndarray) -> None:
-        """Copy a frame to its place; whichever decoder comes first makes the array."""
+        """Copy a frame to its place in the array. The first decoder with a frame allocates the array."""
         frames = self._frames.get(pixels.shape)
         if frames is None:
             frames = self._frames.setdefault(pixels.shape, np.empty((self._num_frames, *pixels.shape), dtype=np.uint8))
         frames[place] = pixels
 
     def run(self, num_decoders: int, work: Callable[[], int]) -> np.ndarray | None:
-        """Run `work` in so many threads; each call returns how many frames it has stored."""
+        """Run `work` in `num_decoders` threads; each call returns the number of frames that it stored."""
 
         def guarded() -> int:
             try:
                 return work()
-            except Exception:  # whatever it is, the film as a whole says it too
+            except Exception:  # decoding the film as a whole reports the error again
                 self._failed = True
                 return 0
 
@@ -71,5 +73,5 @@ class Split:
 
 
 def differs() -> MediaError:
-    """For `Split` alone: a frame that came is not the wanted one."""
+    """Raised in a decoder of `Split` if a decoded frame is not the wanted frame."""
     return invalid("the video's parts cannot be decoded by themselves")

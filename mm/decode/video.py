@@ -1,23 +1,23 @@
 """Films: chosen frames as uint8 [frames, height, width, 3], scaled as they are decoded, and their sound (S21).
 
-Pool only. In: bytes whose format `magic` has named, so exactly one demuxer sees them and no playlist ever does. One
-pass over the packets, without decoding, counts frames and finds key frames; then only the groups of pictures that
-hold a chosen frame are fed to the decoder.
+Pool only. In: bytes whose format `magic` has named, so exactly one demuxer sees them and no parser of playlists. One
+pass over the packets, without decoding, counts frames and finds key frames; then only the groups of pictures that hold
+a chosen frame are fed to the decoder.
 
     packets  K p p p p K p p p p K p p p p      K: key frame
     chosen   ^           ^                      fed: K, and from the second K to the chosen frame; the rest is skipped
 
-Where packets are skipped behind a group's last chosen frame, the decoder is drained instead of being fed until that
-frame comes out: a decoder of n threads would decode n frames more.
+Where packets are skipped after a group's last chosen frame, the decoder is drained: a decoder of n threads returns a
+frame n packets late, so feeding it until the frame comes out would decode n frames more.
 
-Where cores and memory are free, groups that need nothing of the groups before them are decoded side by side (`split`),
-by decoders of fewer threads each; where such a decoder fails, the film is decoded again as a whole.
+If cores and memory are free, several decoders with fewer threads each decode groups that need no earlier group in
+parallel (`split`); if such a decoder fails, the film is decoded again as a whole.
 
-Of H.264, frames that are neither chosen nor predicted from are fed but not decoded, which saves a third of the work
-where three B-frames follow each other.
+In H.264, frames that are not chosen and that no other frame refers to are fed but not decoded. This saves a third of
+the work in films with three B-frames in a row.
 
-With `frame_recovery` the next readable frame before the next chosen frame replaces a frame that cannot be read; where
-there is none, the chosen frame before it does. `replaced` lists both numbers. Without `frame_recovery` the decoder
+With `frame_recovery`, a frame that cannot be read is replaced by the next readable frame before the next chosen frame;
+if there is none, by the chosen frame before it. `replaced` lists both numbers. Without `frame_recovery` the decoder
 conceals damage as players do, and a packet that it cannot read refuses the film.
 """
 
@@ -49,15 +49,15 @@ if TYPE_CHECKING:
 _DEMUXERS = {"mp4": "mov", "mov": "mov", "mkv": "matroska", "webm": "matroska", "gif": "gif"}
 _DECODER_FRAMES = 20  # frames of full size that a decoder holds at most, plus one for each of its threads
 _FEW_THREADS, _MOST_THREADS = 4, 12
-_SPARE_CORES = 4  # that a film of many threads leaves to the loop, the device's thread and others' media
-_PIXELS_PER_THREAD = 1 << 17  # of a frame, beyond few threads: smaller parts wait for each other
-_SPLIT_PIXELS = 1 << 27  # of all packets fed, from which on further decoders are worth opening: 64 frames of 1080p
+_SPARE_CORES = 4  # cores that a film of many threads leaves to the loop, the device's thread and other media
+_PIXELS_PER_THREAD = 1 << 17  # pixels of a frame per thread beyond _FEW_THREADS: with smaller parts, threads wait
+_SPLIT_PIXELS = 1 << 27  # pixels of all packets fed from which more decoders are worth opening: 64 frames of 1080p
 
 Planner = Callable[[int, float, int, int], FilmPlan]  # (frames, fps, height, width)
 
 
 class FilmFile:
-    """A film whose packets have been counted and whose frames to keep are chosen."""
+    """A film whose packets have been counted and whose frames have been chosen."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class FilmFile:
             context.thread_count = self._threads
             self._codec_options = _codec_options(file_format, options, limits)
             context.options = self._codec_options
-            # Recovery takes the next readable frame, whichever it is; other codecs do not mark such frames reliably.
+            # Recovery takes the next readable frame of any type; other codecs do not mark unreferenced frames reliably.
             self._skips = context.codec.canonical_name == "h264" and not self._recovers
             self._packets = _scan(self._container, self._stream, limits, alarm, len(self._file.data))
             if options.key_frames:
@@ -113,23 +113,25 @@ class FilmFile:
 
     @property
     def cost(self) -> int:
-        """Bytes held at most by one decoder: packets, frames inside it, one frame as RGB, the chosen frames."""
+        """The most bytes held by one decoder: packets, its internal frames, one frame as RGB, the chosen frames."""
         return len(self._file.data) + self._file.opening + self._decoder_bytes(self._threads) + self.plan.pixels * 3
 
     @property
     def split_cost(self) -> int:
-        """Bytes held at most by `num_decoders` decoders: each opens the film for itself."""
+        """The most bytes held by `num_decoders` decoders: each opens the film for itself."""
         num_decoders = self.num_decoders
         decoders = num_decoders * (self._decoder_bytes(self._threads_each(num_decoders)) + self._file.opening)
         return len(self._file.data) + decoders + self.plan.pixels * 3
 
     @property
     def num_decoders(self) -> int:
-        """How many decoders share this film where their memory is free; 1: the film has no parts, or no room."""
+        """How many decoders share this film if memory for them is free. 1: the film has no parts, or memory is too
+        small.
+        """
         if not self._parts:
             return 1
         sizes = [part.num_packets for part in self._parts]
-        useful = -(-sum(sizes) // max(sizes))  # more would wait for the largest part
+        useful = -(-sum(sizes) // max(sizes))  # more decoders would wait for the largest part
         room = self._limits.request_decoded_bytes // 8 * 7 - len(self._file.data) - self.plan.pixels * 3
         counts = range(2, min(useful, self._threads) + 1)
         fitting = (count for count in counts if count * self._decoder_bytes(self._threads_each(count)) <= room)
@@ -137,7 +139,7 @@ class FilmFile:
 
     @property
     def sound_cost(self) -> int:
-        """Bytes of the longest sound track that may come with a film, once in pieces and once joined."""
+        """Bytes of the longest sound track that a film may have, in pieces and joined, and of opening the file."""
         return int(self._limits.video_max_seconds * SAMPLE_RATE * 4 * 2) + self._file.opening
 
     def _open(self, alarm: Alarm) -> av.container.InputContainer:
@@ -148,7 +150,9 @@ class FilmFile:
         self._container.close()
 
     def decode(self, alarm: Alarm, num_decoders: int = 1) -> np.ndarray:
-        """Decode the chosen frames; uint8 [frames, height, width, 3], upright: a turned film swaps the plan's sides."""
+        """Decode the chosen frames; uint8 [frames, height, width, 3], upright: a film rotated by 90 degrees swaps
+        height and width of the plan.
+        """
         try:
             frames = self._decode_parts(num_decoders, alarm) if num_decoders > 1 else None
             return self._decode_whole(alarm) if frames is None else frames
@@ -159,7 +163,7 @@ class FilmFile:
             self.close()
 
     def _decode_whole(self, alarm: Alarm) -> np.ndarray:
-        """The chosen frames by one decoder, with what stands in for frames that do not come."""
+        """Decode the chosen frames with one decoder; other frames replace the frames that are missing."""
         wanted = self._wanted
         frames = np.empty((0, 0, 0, 3), dtype=np.uint8)
         stored_times: list[int] = []  # time of the frame that is stored for each wanted time
@@ -167,7 +171,7 @@ class FilmFile:
             done = len(stored_times)
             assert frame.pts is not None, "_frames compares it"
             if self._recovers and done and done + 1 < len(wanted) and frame.pts >= wanted[done + 1]:
-                frames[done] = frames[done - 1]  # nothing is readable in this frame's interval
+                frames[done] = frames[done - 1]  # no frame of this interval is readable
                 stored_times.append(stored_times[-1])
                 continue
             pixels = self._scaled(frame)
@@ -184,7 +188,7 @@ class FilmFile:
         return frames
 
     def _decode_parts(self, num_decoders: int, alarm: Alarm) -> np.ndarray | None:
-        """The chosen frames by several decoders; None where one of them meets damage."""
+        """Decode the chosen frames with several decoders; None if one of them finds damage."""
         split = Split(self._parts, alarm)
 
         def work() -> int:
@@ -193,7 +197,7 @@ class FilmFile:
             try:
                 context = _video_stream(container, self._limits).codec_context
                 context.thread_type, context.thread_count = "AUTO", self._threads_each(num_decoders)
-                # What a decoder would conceal with frames of the part before, it refuses.
+                # a decoder would conceal damage with frames of the part before, so it must fail instead
                 context.options = {**self._codec_options, "err_detect": "explode"}
                 for part in split:
                     wanted = self._wanted[part.first : part.last]
@@ -210,7 +214,7 @@ class FilmFile:
         return split.run(num_decoders, work)
 
     def _find_parts(self) -> list[Part]:
-        """Parts for several decoders; none where one decoder does as well."""
+        """The parts for several decoders; empty if one decoder is as fast."""
         context = self._stream.codec_context
         if self._recovers or self._threads == 1:
             return []
@@ -219,11 +223,13 @@ class FilmFile:
         return parts if sum(part.num_packets for part in parts) * self._frame_pixels >= _SPLIT_PIXELS else []
 
     def _threads_each(self, num_decoders: int) -> int:
-        """Twice a decoder's share, as its threads wait for each other's frames (16 cores, 7 parts: 1.7 -> 1.35 s)."""
+        """Threads per decoder: twice its share, because the threads of a decoder wait for each other's frames (16
+        cores, 7 parts: 1.7 -> 1.35 s).
+        """
         return min(self._threads, math.ceil(2 * self._threads / num_decoders))
 
     def _decoder_bytes(self, threads: int) -> int:
-        """Frames that a decoder holds at most, and one frame as RGB."""
+        """Bytes of the frames that a decoder holds at most, and of one frame as RGB."""
         return self._frame_pixels * (3 * (_DECODER_FRAMES + threads) // 2 + 6)
 
     def _note_replaced(self, wanted: list[int], stored_times: list[int]) -> None:
@@ -232,12 +238,14 @@ class FilmFile:
         self.replaced = [(number, bisect.bisect_left(self._times, at)) for number, time, at in pairs if at != time]
 
     def sound(self, alarm: Alarm) -> np.ndarray | None:
-        """The first sound track, float32 [samples] at 16 kHz; None when the film is silent."""
+        """The first sound track, float32 [samples] at 16 kHz; None if the film has no sound."""
         samples = decode_track(self._file.data, self._demuxer, self._limits, self._limits.video_max_seconds + 1, alarm)
         return samples if samples is not None and len(samples) else None
 
     def _fps(self) -> float:
-        """Frames per second: the container's word when the packets bear it out, else what they say themselves."""
+        """Frames per second: the container's rate if it agrees with the packets' times, otherwise the rate of the
+        packets.
+        """
         base = float(self._stream.time_base or 0)
         length = (self._times[-1] - self._times[0]) * base
         if length > self._limits.video_max_seconds:
@@ -265,7 +273,7 @@ class FilmFile:
             if start > fed:
                 context.flush_buffers()
                 fed = start
-            # Feed until this group's last wanted frame is out; a later group may be worth a jump.
+            # Feed packets until this group's last wanted frame is out; then another group may begin further on.
             while target < following and fed <= end:
                 check()
                 drained = fed >= stop
@@ -277,14 +285,14 @@ class FilmFile:
                     while target < len(wanted) and frame.pts is not None and frame.pts >= wanted[target]:
                         yield frame
                         target += 1
-                if drained and target < following and stop < end:  # damage: decode again, and further
+                if drained and target < following and stop < end:  # damage: decode the group again, and feed more
                     context.flush_buffers()
                     fed, stop, drains = start, end, False
             if target < following:
                 return
 
     def _decoded(self, context: av.VideoCodecContext, packet: av.Packet | None) -> list[av.VideoFrame]:
-        """Frames that come out when a packet goes in; with recovery, no damaged ones."""
+        """The frames that the decoder returns for a packet; with recovery, without damaged frames."""
         if not self._recovers:
             return context.decode(packet)
         try:
@@ -302,7 +310,7 @@ class FilmFile:
 
 
 def num_threads(cores: int, frame_pixels: int) -> int:
-    """Of a film's decoder: few, or more where the cores are many and the frames large."""
+    """Number of threads of a film's decoder: more if the machine has many cores and the frames are large."""
     return max(min(_FEW_THREADS, cores), min(_MOST_THREADS, cores - _SPARE_CORES, frame_pixels // _PIXELS_PER_THREAD))
 
 
@@ -313,7 +321,7 @@ def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -
         raise unsupported(
             f"the video has {len(container.streams)} streams; at most {limits.video_max_streams} are read"
         )
-    # Cover art is a picture track too, by name only.
+    # Containers store cover art as a video track too.
     tracks = [track for track in container.streams.video if not track.disposition & Disposition.attached_pic]
     if not tracks:
         raise invalid("the file has no video track")
@@ -333,10 +341,10 @@ def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -
 
 
 def _codec_options(file_format: str, options: MediaOptions, limits: MediaLimits) -> dict[str, str]:
-    found = {"max_pixels": str(limits.video_max_frame_pixels)}  # frames may grow on the way
+    found = {"max_pixels": str(limits.video_max_frame_pixels)}  # frames may become larger within a film
     if options.frame_recovery:
         found["err_detect"] = "explode"
-    if file_format == "gif":  # the only one whose frames are transparent
+    if file_format == "gif":  # the only format with transparent frames
         red, green, blue = options.background
         found["trans_color"] = str(red << 16 | green << 8 | blue)
     return found
@@ -356,9 +364,9 @@ def _scan(
     alarm: Alarm,
     file_bytes: int,
 ) -> list[tuple[int, av.Packet]]:
-    """All packets with their times, in decoding order; the container's index is compared with them, not believed."""
+    """All packets with their times, in decoding order; the container's index must agree with the packets' count."""
     packets = []
-    left = 2 * file_bytes + (1 << 20)  # a container may name the same bytes for many packets
+    left = 2 * file_bytes + (1 << 20)  # a container may use the same bytes for several packets
     try:
         for packet in container.demux(stream):
             alarm.check()

@@ -1,21 +1,21 @@
-"""Whether a container is complete, by its own size fields, before any decoder runs.
+"""Checks that a container is complete, by its own size fields, before any decoder runs.
 
-Pure functions, pool. In: encoded bytes. Out: nothing, or MediaError: a file that promises more bytes than came is cut
-short, and half an answer about half a film would look like a whole one. Sizes that writers leave open (live WebM, piped
-WAV) promise nothing. MP3 has no total size; a cut one simply ends earlier.
+Pure functions, pool. In: encoded bytes. Out: nothing, or MediaError if the container announces more bytes than the file
+has: an answer about half a film would look like an answer about the whole film. Unset sizes (live WebM, piped WAV) are
+not checked. MP3 has no total size, so a truncated MP3 file is a shorter sound.
 """
 
 from __future__ import annotations
 
 from mm.errors import MediaError, invalid
 
-_OPEN_ENDED = 0x7FFFF000  # RIFF sizes from here on are what streaming writers put for "unknown"
-_CHUNKS = 64  # of a WAV file that are looked at; most have two to four
+_OPEN_ENDED = 0x7FFFF000  # from this value on, a RIFF size means "unknown": streaming writers use it
+_CHUNKS = 64  # most chunks of a WAV file that are examined; most files have two to four
 _SEGMENT = b"\x18\x53\x80\x67"
 
 
 def check_whole(data: bytes, file_format: str) -> None:
-    """Raise when `data` ends before its container does."""
+    """Raise MediaError if `data` ends before its container does."""
     if file_format == "wav":
         _check_riff(data)
     elif file_format in ("mp4", "m4a", "mov"):
@@ -31,17 +31,21 @@ def cut_short() -> MediaError:
 
 
 def flac_seconds(data: bytes) -> float:
-    """Length that a FLAC file states in its first block (20 bits of rate, 36 bits of samples); 0 when it does not."""
+    """Length in seconds from a FLAC file's first block (20 bits of rate, 36 bits of samples); 0 if the block gives no
+    rate.
+    """
     fields = int.from_bytes(data[18:26], "big")
     rate, total = fields >> 44, fields & ((1 << 36) - 1)
     return total / rate if rate else 0.0
 
 
 def wav_seconds(data: bytes) -> float | None:
-    """Length that the chunks of a WAV file state, or the bytes behind its last header; None: it states no rate."""
+    """Length in seconds from a WAV file's chunks, or from the bytes after its last header; None if it gives no byte
+    rate.
+    """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         return None
-    position, rate = 12, 0  # bytes of a second
+    position, rate = 12, 0  # rate: bytes per second
     for _ in range(_CHUNKS):
         kind, size = data[position : position + 4], int.from_bytes(data[position + 4 : position + 8], "little")
         position += 8
@@ -79,7 +83,7 @@ def _check_boxes(data: bytes) -> None:
 
 
 def _check_segment(data: bytes) -> None:
-    """EBML header, then one segment; its size has as many bytes as leading zero bits of the first say, plus one."""
+    """Walk an EBML header and one segment. The segment's size field has one byte more than its leading zero bits."""
     at = data.find(_SEGMENT, 0, 4096)
     if at < 0 or at + 5 > len(data):
         raise cut_short()

@@ -1,8 +1,9 @@
-"""The helper itself: a process that reads headers of files and decodes them, one at a time, until its server ends.
+"""The helper process: reads headers of files and decodes them, one file at a time, until its server ends.
 
-`python -m mm.isolation.decoder SOCKET PARENT`, started by `helper`. The openers are those of the pool (mm/open), so
-what comes out is the same bit for bit. The processor stays in the server: the helper requests the size of a picture and
-the frames of a film from it. Anything but a MediaError ends the process: no other file meets what is left then.
+`python -m mm.isolation.decoder SOCKET PARENT`, started by `helper`. The openers are those of the pool (mm/open), so the
+decoded items are equal bit for bit. The processor stays in the server: the helper requests the size of a picture and
+the frames of a film from it. Every error other than MediaError ends the process, so no later file is decoded with the
+state that the error left.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OUT_OF_MEMORY = "decoding this media takes more memory than the server allows"
 
 
 class AskedProcessor:
-    """Of the server's processor, what openers use."""
+    """The methods of the server's processor that openers use, as requests to the server."""
 
     def __init__(self, link: Link, start: wire.Start) -> None:
         self.picture_bytes = start.picture_bytes
@@ -63,7 +64,7 @@ class AskedProcessor:
 
 
 class Decoder:
-    """The file in work."""
+    """Answers the server's requests; holds the file whose header was read last."""
 
     def __init__(self, link: Link, start: wire.Start) -> None:
         self._link = link
@@ -72,7 +73,7 @@ class Decoder:
         self._opened: Opened | None = None
 
     def serve(self) -> None:
-        """Until the server has closed its end."""
+        """Answer requests until the server closes its end."""
         while True:
             ask, files = self._link.receive()
             try:
@@ -88,7 +89,7 @@ class Decoder:
     def answer(self, ask: wire.Message, files: list[int]) -> tuple[wire.Message | None, list[int]]:
         opened, self._opened = self._opened, None
         if isinstance(ask, wire.Open) and len(files) == 1:
-            fence.allow_seconds(2 * ask.seconds)  # once for the header, once for the rest
+            fence.allow_seconds(2 * ask.seconds)  # one share for the header, one for the rest
             return self.open(ask, wire.read_file(files[0])), []
         if isinstance(ask, wire.Decode) and opened is not None:
             return decoded(opened.faster if ask.faster and opened.faster else opened)
@@ -107,7 +108,7 @@ class Decoder:
 
 
 def decoded(opened: Opened) -> tuple[wire.Decoded, list[int]]:
-    """The item's arrays in files of their own."""
+    """The decoded item; its arrays are written to anonymous files."""
     item: MediaItem = opened.decode(Alarm())
     arrays: list[wire.Array] = []
     files: list[int] = []
@@ -126,7 +127,7 @@ def main(end: socket.socket) -> None:
         assert isinstance(start, wire.Start), "the first message"
         fence.set_limits(start.limits.helper_memory_bytes)
         import_codecs()
-        os.dup2(1, 2)  # to nowhere: decoders' own words would quote the media
+        os.dup2(1, 2)  # discard stderr: the decoders' messages would quote the media
         filtered = fence.refuse_calls()
         link.send(wire.Ready(filtered))
         Decoder(link, start).serve()
@@ -139,7 +140,7 @@ def main(end: socket.socket) -> None:
 
 
 def place_of(error: BaseException) -> str:
-    """What went wrong where; without the error's text, which may quote the media."""
+    """An error's type and place, without its text, which may quote the media."""
     frame: Any = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {frame.name}, {os.path.basename(frame.filename)}:{frame.lineno}"
 

@@ -1,11 +1,12 @@
-"""Fence: what a helper may not do, set up by itself before it sees a client's bytes. Linux.
+"""Fence: restrictions that a helper sets up for itself before it reads a client's bytes. Linux.
 
-One thread, at start. The helper dies with its server; its memory, descriptors and files are bounded, and the processor
-time of each file; it leaves no core. A filter of system calls (seccomp, which needs no privileges) refuses sockets,
-programs, new and other processes, signals to them and limits of them, and files but for reading. Where the kernel knows
-no such filter, or the processor is neither x86-64 nor arm64, the helper runs without the filter and says so to its
-server. What /proc shows of the server's memory and environment, where keys may lie, Landlock closes (Linux 5.13): to
-helpers of an ordinary user; of root's the environment stays open.
+One thread, at start. The helper dies with its server. Its memory, descriptors, files and the processor time of each
+file are bounded, and it writes no core dump. A filter of system calls (seccomp, which needs no privileges) refuses
+sockets, programs, new processes, access to other processes, signals to them and changes of their limits, and files
+except for reading. If the kernel does not support such a filter, or the processor is neither x86-64 nor arm64, the
+helper runs without the filter and reports this to its server. Landlock (Linux 5.13) closes /proc, where the server's
+memory and environment, which may hold keys, are visible: for helpers of an ordinary user; if the user is root, the
+environment stays readable.
 
 Numbers of system calls: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. The form
 of the filter: Documentation/userspace-api/seccomp_filter.rst. Landlock: Documentation/userspace-api/landlock.rst.
@@ -23,26 +24,26 @@ from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
-_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # of the filter's machine, 32-bit words
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # 13: EACCES, 38: ENOSYS
 _ALLOW, _REFUSE, _UNKNOWN, _KILL = 0x7FFF0000, 0x00050000 | 13, 0x00050000 | 38, 0x80000000  # 13: EACCES, 38: ENOSYS
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
-_WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC  # flags with which a file is opened for more than reading
+_WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC  # flags that open a file for more than reading
 _CLONE_THREAD = 0x10000
-_CREATE_RULESET, _RESTRICT_SELF = 444, 446  # of Landlock, on every processor
-_CHANGES = 0x1FF3  # of the rights that Landlock began with all but reading files and folders
+_CREATE_RULESET, _RESTRICT_SELF = 444, 446  # system calls of Landlock, equal on every processor
+_CHANGES = 0x1FF3  # all rights of Landlock's first version except reading files and folders
 _MOST_FILES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """A processor's numbers of system calls."""
+    """Numbers of system calls on one kind of processor."""
 
-    architecture: int  # as the kernel names it to filters
+    architecture: int  # the kernel's number for filters
     seccomp: int
-    opening: tuple[tuple[int, int], ...]  # open, openat: the number, and which argument holds the flags
-    own: tuple[int, ...]  # tgkill, prlimit64: allowed upon the helper itself
+    opening: tuple[tuple[int, int], ...]  # open, openat: (number, index of the argument with the flags)
+    own: tuple[int, ...]  # tgkill, prlimit64: allowed only on the helper itself
     clone: int  # allowed for threads
-    clone3: int  # answered with ENOSYS, so that the C library calls clone: a filter cannot see the flags of clone3
+    clone3: int  # fails with ENOSYS, so that the C library calls clone: a filter cannot read the flags of clone3
     refused: tuple[int, ...]
 
 
@@ -68,17 +69,21 @@ _OTHER_ABI = 0x40000000  # x32's numbers on x86-64
 
 
 def die_with(parent: int) -> None:
-    """This process is killed when the thread that made it ends, whatever way; at once if it has ended already."""
+    """Have this process killed when the thread that started it ends, for any reason; exit at once if it has ended
+    already.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal, of a service manager: the server decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent by a terminal or a service manager: the server decides
         signal.signal(number, signal.SIG_IGN)
 
 
 def stand_apart() -> bool:
-    """Whether Landlock holds this thread and those that it will start: no file is changed, no process looked into."""
+    """Restrict this thread and its future threads with Landlock: they cannot change files or inspect processes. Returns
+    whether this succeeded.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     rights = ctypes.create_string_buffer(struct.pack("Q", _CHANGES), 8)
     ruleset = libc.syscall(_CREATE_RULESET, rights, ctypes.c_size_t(8), 0)
@@ -103,7 +108,7 @@ def set_limits(memory_bytes: int) -> None:
 
 
 def allow_seconds(seconds: float) -> None:
-    """Processor time from now on, of all threads together; the process is killed beyond."""
+    """Limit the processor time from now on, summed over all threads; the kernel kills the process beyond the limit."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = usage.ru_utime + usage.ru_stime
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -112,7 +117,7 @@ def allow_seconds(seconds: float) -> None:
 
 
 def refuse_calls() -> bool:
-    """Whether the filter of system calls stands, for all threads."""
+    """Install the filter of system calls for all threads. Returns whether this succeeded."""
     calls = _CALLS.get(platform.machine())
     libc = ctypes.CDLL(None, use_errno=True)
     if calls is None or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
@@ -124,7 +129,9 @@ def refuse_calls() -> bool:
 
 
 def filter_of(calls: Calls, process: int) -> bytes:
-    """A process's filter as a program: instructions of a code, two jumps (how many to skip) and a word."""
+    """The filter as a BPF program. An instruction has a code, two jumps (numbers of instructions to skip) and a
+    word.
+    """
 
     def instruction(code: int, word: int, if_so: int = 0, if_not: int = 0) -> bytes:
         return struct.pack("HBBI", code, if_so, if_not, word)

@@ -1,9 +1,9 @@
 """Helper: the server's side of a process that decodes (SECURITY S23).
 
-Started, asked and ended from pool threads, one at a time: that of the job which has leased it (helpers). The loop may
-kill it at any moment, and then the thread that waits for its answer sees it end. In: an encoded file. Out: Opened, as
-the openers of the pool return it, or the MediaError that refuses the file. What a helper says is checked like what a
-client says: a decoder that a file has taken over may say anything.
+Pool threads start, call and end a helper, one thread at a time: the thread of the job that has leased the helper
+(helpers). The loop may kill the helper at any moment; the thread that waits for its answer then gets an error. In: an
+encoded file. Out: Opened, as the openers of the pool return it, or the MediaError that refuses the file. A helper's
+messages are checked like a client's, because a file may have taken over the decoder.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _DTYPES: dict[Modality, np.dtype[Any]] = {
 
 
 class HelperFailed(Exception):
-    """A helper that does not start, or an error in our own code inside it."""
+    """A helper does not start, or our own code inside it has failed."""
 
 
 class Helper:
-    """A process, from its start to its end; never started again."""
+    """One process, from its start to its end; it is never restarted."""
 
     def __init__(self, limits: MediaLimits, processor: Processor) -> None:
         self.talks = False  # a thread waits for its answer
-        self.ended = False  # it is dead, or dies
+        self.ended = False  # the process is dead or dying
         self.filtered = False
-        self.holds = False  # it has read a header, and its file is in its memory
+        self.holds = False  # the process has read a header and holds the file in memory
         self._limits = limits
         self.processor = processor
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,7 +75,7 @@ class Helper:
         return not self.ended and self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Returns when it waits for files; a third of a second (pool)."""
+        """Start the process; returns when it waits for files, after a third of a second (pool)."""
         self.talks = True
         try:
             self._start()
@@ -116,26 +116,30 @@ class Helper:
         ours.settimeout(None)
 
     def _hush(self) -> None:
-        """This thread stops talking to the helper, and ends the helper if the loop has killed it meanwhile."""
+        """End this thread's use of the helper, and end the helper if the loop has killed it meanwhile."""
         self.talks = False
         if self.ended:
             self.end()
 
     def kill(self) -> None:
-        """Kills the process; a thread that waits for it gets an error (loop)."""
+        """Kill the process; a thread that waits for its answer gets an error (loop)."""
         self.ended = True
         if self._process is not None:
             self._process.kill()
 
     def end(self) -> int | None:
-        """Ends it, and leaves no trace of it (pool). Its exit status. Not while another thread talks: that ends it."""
+        """End and reap the process (pool); returns its exit status. Not while another thread uses it: that thread ends
+        it.
+        """
         self.kill()
         if self._link is not None:
             self._link.close()
         return None if self._process is None else self._process.wait()
 
     def forget(self) -> None:
-        """What it has opened is not decoded (loop): a short message to a process that waits for one."""
+        """Report that the opened file will not be decoded (loop): a short message to a process that waits for a
+        message.
+        """
         self.holds = False
         if self._link is not None:
             try:
@@ -144,14 +148,16 @@ class Helper:
                 self.ended = True
 
     def open(self, modality: Modality, encoded: Encoded, alarm: Alarm) -> Opened:
-        """An opener of mm/open; the alarm is not asked: whoever has leased the helper kills it."""
+        """Open a file like the openers of mm/open. The alarm is unused: the job that leased the helper kills it
+        instead.
+        """
         task = _Task(modality, encoded)
         with self._talk():
             header = self._asked(encoded, task, wire.Header)
             if not all(0 <= size < 1 << 50 for size in (header.cost, header.size, header.faster_cost or 0)):
                 raise wire.Ended
             self.holds = True
-        # Decoded bytes lie in the helper once more, and the file in both processes and between them.
+        # The decoded bytes are also in the helper, and the file is in both processes and in the file between them.
         more = header.size + 2 * len(encoded.data)
 
         def opened(cost: int, faster: bool) -> Opened:
@@ -161,7 +167,7 @@ class Helper:
         return plain if header.faster_cost is None else replace(plain, faster=opened(header.faster_cost, True))
 
     def promised_seconds(self, encoded: Encoded) -> float | None:
-        """How long its header says that a sound is."""
+        """A sound's length in seconds according to its header."""
         with self._talk():
             return self._asked(encoded, _Task("audio", encoded), wire.Promised, promises=True).seconds
 
@@ -194,7 +200,7 @@ class Helper:
         self._link.send(message, files)
 
     def _reply(self, answer: type[wire.M], task: _Task | None = None) -> tuple[wire.M, list[int]]:
-        """The answer that was asked for, behind all that the helper asks meanwhile."""
+        """Wait for the answer of this type; serve the helper's own requests until it comes."""
         assert self._link is not None, "it was started"
         while True:
             message, files = self._link.receive()
@@ -214,13 +220,15 @@ class Helper:
 
     @contextmanager
     def _talk(self) -> Iterator[None]:
-        """A conversation in a pool thread; where it breaks off, the helper is ended before its place is given away."""
+        """The duration of an exchange with the helper, in a pool thread. If the exchange breaks off, the helper is
+        ended before its place is free for another.
+        """
         self.talks = True
         try:
             if self.ended:
                 raise wire.Ended
             yield
-        except MediaError:  # a whole answer: the helper waits for another file
+        except MediaError:  # a complete answer: the helper waits for the next file
             raise
         except wire.Ended:
             killed, status = self.ended, self.end()
@@ -237,7 +245,7 @@ class Helper:
 
 
 class _Task:
-    """A file in work: the plans that the helper was sent, and the check of its answers against them."""
+    """The file being decoded: the plans that the helper was sent, and the check of its answers against them."""
 
     def __init__(self, modality: Modality, encoded: Encoded) -> None:
         self.modality = modality
@@ -247,7 +255,7 @@ class _Task:
         self._film: FilmPlan | None = None
 
     def planned(self, question: wire.Message) -> wire.Message:
-        """What the processor says; Ended for what is no question."""
+        """The processor's answer to a helper's request; raises Ended for any other message."""
         options, limits = self._encoded.options, self._encoded.limits
         try:
             if isinstance(question, wire.PlanImage) and self.modality == "image":
@@ -272,14 +280,14 @@ class _Task:
         raise wire.Ended
 
     def _may_plan(self, film: wire.PlanFilm) -> bool:
-        """Whether a film may have these sizes, and is asked about for the first time."""
+        """Whether a film may have these sizes, and the helper asks for its plan for the first time."""
         limits, new = self._encoded.limits, self.modality == "video" and self._film is None
         sides = min(film.height, film.width) > 0 and film.height * film.width <= limits.video_max_frame_pixels
         frames = 0 < film.num_frames <= limits.video_max_decoded_frames
         return new and sides and frames and 0 < film.fps < math.inf
 
     def item(self, decoded: wire.Decoded, files: list[int], header: wire.Header) -> MediaItem | None:
-        """The decoded item; None where it is not what was asked for."""
+        """The decoded item; None if it does not match the plan."""
         arrays = [
             self._array(place, described, file) for place, (described, file) in enumerate(zip(decoded.arrays, files))
         ]
@@ -310,7 +318,7 @@ class _Task:
         return MediaItem("image", data, scale=self._processor.plan_image(height, width, self._encoded.options))
 
     def _array(self, place: int, described: wire.Array, file: int) -> np.ndarray | None:
-        """The array in a file; the second is a film's sound."""
+        """The array in a file; None if its type or shape is not allowed. Place 1 is a film's sound."""
         dtype = _DTYPES["audio" if place else self.modality]
         shape = described.shape
         if described.dtype != dtype.name or not shape or min(shape) < 1 or len(shape) > 4 or max(shape) >= 1 << 32:
@@ -323,7 +331,7 @@ class _Task:
 
 
 def _is_film(data: np.ndarray, plan: FilmPlan) -> bool:
-    """The planned frames, as they lay or turned."""
+    """Whether the array has the planned shape, rotated by 90 degrees or not."""
     sides = (plan.scale.height, plan.scale.width)
     return data.ndim == 4 and data.shape in {(len(plan.indices), *pair, 3) for pair in (sides, sides[::-1])}
 
@@ -333,7 +341,7 @@ def _are_replaced(replaced: tuple[tuple[int, int], ...], plan: FilmPlan) -> bool
 
 
 class IsolatedTrack(SoundFile):
-    """A recording that a helper reads; what it costs is the same."""
+    """A recording that a helper decodes, with the memory cost of both processes."""
 
     def __init__(
         self, helper: Helper, file: Bounded, file_format: str, limits: MediaLimits, max_seconds: float
@@ -355,13 +363,13 @@ class IsolatedTrack(SoundFile):
 
 
 def environment() -> dict[str, str]:
-    """Nothing of the server's own, which may hold keys; the same modules, and no more threads than decoders start."""
+    """The helper's environment: no variables of the server, which may hold keys; the same modules; few threads."""
     paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     return {
         "PYTHONPATH": paths,
         "PYTHONDONTWRITEBYTECODE": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "2",  # each takes 64 MiB of addresses, which --helper-memory-bytes bounds
+        "MALLOC_ARENA_MAX": "2",  # each arena takes 64 MiB of address space, which --helper-memory-bytes bounds
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "",
         "LC_ALL": "C.UTF-8",

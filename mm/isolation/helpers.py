@@ -1,8 +1,8 @@
-"""Helpers: the processes that decode, started when the first file needs them, and who has which.
+"""Helpers: the processes that decode, started when the first file needs them, and the jobs that lease them.
 
-Owner: loop; they start and end in the pool. In: how many there may be. Out: a helper for as long as a file needs it. A
-job that leaves while its helper works (a deadline, a client that has gone) kills it, and the next file gets a new one.
-Invariant: leased + idle <= number; without open requests nothing is leased.
+Owner: loop; they start and end in the pool. In: the largest number of helpers. Out: a helper for as long as a file
+needs it. A job that is cancelled while its helper works (a deadline, a client that disconnects) kills the helper, and
+the next file gets a new one. Invariant: leased + idle <= number; without open requests nothing is leased.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger("omniloop.media")
 
 @dataclass(frozen=True, slots=True)
 class HelperCounts:
-    """For metrics."""
+    """Counts for metrics."""
 
     busy: int
     idle: int
     started: int
-    ended: int  # killed at a limit, or dead by themselves
+    ended: int  # killed at a limit, or ended on their own
 
 
 class Helpers:
@@ -42,19 +42,19 @@ class Helpers:
         self._pool = pool
         self._places = asyncio.Semaphore(limits.helper_processes)
         self._closed = False
-        self._warned = False  # that there is no filter of system calls
+        self._warned = False  # whether a missing filter of system calls has been logged
 
     def counts(self) -> HelperCounts:
-        idle = sum(helper.alive for helper in self._idle)  # which also lets go of dead ones
+        idle = sum(helper.alive for helper in self._idle)  # polling also reaps dead processes
         return HelperCounts(len(self.leased), idle, self._started, self._ended)
 
     def pids(self) -> tuple[int, ...]:
-        """Process numbers of those that live."""
+        """Process numbers of the live helpers."""
         return tuple(helper.pid for helper in (*self.leased, *self._idle) if helper.alive)
 
     @asynccontextmanager
     async def lease(self, processor: Processor) -> AsyncIterator[Helper]:
-        """A helper that waits for a file, when its turn has come."""
+        """Lease a helper that waits for a file, when this caller's turn has come."""
         async with self._places:
             helper = self._found(processor)
             self.leased.add(helper)
@@ -69,7 +69,7 @@ class Helpers:
                 yield helper
                 complete = True
             except asyncio.CancelledError:
-                helper.kill()  # whether or not a thread of the pool is about to ask it something
+                helper.kill()  # even if a thread of the pool is about to send it a message
                 raise
             except Exception:
                 complete = not helper.talks
@@ -104,10 +104,10 @@ class Helpers:
             self._end(helper)
 
     def _end(self, helper: Helper) -> None:
-        """Its end is awaited in the pool, by the thread that talks where there is such a thread."""
+        """End a helper. The pool waits for its exit, or the thread that still uses it does."""
         helper.kill()
         self._ended += 1
-        if helper.talks:  # and reads from a descriptor, whose number is another file's once it is closed
+        if helper.talks:  # a talking thread reads the descriptor: if closed, another file may get the number
             return
         try:
             self._pool.submit(helper.end)

@@ -1,8 +1,8 @@
-"""Mapped arrays: decoded media that lie where a helper has written them.
+"""Mapped arrays: decoded media in the memory that a helper has written.
 
-Pool. In: a sealed file of a helper, its type and shape. Out: an array, whose memory goes with it. Python's `mmap` keeps
-a descriptor open as long as the memory (before 3.13 always): a cache of pictures would use up the descriptors of the
-process. A small array is copied, since the number of mappings is limited as well (vm.max_map_count, 65,530).
+Pool. In: a sealed file of a helper, its type and shape. Out: an array whose memory is unmapped with it. Python's `mmap`
+holds a descriptor open as long as the memory (before 3.13 always), so a cache of pictures would use up the process's
+descriptors. A small array is copied, since the number of mappings is limited as well (vm.max_map_count, 65,530).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def _libc() -> ctypes.CDLL:
 
 
 class _Mapping:
-    """Memory that numpy reads through the array interface, and frees with its last array."""
+    """Memory that numpy reads through the array interface; it is unmapped with its last array."""
 
     def __init__(self, file: int, dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None:
-        # Private and writable, as arrays are that a decoder of this process made; what is written is copied first.
+        # Private and writable, like arrays that this process decodes; a write copies the page first.
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         address = _libc().mmap(None, size, protection, mmap.MAP_PRIVATE, file, 0)
         if address in (None, _FAILED):
@@ -47,7 +47,7 @@ class _Mapping:
 
 
 def array_in(file: int, dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> np.ndarray:
-    """The array of `size` bytes that lies in a file of that size; the file may be closed then."""
+    """The array in a file of `size` bytes. The file may be closed afterwards."""
     if size >= COPIED_BYTES:
         return np.asarray(_Mapping(file, dtype, shape, size))
     array = np.empty(shape, dtype)

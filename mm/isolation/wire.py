@@ -1,8 +1,8 @@
-"""Wire: what a server and its helpers say to each other, and how bytes pass between them.
+"""Wire: the messages between a server and its helpers, and how bytes pass between them.
 
 Both sides, a thread each. Messages are msgpack in datagrams of a pair of Unix sockets, checked against their types.
-Files and decoded media are memory without a name (memfd), whose descriptors travel with the message that speaks of
-them: the bytes are mapped and not sent, and the memory is gone with the last process that holds it.
+Files and decoded media are anonymous memory (memfd), whose descriptors travel with the messages that name them: the
+bytes are mapped instead of sent, and the memory is freed with the last process that holds it.
 
     server -> helper   Start                  Open(file)             Decode
     helper -> server         Ready   PlanImage .. PlanFilm   Header         Decoded(data, sound) or Refusal, Failure
@@ -26,9 +26,9 @@ from mm.item import MediaOptions
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
 
-MESSAGE_BYTES = 1 << 17  # of a datagram: a plan of some hundred frames takes a tenth
-_MOST_FILES = 2  # with a message
-# Shrink, grow, write; Linux alone has them, and this module is imported everywhere.
+MESSAGE_BYTES = 1 << 17  # bytes of a datagram; a plan of some hundred frames takes a tenth
+_MOST_FILES = 2  # descriptors per message
+# Seals against shrinking, growing and writing. Only Linux has them, but every system imports this module.
 _SEALS = sum(getattr(fcntl, f"F_SEAL_{name}", 0) for name in ("SHRINK", "GROW", "WRITE"))
 
 
@@ -37,7 +37,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(Message, frozen=True):
-    """The server's settings, and what a helper must know of the model's processor."""
+    """The server's settings, and the facts about the model's processor that a helper needs."""
 
     limits: MediaLimits
     picture_bytes: int
@@ -51,31 +51,31 @@ class Ready(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """Read the header of the file that comes with it."""
+    """Read the header of the attached file."""
 
     modality: str
     container: str
     options: MediaOptions
-    seconds: float  # that a decoder may take
-    audio_max_seconds: float  # of this sound
-    promises: bool = False  # only how long its header says that the sound is
+    seconds: float  # seconds that decoding may take
+    audio_max_seconds: float  # the longest sound allowed in this file
+    promises: bool = False  # only report the length in the sound's header
 
 
 class Promised(Message, frozen=True):
-    """The answer to that."""
+    """The length of a sound in seconds, according to its header."""
 
     seconds: float | None
 
 
 class PlanImage(Message, frozen=True):
-    """Asks to which size the processor brings a picture of this size."""
+    """Asks to which size the processor scales a picture of this size."""
 
     height: int
     width: int
 
 
 class PlanFilm(Message, frozen=True):
-    """Asks which frames of such a film the processor wants."""
+    """Asks which frames of a film the processor reads."""
 
     num_frames: int
     fps: float
@@ -90,7 +90,7 @@ class PlannedImage(Message, frozen=True):
 
 
 class PlannedFilm(Message, frozen=True):
-    """FilmPlan, without arrays."""
+    """FilmPlan without arrays."""
 
     indices: list[int]
     scale: Scale
@@ -102,7 +102,7 @@ class PlannedFilm(Message, frozen=True):
 
 
 class Header(Message, frozen=True):
-    """Opened, without its functions."""
+    """Opened without its functions."""
 
     cost: int
     size: int
@@ -120,17 +120,17 @@ class Forget(Message, frozen=True):
 
 
 class Array(msgspec.Struct, frozen=True):
-    """Decoded bytes in the file that comes at the same place."""
+    """Type and shape of decoded bytes; the attached file at the same index holds the bytes."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class Decoded(Message, frozen=True):
-    """MediaItem: its data, and a film's sound."""
+    """MediaItem: its data, and a film's sound track."""
 
     arrays: list[Array]
-    unscaled: bool  # a picture of its own size
+    unscaled: bool  # whether a picture has its original size
     replaced: tuple[tuple[int, int], ...]
 
 
@@ -166,21 +166,21 @@ class Ended(Exception):
 
 
 class Link:
-    """One end of a pair of sockets; `reads` is the type of what the other side says."""
+    """One end of a pair of sockets; `reads` is the type of the messages that the other side sends."""
 
     def __init__(self, end: socket.socket, reads: Any) -> None:
         self._end = end
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(reads)
 
     def send(self, message: Message, files: Sequence[int] = ()) -> None:
-        """With descriptors that stay the caller's to close."""
+        """Send a message with descriptors, which the caller still has to close."""
         try:
             socket.send_fds(self._end, [msgspec.msgpack.encode(message)], files)
         except OSError:
             raise Ended from None
 
     def receive(self) -> tuple[Message, list[int]]:
-        """Waits for a message; its descriptors are the caller's to close."""
+        """Wait for a message; the caller closes its descriptors."""
         try:
             data, files, flags, _ = socket.recv_fds(self._end, MESSAGE_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC)
         except OSError:
@@ -206,7 +206,7 @@ def close_all(files: Sequence[int]) -> None:
 
 
 def memory_file(data: bytes | memoryview, sealed: bool = False) -> int:
-    """An anonymous file in memory; `sealed`: no process can change or shorten it any more."""
+    """An anonymous file in memory. `sealed`: no process can change or shorten it any more."""
     file = os.memfd_create("media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         left = memoryview(data).cast("B")
@@ -221,14 +221,14 @@ def memory_file(data: bytes | memoryview, sealed: bool = False) -> int:
 
 
 def read_file(file: int) -> bytes:
-    """All bytes of such a file, whose position the writer has left at the end."""
+    """All bytes of a memory file; the writer left its position at the end."""
     os.lseek(file, 0, os.SEEK_SET)
     with open(file, "rb", closefd=False) as opened:
         return opened.read()
 
 
 def is_sealed(file: int, size: int) -> bool:
-    """Whether the file has this size and keeps it: who maps a file that is cut short meanwhile dies of it."""
+    """Whether the file has this size and cannot change it: reading a mapped file that has been shortened crashes."""
     try:
         return os.fstat(file).st_size == size and fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS == _SEALS
     except OSError:

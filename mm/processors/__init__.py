@@ -1,1 +1,1 @@
-"""Processors: what each model family makes of pictures, sound and films. One file per family."""
+"""Processors: how each model family turns pictures, sound and films into model inputs. One file per family."""

@@ -1,9 +1,9 @@
-"""LLaVA-NeXT and OneVision: a picture becomes a view of the whole, and tiles at the best of some resolutions.
+"""LLaVA-NeXT and OneVision: a picture becomes a scaled view of the whole, and tiles at the best of some resolutions.
 
-Pool (`process`) and loop (`fill`). The picture is scaled into the resolution that shows most of it and padded there;
-of the tiles' rows those that show padding are left out, and behind each line of the others stands a newline. OneVision
-(mm/processors/onevision) shrinks rows that are too many. The tower puts its rows in that order: `places` and `shares`
-say which, and how much.
+Pool (`process`) and loop (`fill`). The picture is scaled into the resolution that preserves most of its pixels, and
+padded there. Rows of the tiles that hold only padding are dropped, and a newline follows each remaining line. OneVision
+(mm/processors/onevision) interpolates to fewer rows if they are too many. The encoder gathers its rows in this order:
+`places` holds the source rows of each token, `shares` their weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AnyRes(Pictures):
         self.pinpoints = tuple((int(height), int(width)) for height, width in given)
         if any(edge % self.side for point in self.pinpoints for edge in point):
             raise ValueError(f"image_grid_pinpoints must be multiples of the tower's {self.side} pixels")
-        self.most = 0  # tiles' worth of rows; 0: no bound
+        self.most = 0  # most rows, in units of one tile's rows; 0: no bound
         self.grid = self.side // self.patch
 
     def choices(self) -> tuple[Any, ...]:
@@ -62,7 +62,7 @@ class AnyRes(Pictures):
         return Scale(target[0], min(math.ceil(width * by_height), target[1]), self.patching.resample)
 
     def allowed(self, options: MediaOptions) -> tuple[Size, ...]:
-        """The resolutions that a request's bound leaves, at least the smallest."""
+        """The resolutions within the request's bound, or the smallest one if none is."""
         most = options.max_pixels or LARGEST
         within = tuple(point for point in self.pinpoints if point[0] * point[1] <= most)
         return within or (min(self.pinpoints, key=lambda point: point[0] * point[1]),)
@@ -83,7 +83,7 @@ class AnyRes(Pictures):
 
 @functools.lru_cache(maxsize=1024)
 def best_resolution(size: Size, pinpoints: tuple[Size, ...]) -> Size:
-    """The one that shows most of a picture's pixels, and of equals the smallest."""
+    """The resolution that preserves most of a picture's pixels; among equals, the smallest."""
 
     def fitted(point: Size) -> tuple[int, int]:
         scale = min(point[1] / size[1], point[0] / size[0])
@@ -95,7 +95,9 @@ def best_resolution(size: Size, pinpoints: tuple[Size, ...]) -> Size:
 
 @functools.lru_cache(maxsize=256)
 def arranged(size: Size, rows: int, columns: int, grid: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places int64 [tokens, taps] among the tiles' rows, the newline behind them all, and shares float32 alike."""
+    """Places int64 [tokens, taps]: indices of the tiles' rows, the newline has the last index. Shares float32 [tokens,
+    taps].
+    """
     height, width = rows * grid, columns * grid
     top, left = _padding(size, (height, width))
     line, column = np.arange(top, height - top), np.arange(left, width - left)
@@ -110,7 +112,7 @@ def arranged(size: Size, rows: int, columns: int, grid: int, most: int) -> tuple
         for across, right in taps[1]:
             tile = 1 + (lines // grid)[:, None] * columns + across // grid
             place = tile * grid**2 + (lines % grid)[:, None] * grid + across % grid
-            once = np.float32(not places)  # the whole and the newlines are taken by the first tap
+            once = np.float32(not places)  # weight of the whole view and the newlines: 1 in the first tap only
             ended = np.pad(place, ((0, 0), (0, 1)), constant_values=newline)
             share = np.pad(down[:, None] * right, ((0, 0), (0, 1)), constant_values=once)
             places.append(np.concatenate([whole, ended.reshape(-1)]))
@@ -122,14 +124,14 @@ def arranged(size: Size, rows: int, columns: int, grid: int, most: int) -> tuple
 
 
 def _padding(size: Size, fitted: Size) -> Size:
-    """Lines at the top and columns at the left that show padding, and as many at the other end."""
+    """Number of padding lines at the top and of padding columns at the left; bottom and right have as many."""
     if size[1] / size[0] > fitted[1] / fitted[0]:
         return (fitted[0] - int(round(size[0] * (fitted[1] / size[1]), 7))) // 2, 0
     return 0, (fitted[1] - int(round(size[1] * (fitted[0] / size[0]), 7))) // 2
 
 
 def shrunk(places: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Linear interpolation along an axis: two neighbours of each new place, and their shares."""
+    """Linear interpolation along an axis: two neighbours of each new place, and their weights."""
     at = np.maximum((np.arange(count, dtype=np.float32) + 0.5) * np.float32(len(places) / count) - 0.5, 0)
     low = at.astype(np.int64)
     high = np.minimum(low + 1, len(places) - 1)

@@ -1,8 +1,7 @@
-"""Processor: the face that every model family shows to the loader and to `splice`.
+"""Processor: the interface of every model family for the loader and `splice`.
 
-Owner: none after construction; called from loop and pool, keeps no state. In: decoded media (MediaItem). Out: the
-arrays of its towers (Processed), the tokens that take the place of a slot (Filling), and the positions of the whole
-prompt.
+Owner: none after construction; called from loop and pool, holds no state. In: decoded media (MediaItem). Out: the
+arrays for its encoders (Processed), the tokens that replace a slot (Filling), and the positions of the whole prompt.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What takes the place of one slot: tokens, and for each part the runs of them that take its rows.
+    """The tokens that replace one slot, and for each part the runs of tokens that take its rows.
 
-    Where the tokens end the prompt the last run may go on behind it: its rows are for tokens of the answer.
+    If the tokens end the prompt, the last run may extend past them: its further rows are for tokens of the answer.
     """
 
     token_ids: np.ndarray  # int32 [length]
@@ -38,18 +37,18 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A filled slot inside the widened prompt."""
+    """A filled slot and its place in the expanded prompt."""
 
     start: int
     filling: Filling
     processed: Processed
 
 
-Encode = Callable[[str], Sequence[int]]  # text -> token ids, with nothing added
+Encode = Callable[[str], Sequence[int]]  # text -> token ids, without special tokens
 
 
 def no_texts(text: str) -> NoReturn:
-    """Encode where there is no tokenizer."""
+    """The `encode` of a server without a tokenizer."""
     raise MediaError(
         400, "media_unsupported", f"this item needs the text {text!r} in the prompt, and the server has no tokenizer"
     )
@@ -58,20 +57,20 @@ def no_texts(text: str) -> NoReturn:
 class Processor(Protocol):
     """One per served model; immutable."""
 
-    writes_texts: ClassVar[bool]  # its constructor takes `encode`
+    writes_texts: ClassVar[bool]  # whether its constructor takes `encode`
     modalities: frozenset[Modality]
-    media_token_ids: frozenset[int]  # every id that stands for a tower's row; none may be left over in a prompt
-    longest_sound: float  # seconds of sound that the tower takes at a time
-    picture_bytes: int  # decoded pictures up to so large come to `process` unscaled; 0: it makes patches itself
+    media_token_ids: frozenset[int]  # every id that stands for an encoder's row; none may remain in a prompt
+    longest_sound: float  # seconds of sound that the encoder takes at a time
+    picture_bytes: int  # pictures up to this size come to `process` unscaled; 0: `process` makes patches itself
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int, **texts: Encode) -> None: ...
 
     def placeholder(self, modality: Modality) -> int:
-        """The token that the template puts where an item of this kind stands."""
+        """The token that the template writes in place of an item of this kind."""
         ...
 
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:
-        """Everything but the content that decides what `process` returns; part of the content hash."""
+        """Everything except the content that affects the result of `process`; part of the content hash."""
         ...
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
@@ -79,25 +78,27 @@ class Processor(Protocol):
         ...
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        """How large a picture of this size becomes."""
+        """The size to which a picture of this size is scaled."""
         ...
 
     def plan_film(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
-        """Which frames to keep and how large."""
+        """Choose the frames to read and their size."""
         ...
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
-        """Turn decoded media into features; `digest` names content and settings (16 bytes)."""
+        """Turn decoded media into features; `digest` identifies content and settings (16 bytes)."""
         ...
 
     def fill(self, processed: Processed) -> Filling:
-        """The tokens of one item."""
+        """The tokens that replace one item's slot."""
         ...
 
     def positions(self, length: int, token_ids: np.ndarray, placed: list[Placed]) -> tuple[np.ndarray | None, int]:
-        """int32 [axes, length] and the delta of what follows; None where positions simply count."""
+        """int32 [axes, length], and the position delta of the tokens that follow; None if positions simply count
+        tokens.
+        """
         ...
 
 

@@ -1,10 +1,10 @@
 """GLM-4V: pictures as squares of one size; the tokens of a picture's patches share one position.
 
-Pool (`process`) and loop (`fill`, `positions`). In: a picture, stretched to the tower's square. Out: its patches row by
-row. The tower makes the rows of the tokens that begin and end a picture too. The makers' chat shows one picture before
-the text of its message; more of them are counted here like the first. After tokenization_chatglm.py and
-modeling_chatglm.py in https://huggingface.co/THUDM/glm-4v-9b; https://github.com/vllm-project/vllm/pull/5358 has the
-same positions.
+Pool (`process`) and loop (`fill`, `positions`). In: a picture, stretched to the encoder's square. Out: its patches row
+by row. The encoder also makes the rows of the tokens that begin and end a picture. The model was released with one
+picture before the text of its message; positions of further pictures are counted like the first's. After
+tokenization_chatglm.py and modeling_chatglm.py in https://huggingface.co/THUDM/glm-4v-9b;
+https://github.com/vllm-project/vllm/pull/5358 has the same positions.
 
     tokens     a  <|begin_of_image|>  patch patch patch patch  <|end_of_image|>  b
     position   0          1             2     2     2     2            3         4
@@ -23,7 +23,7 @@ from mm.processors.pictures import Pictures, tower_side
 from mm.transform.image import Scale
 
 MERGE = 2  # patches along a side that become one token
-ROWS = 3  # of positions; all say the same
+ROWS = 3  # axes of positions; all are equal
 
 
 class ChatGLM(Pictures):

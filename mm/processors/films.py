@@ -1,7 +1,7 @@
-"""Films of the families whose towers read each frame apart; most scale a frame to one tile, whatever its shape.
+"""Films of the families whose encoders read each frame separately; most scale a frame to one tile of any shape.
 
-Pool (`process`) and loop (`fill`). In: a film. Out: its frames' patches, frame behind frame; a family says which tokens
-and rows they become. Frames are chosen at equal distances, as many as the checkpoint's files or the request specify.
+Pool (`process`) and loop (`fill`). In: a film. Out: its frames' patches, frame after frame; the family's file defines
+the tokens and rows. Frames are chosen at equal distances, as many as the checkpoint's files or the request specify.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from mm.transform.image import Scale
 
 
 class Films(Pictures):
-    """Pictures, and films whose frames are tiles."""
+    """A processor of pictures, and of films whose frames are tiles."""
 
     modalities: frozenset[Modality] = frozenset(("image", "video"))
-    usual_frames: ClassVar[int]  # of a film, where neither the checkpoint nor the request says it: the model card's
-    usual_side: ClassVar[int]  # of the tower's tiles, where config.json is silent
-    film_id: int | None = None  # the token that the template writes where a film stands; None: films are not read
+    usual_frames: ClassVar[int]  # the model card's number of frames, for files and requests without a number
+    usual_side: ClassVar[int]  # side of the encoder's tiles if config.json gives none
+    film_id: int | None = None  # the token that the template writes for a film; None: films are not read
 
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
@@ -51,7 +51,7 @@ class Films(Pictures):
         return repr((type(self).__name__, self.film_patching, self.side, frames)).encode()
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
-        """A frame's patches are floats, and there are two copies of them."""
+        """Bytes held; a frame's patches are floats, in two copies."""
         return super().cost(modality, item_bytes) if modality == "image" else item_bytes * 9 + (1 << 20)
 
     def plan_film(
@@ -91,7 +91,7 @@ class Films(Pictures):
 
     @abstractmethod
     def film_features(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
-        """Features of a film of so many frames, given their tiles, and the rows that the tower makes of them."""
+        """A film's features from the tiles of its frames, and the number of rows that the encoder makes of them."""
 
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts

@@ -1,7 +1,7 @@
-"""FunAudioChat: sounds of up to five minutes; a row for each fifth of a second begun.
+"""FunAudioChat: sounds of up to five minutes; one row for each started fifth of a second.
 
-Pool (`process`) and loop (`fill`, `positions`). The mel frames are those of the sound alone, in the scale of a
-window of five minutes with silence behind the sound.
+Pool (`process`) and loop (`fill`, `positions`). Only the mel frames of the sound itself are computed. They are scaled
+as in a window of five minutes that is filled with silence after the sound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mm.processors.base import Filling, read_processor_files
 from mm.processors.whisper import Whisper
 from mm.transform.mel import MelSettings, log_mel
 
-CODES_PER_S = 25  # of the speech tokenizer, which says how many rows there are
+CODES_PER_S = 25  # codes per second of the speech tokenizer; they give the number of rows
 
 
 class FunAudio(Whisper):

@@ -1,8 +1,8 @@
-"""PaliGemma and Gemma 3: all of a picture is scaled to the tower's square.
+"""PaliGemma and Gemma 3: a whole picture is scaled to the encoder's square.
 
-Pool (`process`) and loop (`fill`). Gemma 3's template writes the token that begins a picture, and its tower averages
-neighbours. With pan and scan a long picture becomes a view of the whole, and crops along its longer side; the renderer
-writes PREAMBLE in front of the slot (server/render/preambles):
+Pool (`process`) and loop (`fill`). Gemma 3's template writes the token that begins a picture, and its encoder averages
+neighbouring patches. With pan and scan, a long picture becomes a view of the whole and crops along its longer side; the
+renderer writes PREAMBLE before the slot (server/render/preambles):
 
     slot of a picture   <start_of_image> I..I <end_of_image>
     of a long picture   <start_of_image> I..I <end_of_image> CROPS <start_of_image> I..I <end_of_image> BETWEEN ...
@@ -73,17 +73,17 @@ class Gemma3(PaliGemma):
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
         tile = self.side**2 * 3
-        crops = 0 if item_bytes == tile else (1 + self.most) * tile * 9  # only a picture with crops keeps its size
+        crops = 0 if item_bytes == tile else (1 + self.most) * tile * 9  # cropped pictures are not scaled to a tile
         return super().cost(modality, item_bytes) + crops
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        """A picture with crops keeps its size."""
+        """The size of a picture that is cropped does not change."""
         return (
             Scale(height, width) if self.boxes(height, width, options) else super().plan_image(height, width, options)
         )
 
     def boxes(self, height: int, width: int, options: MediaOptions) -> list[tuple[slice, slice]]:
-        """Lines and columns of each crop of a picture of this size; none where the whole is enough."""
+        """Lines and columns of each crop of a picture of this size; empty if the picture is not cropped."""
         long, short = max(height, width), min(height, width)
         if not (self.crops or options.do_pan_and_scan) or long / short < self.ratio:
             return []

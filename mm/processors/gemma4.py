@@ -1,8 +1,8 @@
-"""Gemma 4: pictures and frames keep their shape and become as many rows as the checkpoint allows, whatever their size.
+"""Gemma 4: pictures and frames keep their shape and have as many rows as the checkpoint allows, at any size.
 
-Pool (`process`) and loop (`fill`). A frame has fewer rows than a picture and stands behind its time; the renderer puts
-the time of the first frame in front of the slot (server/render/preambles). A sound has 25 rows a second; of films only
-the frames are read.
+Pool (`process`) and loop (`fill`). A frame has fewer rows than a picture, and its time precedes it; the renderer writes
+the time of the first frame before the slot (server/render/preambles). A sound has 25 rows a second. Films are read
+without their sound.
 
     slot of a picture   <|image>  I I I I  <image|>
     slot of a film      (00:00 ) <|image>  V V  <image|> 00:01 <|image>  V V  <image|>
@@ -30,8 +30,8 @@ from mm.processors.qwen3_vl import framed
 from mm.processors.qwen_vl import token_id
 from mm.transform.image import Scale
 
-UNSCALED = {"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}  # as released: pixels from 0 to 1
-FRAMES = 4  # mel frames of a row
+UNSCALED = {"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)}  # pixels from 0 to 1, as in the release
+FRAMES = 4  # mel frames per row
 
 
 class Gemma4(Films):
@@ -39,7 +39,7 @@ class Gemma4(Films):
 
     modalities: frozenset[Modality] = frozenset(("image", "video", "audio"))
     usual_frames: ClassVar[int] = 32
-    usual_side: ClassVar[int] = 0  # frames have shapes of their own
+    usual_side: ClassVar[int] = 0  # unused: each frame keeps its own shape
 
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
@@ -51,7 +51,7 @@ class Gemma4(Films):
         self.film_patching = picture_settings({**UNSCALED, **files.video}, self.film_patching)
         self.pool = int(config["vision_config"].get("pooling_kernel_size", 3))
         self.rows = int(self.raw.get("max_soft_tokens") or 280)
-        self.film_rows = int(files.video.get("max_soft_tokens") or 70)  # of each frame
+        self.film_rows = int(files.video.get("max_soft_tokens") or 70)  # rows per frame
         self.image_id, self.film_id = token_id(config, "image", 258_880), token_id(config, "video", 258_884)
         self.begin, self.end = int(config.get("boi_token_id") or 255_999), int(config.get("eoi_token_id") or 258_882)
         self.takes_audio = config.get("audio_config") is not None
@@ -85,7 +85,7 @@ class Gemma4(Films):
         return replace(self.scale(height, width, self.film_rows, options), resample=self.film_patching.resample)
 
     def scale(self, height: int, width: int, most: int, options: MediaOptions) -> Scale:
-        """The largest size of this shape that is no more than so many squares of patches."""
+        """The largest size of this shape with at most `most` squares of pooled patches."""
         unit = self.patch * self.pool
         if options.max_pixels:
             most = max(1, min(most, options.max_pixels // unit**2))
@@ -138,5 +138,5 @@ class Gemma4(Films):
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds."""
+    """Minutes and seconds, as in 01:05."""
     return f"{int(seconds // 60):02d}:{int(seconds % 60):02d}"

@@ -1,7 +1,7 @@
 """Gemma 4's front end of sound: the natural logarithm of mel magnitudes, above a floor.
 
-Pool only. In: float32 [samples]. Out: float32 [frames, mels]. Half a frame before the first sample is silent, and a
-frame counts where the sample behind the frame is still the sound's.
+Pool only. In: float32 [samples]. Out: float32 [frames, mels]. Half a frame of silence precedes the first sample. Only
+frames whose following sample still belongs to the sound are computed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Front:
 
     mels: int
     rate: int
-    frame: int  # samples
-    hop: int  # samples
+    frame: int  # length in samples
+    hop: int  # in samples
     n_fft: int
     lowest: float  # hertz
     highest: float
-    emphasis: float  # of high tones: each sample less so much of the sample before
-    htk: bool  # the first sample of a frame is made smaller, and the last one read; else the other way round
+    emphasis: float  # pre-emphasis: each sample minus this share of the sample before it
+    htk: bool  # True: a frame's first sample is reduced and its last is used; False: the first sample is dropped
     gain: float
     floor: float
     mean: tuple[float, ...]  # per mel; empty: 0
@@ -38,7 +38,9 @@ class Front:
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> Front:
-        """From the extractor's part of preprocessor_config.json; ValueError where it asks for what is not computed."""
+        """Make it from the extractor's part of preprocessor_config.json; ValueError for settings that are not
+        implemented.
+        """
         if raw.get("dither"):
             raise ValueError(f"dither={raw['dither']}: noise is not added to audio items; set it to 0")
         rate = int(raw.get("sampling_rate") or 16000)
@@ -64,11 +66,11 @@ class Front:
         )
 
     def cost(self, sound_bytes: int) -> int:
-        """A piece's spectra aside, all frames as float64, twice."""
+        """Bytes held at most: 64 MiB for the spectra of a piece, and all frames as float64 twice."""
         return sound_bytes + sound_bytes // 4 // self.hop * self.mels * 8 * 2 + (64 << 20)
 
     def log_mel(self, samples: np.ndarray) -> np.ndarray:
-        """float32 [frames, mels]."""
+        """The sound's features, float32 [frames, mels]."""
         if len(samples) > LONGEST:
             raise too_large(
                 f"the audio is longer than the {LONGEST / self.rate:g} seconds that this model takes at a "
@@ -88,7 +90,7 @@ class Front:
         return made.astype(np.float32)
 
     def _emphasised(self, frames: np.ndarray) -> np.ndarray:
-        """[frames, frame + 1] -> [frames, frame]."""
+        """Apply pre-emphasis: [frames, frame + 1] -> [frames, frame]."""
         if not self.emphasis:
             return frames[:, :-1]
         if self.htk:

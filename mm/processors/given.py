@@ -1,7 +1,7 @@
-"""Given: rows that a client has made of a picture, in the place of a tower's (SECURITY S32).
+"""Given: rows that a client sends for a picture in place of an encoder's output (SECURITY S32).
 
 Pool. In: rows and, for families with grids, the picture's patches along time, rows and columns. Out: a Processed item
-without anything for a tower to do. Families that write more into a prompt than a picture's rows take none.
+that needs no encoder. Families that write more tokens into a prompt than a picture's rows refuse such rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mm.processors.qwen_vl import QwenVL
 
 
 def given(processor: Processor, modality: Modality, rows: ClientRows, grid: np.ndarray | None) -> Processed:
-    """The item of these rows; MediaError where the family takes none, or the grid does not fit them."""
+    """The item with these rows; MediaError if the family refuses such rows, or the grid does not fit them."""
     numbers = rows.numbers
     features: dict[str, np.ndarray] = {ROWS: numbers}
     if isinstance(processor, QwenVL | QwenOmni):

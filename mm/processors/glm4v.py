@@ -1,7 +1,7 @@
-"""GLM-4.1V to 4.6V: grids of merged patches with three-axis positions, as in Qwen2-VL; sizes have other bounds.
+"""GLM-4.1V to 4.6V: grids of merged patches with three-axis positions, as in Qwen2-VL, but with other size limits.
 
-Pool (`process`) and loop (`fill`, `positions`). Where its pixels are bounded, a picture counts as two equal frames; the
-bounds of a film's pixels hold for all its frames together. Behind each pair of frames stands its second.
+Pool (`process`) and loop (`fill`, `positions`). For the bounds on pixels, a picture counts as two equal frames. A
+film's bounds hold for the pixels of all its frames together. The time in seconds follows each pair of frames.
 
     slot of a film   [image start] I I I I [image end] 0 [image start] I I I I [image end] 1
 """
@@ -25,8 +25,8 @@ from mm.processors.qwen_vl import QwenVL, Vision, lowered, token_id
 from mm.transform.image import PatchSettings, Scale
 
 SETTINGS = PatchSettings(min_pixels=112 * 112, max_pixels=28 * 28 * 15_000)
-FILM_PIXELS = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30_000}  # of all frames
-MAX_SECONDS, MAX_FRAMES = 2400, 640  # GLM-4.6V: of a film's length, and of the chosen frames
+FILM_PIXELS = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30_000}  # pixels of all frames together
+MAX_SECONDS, MAX_FRAMES = 2400, 640  # GLM-4.6V: bounds of a film's length and of its chosen frames
 
 
 class Glm4V(QwenVL):
@@ -37,7 +37,7 @@ class Glm4V(QwenVL):
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
     ) -> None:
-        """`picture_bytes` is 0: the tower cuts no pictures."""
+        """`picture_bytes` is 0: the encoders of these families make no patches."""
         super().__init__(folder, config)
         files = read_processor_files(folder)
         self.vision = Vision(files.image, {"size": FILM_PIXELS, **files.video}, 0, SETTINGS)
@@ -48,7 +48,7 @@ class Glm4V(QwenVL):
         self.max_duration = int(files.video.get("max_duration") or 300)
         kinds = [files.image.get(key) for key in ("processor_class", "image_processor_type")]
         kinds += [files.video.get(key) for key in ("processor_class", "video_processor_type")]
-        # GLM-4.6V, whatever its architecture: films of any length have some hundred frames.
+        # GLM-4.6V, by any of its names in the files: a film of any length has some hundred frames.
         self.dynamic = config.get("model_type") == "glm46v" or any(str(kind).startswith("Glm46V") for kind in kinds)
         self._encode = functools.lru_cache(maxsize=4096)(encode)  # films of one length have the same times
 
@@ -99,12 +99,14 @@ class Glm4V(QwenVL):
 
 
 def evenly(total: int, count: int) -> np.ndarray:
-    """`count` different numbers of 0 to total - 1, from the first to the last."""
+    """`count` different numbers from 0 to total - 1 at equal distances, with both ends."""
     return np.unique(np.linspace(0, total - 1, max(count, 1)).astype(np.int64))
 
 
 def timed_frames(total: int, fps: float, wanted_fps: float, max_duration: int) -> np.ndarray:
-    """GLM-4.1V: frames at equal distances in time; of films longer than `max_duration` seconds, as many as of those."""
+    """GLM-4.1V: frames at equal distances in time. Longer films than `max_duration` seconds have as many frames as a
+    film of that length.
+    """
     duration = total / fps
     if duration <= max_duration:
         at = np.ceil(np.arange(max(math.floor(duration * wanted_fps), 1)) * fps / wanted_fps)
@@ -116,7 +118,7 @@ def timed_frames(total: int, fps: float, wanted_fps: float, max_duration: int) -
 
 
 def dynamic_frames(total: int, fps: float, pair: int) -> np.ndarray:
-    """GLM-4.6V: pairs of frames, 3 a second of short films, 1 of films up to five minutes, else one in two seconds."""
+    """GLM-4.6V: pairs of frames per second: 3 in films up to 30 s, 1 in films up to five minutes, otherwise 0.5."""
     duration = min(total / fps, MAX_SECONDS)
     rate = 3 if duration <= 30 else 1 if duration <= 300 else 0.5
     wanted = min(int(duration * rate * pair), MAX_FRAMES)

@@ -1,7 +1,7 @@
-"""Granite Speech: a sound of any length; 3 rows for each 15 pairs of mel frames begun, ten a second.
+"""Granite Speech: a sound of any length; 3 rows for each started group of 15 pairs of mel frames, ten rows a second.
 
-Pool (`process`) and loop (`fill`, `positions`). The mel frames of the whole sound, mirrored at both ends, go to the
-tower in pairs; a last frame without a partner is dropped.
+Pool (`process`) and loop (`fill`, `positions`). The sound is mirrored at both ends. The encoder reads its mel frames in
+pairs; a last frame without a partner is dropped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mm.processors.qwen_vl import token_id
 from mm.processors.whisper import Whisper
 from mm.transform.mel import hann, htk_filters, mel_energies, scaled_log
 
-PAIR = 2  # mel frames side by side
-# Of the mel frames, as files of the family write them down; what a file leaves out has these values.
+PAIR = 2  # mel frames joined into one input
+# Settings of the mel frames under the names in the family's files, and defaults for missing settings.
 USUAL = {"sample_rate": 16000, "n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 80}
 
 
@@ -54,7 +54,7 @@ class GraniteSpeech(Whisper):
     def log_mel(self, samples: np.ndarray) -> np.ndarray:
         """Pairs of mel frames, float32 [pairs, 2 * mels]."""
         of, half = self.frames, self.frames["win_length"] // 2
-        samples = np.pad(samples, (0, max(0, of["n_fft"] // 2 + 1 - len(samples))))  # shorter ones have no mirror
+        samples = np.pad(samples, (0, max(0, of["n_fft"] // 2 + 1 - len(samples))))  # shorter sounds cannot be mirrored
         mirrored = np.pad(samples, half, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(mirrored, of["win_length"])[:: of["hop_length"]]
         filters = htk_filters(of["n_mels"], of["sample_rate"], of["n_fft"])

@@ -1,8 +1,8 @@
-"""HunyuanOCR: pictures of any size as lines of merged patches, whose tokens stand between a first and a last one.
+"""HunyuanOCR: a picture of any size as lines of merged patches, between a first and a last token.
 
-Pool (`process`) and loop (`fill`, `positions`). In: a picture, scaled as planned. Out: its patches row by row. Every
-row of positions counts the prompt's tokens; inside a picture the last three are column, line and number of the picture.
-A line of blocks ends in a newline, which counts as a column.
+Pool (`process`) and loop (`fill`, `positions`). In: a picture, scaled as planned. Out: its patches row by row. All axes
+of positions count the prompt's tokens; inside a picture, the last three axes hold column, line and number of the
+picture. A newline ends each line of blocks and counts as a column.
 
     tokens   a  I  I I I I I I  I  b        picture of 2 x 2 blocks
     place    0  1  2 3 4 5 6 7  8  9
@@ -38,7 +38,7 @@ class HunYuanVL(Pictures):
         self.media_token_ids = frozenset((self.image_id,))
         size, vision = self.raw.get("size") or {}, config["vision_config"]
         most = int(vision.get("max_vit_seq_len") or 16_384) * self.patch**2
-        # The makers' code scales by this filter, whatever the file says.
+        # The released code scales by this filter and ignores the file's setting.
         self.patching = replace(self.patching, resample=BICUBIC)
         self.bounds = replace(
             self.patching,

@@ -1,7 +1,7 @@
-"""Idefics3 and SmolVLM: a picture becomes tiles, each named by its row and column, and a view of the whole.
+"""Idefics3 and SmolVLM: a picture becomes tiles, each labelled with its row and column, and a view of the whole.
 
-Pool (`process`) and loop (`fill`). A picture is scaled three times, as trained: its longer side to what the processor
-says, both sides to multiples of a tile, and that once more to a single tile.
+Pool (`process`) and loop (`fill`). A picture is scaled three times, as in training: its longer side to the length in
+the processor's files, then both sides to multiples of a tile, then this picture to a single tile.
 
     slot of a picture of 2 tiles   F <row_1_col_1> I..I F <row_1_col_2> I..I \\n\\n F <global-img> I..I F
 """
@@ -48,11 +48,11 @@ class Idefics3(Pictures):
         return self.side, self.longest, self.cuts, self.filter
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
-        # Rounding both sides up to tiles may double a small picture; float32 patches are four times its bytes.
+        # Rounding both sides up to tiles may double a small picture; float32 patches take four times its bytes.
         return 2 * (item_bytes + 3 * self.side * (self.longest + self.side)) * 12 + (1 << 20)
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        """The longer side becomes `longest`, and at most LARGEST."""
+        """Scale the longer side to `longest`, but at most LARGEST."""
         shape, longest = width / height, self.longest
         if options.max_pixels:
             longest = min(longest, max(self.side, math.isqrt(options.max_pixels)))
@@ -96,7 +96,7 @@ class Idefics3(Pictures):
         for number in range(rows * columns + 1):
             row, column = divmod(number, columns) if columns else (0, 0)
             if number and not column:
-                ids += self.encode("\n" if row < rows else "\n\n")  # the last one, and that before the whole
+                ids += self.encode("\n" if row < rows else "\n\n")  # after the last row, the whole view follows
             name = f"<row_{row + 1}_col_{column + 1}>" if row < rows else WHOLE
             ids += [*self.encode(AROUND), *self.encode(name)]
             runs.append((len(ids), self.tokens))
@@ -106,7 +106,9 @@ class Idefics3(Pictures):
 
 
 def tiles_of(height: int, width: int, side: int) -> tuple[int, int]:
-    """(rows, columns) of tiles that a picture is brought to: its longer side first, the other by its shape."""
+    """(rows, columns) of the tiles that a scaled picture fills: first along its longer side, then along the other by
+    its shape.
+    """
     shape = width / height
     if width >= height:
         columns = math.ceil(width / side)

@@ -1,6 +1,6 @@
-"""InternVL: a picture becomes up to twelve tiles, as near to its shape as they get, and a view of the whole.
+"""InternVL: a picture becomes up to twelve tiles, in the grid nearest to its shape, and a view of the whole.
 
-Pool (`process`) and loop (`fill`). The tower takes pictures as decoded, since tiles and whole are scaled apart.
+Pool (`process`) and loop (`fill`). Pictures come unscaled, because tiles and the whole view are scaled separately.
 
     slot of a picture   <img> rows of tile 1, tile 2 ... whole </img>
     slot of a film      Frame1: <img> rows of frame 1 </img> newline Frame2: <img> rows of frame 2 </img>
@@ -24,7 +24,7 @@ from mm.processors.pictures import AS_DECODED, picture_settings, sides
 from mm.transform.image import Scale
 
 START, END, NEWLINE = "<img>", "</img>", "\n"
-CONTEXT = "<IMG_CONTEXT>"  # in the makers' code: each row of a picture
+CONTEXT = "<IMG_CONTEXT>"  # the released code writes this token for each row of a picture
 IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
 
@@ -80,7 +80,9 @@ class InternVL(Films):
         return self.tiles(tiles), len(tiles) * self.tokens
 
     def frames(self, total: int, count: int) -> np.ndarray:
-        """From the middle of each of `count` equal pieces; float32 as in the reference, so that both truncate alike."""
+        """Middle frames of `count` equal pieces; float32 as in the reference, so that both truncate to the same
+        frame.
+        """
         step = total / count
         return (step / 2 + np.arange(count) * step).astype(np.float32).astype(np.int64)
 
@@ -104,9 +106,10 @@ class InternVL(Films):
 
 
 class InternVLChat(InternVL):
-    """Processor of InternVLChatModel: numbers and words that its makers' code and model cards hold, or config.json.
+    """Processor of InternVLChatModel: constants and words are from its released code and model cards, or from
+    config.json.
 
-    The token that stands for a picture stands for a film too: the tokenizer has no other, and templates write neither.
+    Films use the token of pictures: the tokenizer has no token for films, and templates write neither.
     """
 
     def __init__(
@@ -129,13 +132,15 @@ class InternVLChat(InternVL):
         self.media_token_ids = frozenset((self.image_id,))
 
     def frames(self, total: int, count: int) -> np.ndarray:
-        """As load_video of the model cards: pieces end at the last frame, and their beginnings are rounded."""
+        """Choose frames like load_video of the model cards: the last piece ends at the last frame, and the starts of
+        pieces are rounded.
+        """
         step = (total - 1) / count
         return (step / 2 + np.round(step * np.arange(count))).astype(np.int64)
 
 
 def film_token(folder: Path, encode: Encode) -> int | None:
-    """The id of the token that templates write where a film stands; None where the tokenizer has none."""
+    """The id of the token that templates write for a film; None if the tokenizer has no such token."""
     file = folder / "tokenizer_config.json"
     words = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     more = words.get("extra_special_tokens")
@@ -149,7 +154,9 @@ def film_token(folder: Path, encode: Encode) -> int | None:
 
 @functools.lru_cache(maxsize=1024)
 def canvas(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """(columns, rows) of tiles whose shape is nearest to a picture's; of equals the larger, if the picture fills it."""
+    """(columns, rows) of the grid of tiles nearest to a picture's shape; among equals, the largest that the picture
+    fills.
+    """
     grids = [
         (columns, rows)
         for columns in range(1, most + 1)

@@ -1,6 +1,6 @@
 """LFM2-VL: a picture keeps its shape, in 64 to 256 rows; a large one becomes tiles and a view of the whole.
 
-Pool (`process`) and loop (`fill`). The tower takes pictures as decoded, since tiles and whole are scaled apart.
+Pool (`process`) and loop (`fill`). Pictures come unscaled, because tiles and the whole view are scaled separately.
 
     slot of a small picture     <|image_start|> rows <|image_end|>
     slot of one of two tiles    <|image_start|> <|img_row_1_col_1|> rows <|img_row_1_col_2|> rows
@@ -40,9 +40,9 @@ class Lfm2Pictures(Pictures):
         vision = {"patch_size": 16, **config["vision_config"]}
         encode = functools.lru_cache(maxsize=1024)(encode)
         super().__init__(folder, {**config, "vision_config": vision}, picture_bytes, encode)
-        raw = {**config, **self.raw}  # the first releases say it in config.json
+        raw = {**config, **self.raw}  # the first releases have these settings in config.json
         self.patching = picture_settings({**AS_RELEASED, **self.raw}, self.patching)
-        self.unit = self.patch * int(config.get("downsample_factor", 2))  # pixels along a side that become one row
+        self.unit = self.patch * int(config.get("downsample_factor", 2))  # pixels along a row's square
         self.rows = int(raw.get("min_image_tokens", 64)), int(raw.get("max_image_tokens", 256))
         self.tile = int(raw.get("tile_size", 512))
         self.tiles_of = int(raw.get("min_tiles", 2)), int(raw.get("max_tiles", 10))
@@ -63,16 +63,16 @@ class Lfm2Pictures(Pictures):
         return item_bytes + ((self.tiles_of[1] + 1) * self.tile**2 + self.rows[1] * self.unit**2) * 3 * 14 + (1 << 20)
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        """The whole; tiles follow from its shape."""
+        """The size of the view of the whole; the tiles follow from the picture's shape."""
         rows, columns = self.whole(height, width, self._most(options))
         return Scale(rows * self.unit, columns * self.unit, self.patching.resample)
 
     def _most(self, options: MediaOptions) -> int:
-        """Rows of the whole."""
+        """Most rows of the view of the whole."""
         return max(1, min(self.rows[1], (options.max_pixels or 1 << 62) // self.unit**2))
 
     def whole(self, height: int, width: int, most: int) -> tuple[int, int]:
-        """(rows, columns) of units nearest to a picture's shape, their product within bounds where that can be."""
+        """(rows, columns) of units nearest to a picture's shape; their product is within bounds if possible."""
         unit, least = self.unit, min(self.rows[0], most)
         rows, columns = (max(1, round(side / unit)) for side in (height, width))
         if rows * columns > most:
@@ -81,12 +81,12 @@ class Lfm2Pictures(Pictures):
         elif rows * columns < least:
             grow = math.sqrt(least * unit**2 / (height * width))
             rows, columns = (math.ceil(side * grow / unit) for side in (height, width))
-        if rows * columns > most:  # of a line of pixels, whose one side cannot shrink
+        if rows * columns > most:  # a picture one unit high or wide cannot shrink along that side
             rows, columns = min(rows, most), min(columns, most)
         return rows, columns
 
     def grid(self, height: int, width: int, options: MediaOptions) -> tuple[int, int]:
-        """(columns, rows) of tiles; (1, 1): a view of the whole, without tiles."""
+        """(columns, rows) of tiles; (1, 1): only a view of the whole, no tiles."""
         unit, (least, most) = self.unit, self.tiles_of
         area = math.prod(max(self.patch, round(side / unit) * unit) for side in (height, width))
         if options.max_pixels:

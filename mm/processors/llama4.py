@@ -1,8 +1,8 @@
 """Llama 4: a picture becomes a canvas of up to sixteen square tiles, and a view of the whole.
 
-Pool (`process`) and loop (`fill`). The tower takes pictures as decoded, since tiles and whole are scaled apart. The
-canvas is the one that enlarges a picture least, or else shrinks it least, and of equal ones the smallest, as in
-transformers' get_best_fit. What of the canvas the picture leaves is black.
+Pool (`process`) and loop (`fill`). Pictures come unscaled, because tiles and the whole view are scaled separately. The
+canvas is the one that enlarges a picture least; if all are smaller than the picture, the one that shrinks it least;
+among equals the smallest, as in transformers' get_best_fit. The rest of the canvas is black.
 
     slot of 2 x 2 tiles   start  I..I x I..I y  I..I x I..I y  image I..I end
 """
@@ -25,7 +25,7 @@ from mm.processors.qwen_vl import token_id
 from mm.transform.image import BILINEAR, Scale
 
 AS_RELEASED = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": BILINEAR}
-WORDS = {  # of processor_config.json, and what a silent file means
+WORDS = {  # keys of processor_config.json, and their defaults
     "start_of_image_token": "<|image_start|>",
     "tile_x_separator_token": "<|tile_x_separator|>",
     "tile_y_separator_token": "<|tile_y_separator|>",
@@ -53,12 +53,12 @@ class Llama4(Pictures):
             raise ValueError("resize_to_max_canvas=true is not supported: set it to false")
         self.most = int(self.raw.get("max_patches") or 16)
         merge = round(1 / float(vision.get("pixel_shuffle_ratio", 0.5)))
-        self.tokens = (self.side // self.patch // merge) ** 2  # of a tile
+        self.tokens = (self.side // self.patch // merge) ** 2  # rows per tile
         self.image_id = token_id(config, "image", 200_092)
         named = Path(folder) / "processor_config.json"
         said = json.loads(named.read_text(encoding="utf-8")) if named.is_file() else {}
         self.words = {key: str(said.get(key) or word) for key, word in WORDS.items()}
-        self.mark = 200_090  # the release's, where there is no tokenizer
+        self.mark = 200_090  # the released id, for servers without a tokenizer
         with contextlib.suppress(MediaError):
             self.mark = self.one(self.words["fake_image_token"])
         self.media_token_ids = frozenset((self.mark, self.image_id))
@@ -116,7 +116,7 @@ class Llama4(Pictures):
 
 
 def canvas(height: int, width: int, side: int, most: int) -> tuple[int, int]:
-    """Rows and columns of tiles; comparisons are of float32, as in the reference."""
+    """Rows and columns of tiles; compares numbers in float32, as the reference does."""
     by_shape: dict[float, list[tuple[int, int]]] = {}
     for count in range(most, 0, -1):
         for rows in range(1, count + 1):

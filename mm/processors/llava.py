@@ -1,4 +1,5 @@
-"""LLaVA 1.5: the shorter side of a picture is scaled to the tower's, the middle is cut out; or all of it is scaled.
+"""LLaVA 1.5: a picture's shorter side is scaled to the encoder's size and the middle is cut out; or the whole is
+scaled.
 
 Pool (`process`) and loop (`fill`).
 """
@@ -20,7 +21,7 @@ class Llava(Pictures):
     """Processor of LlavaForConditionalGeneration with CLIP or SigLIP."""
 
     writes_texts: ClassVar[bool] = False
-    usual_side: ClassVar[int] = 336  # of the tower's pictures, where no file says it
+    usual_side: ClassVar[int] = 336  # side of the encoder's pictures if no file gives one
 
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
@@ -30,7 +31,7 @@ class Llava(Pictures):
         if raw.get("do_pad") or not raw.get("do_resize", True):
             raise ValueError("images that are padded to squares, or not scaled, are not supported")
         size = raw.get("size", {"shortest_edge": self.side})
-        self.whole = isinstance(size, dict) and "height" in size  # all of the picture, whatever its shape
+        self.whole = isinstance(size, dict) and "height" in size  # scale the whole picture, without cropping
         self.size = sides(size, self.side)
         crops = raw.get("do_center_crop", not self.whole)
         seen = sides(raw.get("crop_size"), self.side) if crops else self.size

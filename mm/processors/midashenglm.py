@@ -1,9 +1,9 @@
-"""MiDashengLM: a sound of any length as decibels of mel bins; a row for each 0.2 seconds.
+"""MiDashengLM: a sound of any length as decibels of mel bins; one row per 0.2 seconds.
 
-Pool (`process`) and loop (`fill`, `positions`). The sound is mirrored at both ends, so that a frame more begins than
-the sound has hops. Decibels reach 120 below the loudest. A sound shorter than 0.2 seconds is silent from its end on.
-After DashengFrontend and MiDashengLMProcessor of https://huggingface.co/mispeech/midashenglm-7b, and vLLM's reading of
-both (https://github.com/vllm-project/vllm/pull/23652).
+Pool (`process`) and loop (`fill`, `positions`). The sound is mirrored at both ends, so there is one frame more than
+hops in the sound. Decibels are clamped to 120 below the loudest. A sound shorter than 0.2 seconds is padded with
+silence. After DashengFrontend and MiDashengLMProcessor of https://huggingface.co/mispeech/midashenglm-7b, and vLLM's
+version of both (https://github.com/vllm-project/vllm/pull/23652).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mm.processors.qwen_vl import token_id
 from mm.processors.whisper import Whisper
 from mm.transform.mel import hann, htk_filters, mel_energies
 
-FRAMES = 4  # of a patch
-FLOOR, RANGE = 1e-10, 120.0  # energy below which no logarithm is taken; decibels
-# What a file leaves out has these values.
+FRAMES = 4  # mel frames per patch
+FLOOR, RANGE = 1e-10, 120.0  # smallest energy in the logarithm; range in decibels
+# Defaults of settings that a file lacks.
 USUAL = {"sample_rate": 16000, "n_fft": 512, "win_length": 512, "hop_length": 160, "n_mels": 64}
 EDGES = {"f_min": 0.0, "f_max": 8000.0}  # hertz
 
@@ -61,7 +61,7 @@ class MiDashengLM(Whisper):
         return Processed("audio", (Part("audio", digest, patches // self.stack, made),))
 
     def decibels(self, samples: np.ndarray) -> np.ndarray:
-        """float32 [bins, frames]."""
+        """Decibels of mel bins, float32 [bins, frames]."""
         of, half = self.frames, self.frames["n_fft"] // 2
         mirrored = np.pad(samples, half, mode="reflect")
         frames = np.lib.stride_tricks.sliding_window_view(mirrored, of["n_fft"])[:: of["hop_length"]]

@@ -1,7 +1,7 @@
-"""SigLIP 2 NaFlex: a picture keeps its shape, in as many patches as a tower is given at most, and becomes one row.
+"""SigLIP 2 NaFlex: a picture keeps its shape, has at most `max_num_patches` patches, and becomes one row.
 
-Pool (`process`) and loop (`fill`). A patch's numbers lie pixel by pixel, each with its three colours, since the tower
-multiplies where others convolve.
+Pool (`process`) and loop (`fill`). The three colours of a pixel are adjacent in a patch, because the encoder embeds
+patches by a linear layer instead of a convolution.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mm.processors.pictures import Pictures, picture_settings
 from mm.processors.towers import PLACEHOLDER
 from mm.transform.image import BILINEAR, Scale
 
-AS_RELEASED = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": BILINEAR}  # where files are silent
-NEAR = 1e-5  # of the scale; which of two sizes a picture has may hang on it
-LARGEST = 100.0  # scale
+AS_RELEASED = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": BILINEAR}  # defaults
+NEAR = 1e-5  # precision of the scale; a picture's size in patches may depend on this value
+LARGEST = 100.0  # largest scale that is tried
 
 
 class NaflexPictures(Pictures):
@@ -42,7 +42,7 @@ class NaflexPictures(Pictures):
         return (self.most,)
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        """The largest scale by which whole patches, some of them stretched a little, are not too many."""
+        """The largest scale at which the picture, rounded up to whole patches, has at most `most` patches."""
         most = self.most
         if options.max_pixels:
             most = max(1, min(most, options.max_pixels // self.patch**2))
@@ -63,7 +63,7 @@ class NaflexPictures(Pictures):
 
 
 def by_pixel(features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same patches, the three colours of each pixel side by side."""
+    """The same patches with the three colours of each pixel next to each other."""
     patches = features["pixel_values"]
     by_colour = patches.reshape(len(patches), 3, -1)
     return {**features, "pixel_values": np.ascontiguousarray(by_colour.swapaxes(1, 2)).reshape(len(patches), -1)}

@@ -1,8 +1,8 @@
-"""LLaVA-OneVision: pictures as in LLaVA-NeXT, with a bound on their rows; films of frames that are one tile each.
+"""LLaVA-OneVision: pictures as in LLaVA-NeXT, with a bound on their rows; films whose frames are one tile each.
 
-Pool (`process`) and loop (`fill`). Only the single picture of a prompt is cut into tiles: several pictures become one
-tile each, padded to a square, and a newline ends each. A frame's rows are shrunk to half as many lines and columns; a
-newline ends a film.
+Pool (`process`) and loop (`fill`). A picture is cut into tiles only if it is the only picture of the prompt. Several
+pictures become one tile each, padded to a square; a newline ends each. A frame's rows are interpolated to half as many
+lines and columns; a newline ends a film.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class OneVision(AnyRes, Films):
         self.most = int(str(config.get("vision_aspect_ratio", "anyres_max_9")).removeprefix("anyres_max_"))
         self.film_id = token_id(config, "video", 151_647)
         self.media_token_ids = frozenset((self.image_id, self.film_id))
-        mean = triple(self.raw.get("image_mean") or self.patching.mean)  # also where pixels are not normalised
-        self.padding_colour = tuple(int(value * 255) for value in mean)  # the colour that makes a picture square
+        mean = triple(self.raw.get("image_mean") or self.patching.mean)  # used even if pixels are not normalised
+        self.padding_colour = tuple(int(value * 255) for value in mean)  # colour that makes a picture square
 
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:
         whole = modality == "image" and options.num_pictures > 1
@@ -56,7 +56,7 @@ class OneVision(AnyRes, Films):
             return super().features(item, options)
         scale = Scale(self.side, self.side, self.patching.resample)
         tiles = self.tiles([squared(item.data, scale, self.padding_colour)])
-        places = np.arange(self.grid**2 + 1, dtype=np.int64)[:, None]  # the newline stands behind the tile's rows
+        places = np.arange(self.grid**2 + 1, dtype=np.int64)[:, None]  # the newline follows the tile's rows
         return {**tiles, "places": places, "shares": np.ones(places.shape, np.float32)}, len(places)
 
     def film_features(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
@@ -67,7 +67,8 @@ class OneVision(AnyRes, Films):
 def squared(pixels: np.ndarray, scale: Scale, colour: tuple[int, ...]) -> np.ndarray:
     """A picture [height, width, 3] in the middle of a square of this colour, scaled.
 
-    Pillow filters lines before columns, so lines may be padded and filtered a band at a time: the square is never made.
+    Pillow filters lines before columns, so lines are padded and filtered a band at a time, without allocating the
+    square.
     """
     height, width = pixels.shape[:2]
     side = max(height, width)
@@ -86,7 +87,9 @@ def squared(pixels: np.ndarray, scale: Scale, colour: tuple[int, ...]) -> np.nda
 
 @functools.lru_cache(maxsize=64)
 def halved(frames: int, grid: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places int64 [tokens, 4] among the frames' rows, the newline behind them all, and shares float32 alike."""
+    """Places int64 [tokens, 4]: indices of the frames' rows, the newline has the last index. Shares float32 [tokens,
+    4].
+    """
     half = -(-grid // 2)
     start, newline = np.arange(frames)[:, None] * grid**2, frames * grid**2
     places: list[np.ndarray] = []
@@ -96,7 +99,7 @@ def halved(frames: int, grid: int) -> tuple[np.ndarray, np.ndarray]:
             place = (lines[:, None] * grid + across).reshape(1, -1)
             share = np.tile((down[:, None] * right).reshape(-1), frames)
             places.append(np.append(start + place, newline))
-            shares.append(np.append(share, np.float32(not shares)))  # the newline is taken by the first tap
+            shares.append(np.append(share, np.float32(not shares)))  # the first tap takes the newline
     out = np.stack(places, axis=1).astype(np.int64), np.stack(shares, axis=1).astype(np.float32)
     for array in out:
         array.flags.writeable = False

@@ -1,8 +1,8 @@
 """Phi-4-multimodal: pictures (mm/processors/phi4mm_pictures.py), and sounds of any length, 12.5 rows a second.
 
-Pool (`process`) and loop (`fill`, `positions`). A sound has a row for each eight mel frames begun. Frames lie inside
-the sound; each is freed of its low tones (samples less 0.97 of the sample before) and weighed by a Hamming window; of
-the mel energies the natural logarithm is taken.
+Pool (`process`) and loop (`fill`, `positions`). A sound has one row for each started group of eight mel frames. Frames
+lie inside the sound. Each frame gets pre-emphasis (a sample minus 0.97 of the sample before it) and a Hamming window;
+the features are the natural logarithm of the mel energies.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from mm.transform.mel import mel_energies
 RATE, WINDOW, HOP, N_FFT = 16000, 400, 160, 512
 HIGHEST = 7690.0  # hertz
 LOW_TONES = 0.97
-LOUDNESS = 32768.0  # samples as 16-bit numbers
-SHRINK = 8  # frames of a row
-AT_ONCE = 4096  # frames whose samples are copied together
+LOUDNESS = 32768.0  # scales samples to 16-bit numbers
+SHRINK = 8  # mel frames per row
+AT_ONCE = 4096  # mel frames whose samples are copied at a time
 
 
 class Phi4MM(Whisper):
@@ -95,7 +95,7 @@ class Phi4MM(Whisper):
 
 @functools.cache
 def kaldi_filters(num_mels: int) -> np.ndarray:
-    """Triangles that are straight on Kaldi's mel scale, each of height 1; float64 [mels, bins]."""
+    """Triangles that are linear on Kaldi's mel scale, each of height 1; float64 [mels, bins]."""
     bins = _mel(np.arange(N_FFT // 2 + 1) * RATE / N_FFT)
     edges = np.linspace(0.0, _mel(np.array(HIGHEST)), num_mels + 2)
     lower, centre, upper = edges[:-2, None], edges[1:-1, None], edges[2:, None]

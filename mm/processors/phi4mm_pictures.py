@@ -1,8 +1,10 @@
-"""Phi-4-multimodal's pictures: the whole as one tile, and the picture itself in as many as it fills, at most 36.
+"""Phi-4-multimodal's pictures: a view of the whole as one tile, and the picture in as many tiles as it fills, at most
+36.
 
-Pool. The picture is scaled into its tiles, by Pillow's bilinear filter, and white fills them up to the right and below.
-The whole is the filled picture scaled once more, by a cubic filter that does not smooth. Rows come line by line, four
-patches each, without those that show nothing but white; behind each line and before the whole stands a separator.
+Pool. The picture is scaled into its tiles by Pillow's bilinear filter, and padded with white at the right and at the
+bottom. The view of the whole is this padded picture, scaled by a cubic filter that does not smooth. Each row is made of
+four patches. Rows are in line order, without rows that hold only padding; a separator follows each line and precedes
+the whole view.
 """
 
 from __future__ import annotations
@@ -28,19 +30,21 @@ SETTINGS = PatchSettings(temporal_patch_size=1, merge_size=1, mean=(0.5, 0.5, 0.
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A picture among its tiles."""
+    """A scaled picture and its grid of tiles."""
 
-    rows: int  # of tiles
+    rows: int  # tiles
     columns: int
-    height: int  # of the scaled picture, in pixels
+    height: int  # pixels of the scaled picture
     width: int
 
 
 class Pictures:
-    """How pictures become tiles, and tiles rows."""
+    """Cuts pictures into tiles, and orders the rows of the tiles."""
 
     def __init__(self, raw: dict[str, Any], vision: dict[str, Any]) -> None:
-        """`raw`: of the processor's files; `vision`: the tower's section of config.json, empty where there is none."""
+        """`raw`: settings in the processor's files; `vision`: the encoder's section of config.json, empty if it has
+        none.
+        """
         self.patching = replace(
             picture_settings(raw, SETTINGS), patch_size=int(vision.get("patch_size", 14)), resample=BILINEAR
         )
@@ -53,7 +57,7 @@ class Pictures:
         return self.side // self.patching.patch_size
 
     def plan(self, height: int, width: int, options: MediaOptions) -> Plan:
-        """How a picture of this size is laid out; a request may lower the number of tiles."""
+        """The layout of a picture of this size; a request may lower the number of tiles."""
         most = self.most
         if options.max_pixels is not None:
             most = max(1, min(most, options.max_pixels // self.side**2))
@@ -67,7 +71,7 @@ class Pictures:
         return item_bytes + (self.most + 2) * self.side**2 * 3 * 14 + (1 << 20)
 
     def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
-        """Arrays for the tower (engine/encoders/phi4mm_vision.py), and the rows that it makes of them."""
+        """Arrays for the encoder (engine/encoders/phi4mm_vision.py), and the number of rows that it makes of them."""
         height, width = item.data.shape[:2]
         plan, side = self.plan(height, width, options), self.side
         canvas = np.full((plan.rows * side, plan.columns * side, 3), 255, np.uint8)
@@ -85,7 +89,7 @@ class Pictures:
 
 @functools.lru_cache(maxsize=1024)
 def planned(height: int, width: int, side: int, most: int) -> Plan:
-    """As Microsoft's processor lays out a picture; MediaError where too little of it would be left."""
+    """The layout as in Microsoft's processor; MediaError if the scaled picture would be too narrow."""
     columns, rows = math.ceil(width / side), math.ceil(height / side)
     if columns * rows > most:
         columns, rows = closest(width / height, width * height, side, most)
@@ -103,7 +107,7 @@ def planned(height: int, width: int, side: int, most: int) -> Plan:
 
 
 def closest(aspect: float, area: int, side: int, most: int) -> tuple[int, int]:
-    """Columns and rows of tiles whose shape is nearest; of equals the larger if the picture fills half of it."""
+    """(columns, rows) of tiles nearest in shape; among equals the larger, if the picture fills half of its area."""
     best, least = (1, 1), math.inf
     for columns, rows in _shapes(most):
         distance = abs(aspect - columns / rows)
@@ -116,14 +120,16 @@ def closest(aspect: float, area: int, side: int, most: int) -> tuple[int, int]:
 
 @functools.cache
 def _shapes(most: int) -> list[tuple[int, int]]:
-    """All shapes of at most so many tiles, small ones first."""
+    """All grids of at most `most` tiles, small ones first."""
     found = {(i, j) for n in range(1, most + 1) for i in range(1, n + 1) for j in range(1, n + 1) if i * j <= most}
     return sorted(found, key=lambda shape: shape[0] * shape[1])
 
 
 @functools.lru_cache(maxsize=256)
 def arranged(plan: Plan, side: int, patch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Extents int64 [1 + tiles, 2] in patches, and places int64 [rows] among the tiles' rows and two separators."""
+    """Extents int64 [1 + tiles, 2] in patches. Places int64 [rows]: indices of the tiles' rows, then of two
+    separators.
+    """
     across = side // patch
     filled = [total * side - visible for total, visible in ((plan.rows, plan.height), (plan.columns, plan.width))]
     visible = [total * across - white // patch for total, white in zip((plan.rows, plan.columns), filled)]
@@ -145,7 +151,7 @@ def arranged(plan: Plan, side: int, patch: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def cubic(lines: np.ndarray, count: int) -> np.ndarray:
-    """float32 [n, ...] -> [count, ...]: four neighbours of each new line, however far apart the new ones are."""
+    """float32 [n, ...] -> [count, ...]: each new line from four neighbours, without smoothing when it shrinks."""
     at = (np.arange(count) + 0.5) * (len(lines) / count) - 0.5
     low = np.floor(at)
     made = np.zeros((count, *lines.shape[1:]), np.float32)

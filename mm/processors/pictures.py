@@ -1,7 +1,8 @@
-"""Pictures: what families that see pictures only have in common; each says how a picture is scaled, cut and written.
+"""Pictures: the common base of families that read only pictures; each family defines how it scales, cuts and writes
+them.
 
-Pool (`process`) and loop (`fill`). In: a picture, scaled as planned, or as decoded where `picture_bytes` says that the
-family scales it itself. Out: its patches row by row, tile behind tile, and the tokens of its slot.
+Pool (`process`) and loop (`fill`). In: a picture, scaled as planned, or unscaled if `picture_bytes` says that the
+family scales it. Out: its patches row by row, tile after tile, and the tokens of its slot.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CLIP = PatchSettings(temporal_patch_size=1, merge_size=1)
 
 
 class Pictures(ABC):
-    """The base of such a family's Processor."""
+    """The base class of their processors."""
 
     modalities: frozenset[Modality] = frozenset(("image",))
     writes_texts: ClassVar[bool] = True
@@ -38,7 +39,7 @@ class Pictures(ABC):
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
     ) -> None:
-        """`picture_bytes` is 0: no tower of these families cuts pictures."""
+        """`picture_bytes` is 0: the encoders of these families make no patches."""
         files = read_processor_files(folder)
         self.raw = files.image
         self.config = config
@@ -58,7 +59,7 @@ class Pictures(ABC):
 
     @abstractmethod
     def choices(self) -> tuple[Any, ...]:
-        """What else decides on the features of a picture."""
+        """Further settings that affect the features of a picture."""
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
         return item_bytes * 8 + (1 << 20)
@@ -78,7 +79,7 @@ class Pictures(ABC):
 
     @abstractmethod
     def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
-        """Arrays for the tower, and the rows that it makes of them."""
+        """Arrays for the encoder, and the number of rows that it makes of them."""
 
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts
@@ -90,7 +91,7 @@ class Pictures(ABC):
     def tiles(self, pictures: list[np.ndarray], patching: PatchSettings | None = None) -> dict[str, np.ndarray]:
         """Features of pictures of one size, uint8 [height, width, 3]; sides are cut to whole patches.
 
-        `patching`: how pixels become numbers, where they are not those of a picture.
+        `patching`: how pixels become numbers, if not as in pictures.
         """
         height, width = (side // self.patch for side in pictures[0].shape[:2])
         cut = [picture[: height * self.patch, : width * self.patch] for picture in pictures]
@@ -98,7 +99,7 @@ class Pictures(ABC):
         return {"pixel_values": patches, "grid": np.array([height, width], np.int64)}
 
     def one(self, text: str) -> int:
-        """The id of a token that this family writes."""
+        """The id of a single token that this family writes."""
         ids = self.encode(text)
         if len(ids) != 1:
             raise MediaError(500, "internal_error", f"the tokenizer of this checkpoint has no token {text}")
@@ -106,7 +107,7 @@ class Pictures(ABC):
 
 
 def picture_settings(raw: dict[str, Any], default: PatchSettings) -> PatchSettings:
-    """How pixels become numbers, and by which filter pictures are scaled."""
+    """How pixels become numbers, and the filter that scales pictures."""
     rescale = float(raw.get("rescale_factor", default.rescale_factor)) if raw.get("do_rescale", True) else 1.0
     mean, std = (raw.get(f"image_{name}") or getattr(default, name) for name in ("mean", "std"))
     normalise = raw.get("do_normalize", True)
@@ -130,6 +131,6 @@ def sides(given: Any, default: int) -> tuple[int, int]:
 
 
 def tower_side(config: dict[str, Any], default: int) -> int:
-    """Pixels along a side of a tower's pictures."""
+    """Side in pixels of the encoder's pictures."""
     size = config["vision_config"].get("image_size", default)
     return int(size[0] if isinstance(size, list) else size)

@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: pictures keep their shape; each row of them ends with a token, the last with another one.
+"""Pixtral and Mistral 3: pictures keep their shape; a token ends each row, another token ends the last row.
 
 Pool (`process`) and loop (`fill`).
 
@@ -21,14 +21,14 @@ from mm.transform.image import Scale
 
 
 class Pixtral(Pictures):
-    """Processor of Mistral3ForConditionalGeneration, and of LlavaForConditionalGeneration with Pixtral's tower."""
+    """Processor of Mistral3ForConditionalGeneration, and of LlavaForConditionalGeneration with Pixtral's encoder."""
 
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
     ) -> None:
         super().__init__(folder, config, picture_bytes, encode)
         self.merge = int(config.get("spatial_merge_size", 2)) if config.get("model_type") == "mistral3" else 1
-        longest = config["vision_config"].get("max_image_size", 1024)  # of Mistral's own format
+        longest = config["vision_config"].get("max_image_size", 1024)  # the key of Mistral's own format
         self.longest = sides(self.raw.get("size"), longest)
         named = Path(folder) / "processor_config.json"
         words = json.loads(named.read_text(encoding="utf-8")) if named.is_file() else {}

@@ -1,4 +1,4 @@
-"""Qwen2-Audio: a sound of up to one window of Whisper's front end, its features those of the whole window.
+"""Qwen2-Audio: a sound of at most one window of Whisper's front end; its features cover the whole window.
 
 Pool (`process`) and loop (`fill`, `positions`). A sound has 25 rows a second.
 """
@@ -18,7 +18,7 @@ from mm.processors.qwen_vl import token_id
 from mm.processors.whisper import Whisper
 from mm.transform.mel import log_mel, num_frames
 
-_MIN_FRAMES = 3  # fewer make no row
+_MIN_FRAMES = 3  # mel frames; fewer make no row
 
 
 class Qwen2Audio(Whisper):

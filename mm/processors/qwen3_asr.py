@@ -1,7 +1,7 @@
-"""Qwen3-ASR: a sound of any length, its features those of the sound alone; 13 rows a second.
+"""Qwen3-ASR: a sound of any length, with features of the sound alone; 13 rows a second.
 
-Pool (`process`) and loop (`fill`, `positions`). A second of sound is a chunk of the tower and makes 13 rows; what is
-left of the last second makes a row for each eight frames begun.
+Pool (`process`) and loop (`fill`, `positions`). A second of sound is a chunk of the encoder and makes 13 rows; an
+incomplete last second makes a row for each started group of eight frames.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mm.processors.qwen_vl import token_id
 from mm.processors.whisper import Whisper
 from mm.transform.mel import log_mel
 
-_SHORTEST = 8000  # samples; a shorter sound gets silence behind it
+_SHORTEST = 8000  # samples; a shorter sound is padded with silence
 
 
 class Qwen3Asr(Whisper):
@@ -41,7 +41,7 @@ class Qwen3Asr(Whisper):
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         samples = np.pad(item.data, (0, max(0, _SHORTEST - len(item.data))))
-        features = log_mel(samples, replace(self.mel, chunk=len(samples)))  # mirrored behind its end
+        features = log_mel(samples, replace(self.mel, chunk=len(samples)))  # mirrored at the end of the samples
         rows = num_rows(features.shape[1], self.chunk)
         return Processed("audio", (Part("audio", digest, rows, {"input_features": features}),))
 
@@ -51,5 +51,5 @@ class Qwen3Asr(Whisper):
 
 
 def num_rows(frames: int, chunk: int) -> int:
-    """What three convolutions leave of each chunk of frames: each halves a length and rounds it up."""
+    """Number of rows of `frames` mel frames: three convolutions halve each chunk's length, each time rounded up."""
     return frames // chunk * -(-chunk // 8) + -(-(frames % chunk) // 8)

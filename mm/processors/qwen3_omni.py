@@ -1,8 +1,8 @@
 """Qwen3-Omni (thinker): pictures, films, sound, and films with their sound, on one time axis.
 
-Pool (`process`) and loop (`fill`, `positions`). Time passes at 13 positions per second. Sound is what Qwen3-ASR makes
-of it. In a film with its sound every two frames stand where they begin among the rows of sound. Where a film's rate
-gives frames fractions of positions, as transformers has them, the fractions are dropped.
+Pool (`process`) and loop (`fill`, `positions`). The time axis has 13 positions per second. Sound is processed as in
+Qwen3-ASR. In a film with its sound, each pair of frames is placed among the rows of sound at the time where the pair
+begins. transformers gives frames fractions of positions for some frame rates; here fractions are dropped.
 
     slot of a film with sound   [audio bos] V V V V  A A .. A   V V V V   A A .. A   [audio eos]
     time axis                               0        0 1 .. 12  13        13 14 ..
@@ -38,13 +38,13 @@ class Qwen3Omni(QwenOmni):
         self._chunk = 2 * int(thinker.get("audio_config", {}).get("n_window", 50))
 
     def _sound(self, samples: np.ndarray, digest: bytes) -> Part:
-        # The frontend mirrors half a window behind the end; a sound without a whole hop would have no frame.
+        # The front end mirrors half a window after the end; a sound without a whole hop would have no frame.
         samples = np.pad(samples, (0, max(0, self.mel.n_fft - len(samples))))
         features = log_mel(samples, replace(self.mel, chunk=len(samples)))
         return Part("audio", digest, num_rows(features.shape[1], self._chunk), {"input_features": features})
 
     def _turns(self, film: Part, num_sound: int) -> list[tuple[int, int, int]]:
-        """The order inside a film with sound: (0 film or 1 sound, first row, end row)."""
+        """The order of rows in a film with sound: (0 film or 1 sound, first row, end row)."""
         frames = int(film.features["grid_thw"][0][0])
         each, interval = film.num_tokens // frames, float(self._interval(film))
         turns, until_sound = [], 0
@@ -59,7 +59,7 @@ class Qwen3Omni(QwenOmni):
         return turns
 
     def _film_with_sound(self, out: np.ndarray, token_ids: np.ndarray, item: Placed, following: int) -> int:
-        """Positions of a film with sound, between its bos and its eos."""
+        """Write the positions of a film with sound, between its bos and its eos."""
         start, end = item.start, item.start + len(item.filling.token_ids)
         out[:, start] = following
         return self._in_turns(out, item, following + 1, end) + 1

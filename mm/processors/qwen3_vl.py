@@ -1,6 +1,6 @@
-"""Qwen3-VL: pictures as in Qwen2.5-VL; films frame by frame, each pair of frames behind its time in words.
+"""Qwen3-VL: pictures as in Qwen2.5-VL; films in pairs of frames, each pair after its time as text.
 
-Pool (`process`) and loop (`fill`, `positions`). The bounds of a film's pixels hold for all its frames together.
+Pool (`process`) and loop (`fill`, `positions`). A film's bounds hold for the pixels of all its frames together.
 
     slot of a film   <0.3 seconds> [vision start] V V V V [vision end] <1.3 seconds> [vision start] V V V V [vision end]
 """
@@ -25,7 +25,7 @@ from mm.transform.image import PatchSettings, Scale
 
 HALF = (0.5, 0.5, 0.5)
 SETTINGS = PatchSettings(patch_size=16, min_pixels=65536, max_pixels=16777216, mean=HALF, std=HALF)
-FILM_PIXELS = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}  # of all frames
+FILM_PIXELS = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}  # pixels of all frames together
 
 
 class Qwen3VL(QwenVL):
@@ -78,7 +78,9 @@ class Qwen3VL(QwenVL):
 
 
 def with_timestamps(vision: Vision, item: MediaItem, digest: bytes, frame: int) -> Processed:
-    """A film with the second of each pair of frames: the middle of the first and of frame number `frame`."""
+    """A film with the time of each pair of frames in seconds: the mean of the pair's first frame and of its frame
+    `frame`.
+    """
     features, count = vision.moving(item.data)
     assert item.seconds is not None, "this processor's plans say when frames are shown"
     pairs = vision.video.temporal_patch_size
@@ -90,7 +92,9 @@ def with_timestamps(vision: Vision, item: MediaItem, digest: bytes, frame: int) 
 def framed(
     part: Part, token: int, before: Callable[[float], Iterable[int]], behind: Callable[[float], Iterable[int]]
 ) -> Filling:
-    """The tokens of a film: each pair of frames between what stands before and behind it, by its second."""
+    """The tokens of a film: each pair of frames between the tokens before and after it, which depend on the pair's
+    time.
+    """
     seconds = part.features["seconds"]
     each = part.num_tokens // len(seconds)
     ids: list[int] = []
@@ -103,14 +107,16 @@ def framed(
 
 
 def within(settings: PatchSettings, most: int, count: int, limits: MediaLimits) -> PatchSettings:
-    """Bounds of the pixels of `count` frames together: `most`, and what the server keeps of a film."""
+    """Bounds for the pixels of `count` frames together: `most`, and the server's own limits."""
     total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * BYTES_PER_PIXEL))
     most = min(most, total // (count + settings.temporal_patch_size) * count)
     return replace(settings, min_pixels=min(settings.min_pixels, most), max_pixels=most)
 
 
 def film_scale(num_frames: int, height: int, width: int, settings: PatchSettings) -> Scale:
-    """The size nearest to the original with sides of multiples of `factor`, the pixels of all frames within bounds."""
+    """The size nearest to the original with multiples of `factor` as sides, and the pixels of all frames within
+    bounds.
+    """
     factor, pair = settings.factor, settings.temporal_patch_size
     if height < factor or width < factor:
         grow = max(factor / height, factor / width)

@@ -27,7 +27,7 @@ from mm.processors.qwen_vl import Vision, count_up, token_id, vision_cost
 from mm.transform.image import PatchSettings, Scale
 from mm.transform.mel import MelSettings, log_mel, num_frames
 
-_MIN_MEL_FRAMES = 3  # fewer give the tower no row at all
+_MIN_MEL_FRAMES = 3  # fewer give no row
 
 
 class QwenOmni:
@@ -36,8 +36,8 @@ class QwenOmni:
     modalities: frozenset[Modality] = frozenset(("image", "audio", "video"))
     writes_texts: ClassVar[bool] = False
     longest_sound: float = math.inf
-    patching: ClassVar[PatchSettings] = PatchSettings()  # where the files are silent
-    film: ClassVar[Mapping[str, Any]] = {}  # whatever the files say
+    patching: ClassVar[PatchSettings] = PatchSettings()  # defaults of settings that the files lack
+    film: ClassVar[Mapping[str, Any]] = {}  # settings that override the files
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         thinker = config.get("thinker_config", config)
@@ -87,7 +87,7 @@ class QwenOmni:
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
         plan, capped = self.vision.plan(num_frames, fps, height, width, options, limits)
-        # The family was trained with the nominal rate; the true rate counts only where frames had to be left out.
+        # The family was trained with the nominal rate; the true rate is used only if frames had to be left out.
         rate = min(self.vision.rule.fps, options.fps or self.vision.rule.fps)
         return plan if capped else FilmPlan(plan.indices, plan.scale, 1 / rate)
 
@@ -122,7 +122,7 @@ class QwenOmni:
 
     def positions(self, length: int, token_ids: np.ndarray, placed: list[Placed]) -> tuple[np.ndarray | None, int]:
         if all(item.processed.modality == "audio" for item in placed):
-            return None, 0  # sound alone counts like text
+            return None, 0  # positions of sound simply count, like those of text
         out = np.empty((3, length), dtype=np.int32)
         following, done = 0, 0
         for item in placed:
@@ -144,17 +144,17 @@ class QwenOmni:
         least = _MIN_MEL_FRAMES * self.mel.hop
         if len(samples) < least:
             samples = np.pad(samples, (0, least - len(samples)))
-        rows = (num_frames(len(samples), self.mel) - 1) // 2 + 1  # the tower's strided convolution, then its pooling
+        rows = (num_frames(len(samples), self.mel) - 1) // 2 + 1  # the encoder's strided convolution, then its pooling
         return Part("audio", digest, (rows - 2) // 2 + 1, {"input_features": log_mel(samples, self.mel)})
 
     def _interval(self, part: Part) -> np.float32:
-        """Positions per temporal patch; a picture has only one."""
+        """Positions per temporal patch; 0 for a picture, which has one temporal patch."""
         if part.modality == "image":
             return np.float32(0)
         return part.features["second_per_grid"][0] * np.float32(self._per_second)
 
     def _turns(self, film: Part, num_sound: int) -> list[tuple[int, int, int]]:
-        """The order inside a film with sound: (0 film or 1 sound, first row, end row), two seconds at a time."""
+        """The order of rows in a film with sound: (0 film or 1 sound, first row, end row), two seconds at a time."""
         times = self.vision.grid_block(film.features["grid_thw"][0], 0, self._interval(film))[0]
         seen = self._chunks(times)
         sounds = self._chunks(np.arange(num_sound))
@@ -167,7 +167,9 @@ class QwenOmni:
         return turns
 
     def _chunks(self, times: np.ndarray) -> list[tuple[int, int]]:
-        """Cut rows where their time passes the next multiple of two seconds; a gap cuts once per row, as trained."""
+        """Split rows where their time reaches the next multiple of two seconds; after a gap, one split per row, as in
+        training.
+        """
         bounds = [0]
         index = 0
         while True:
@@ -179,7 +181,9 @@ class QwenOmni:
         return list(zip(bounds, [*bounds[1:], len(times)]))
 
     def _film_with_sound(self, out: np.ndarray, token_ids: np.ndarray, item: Placed, following: int) -> int:
-        """Positions of a film with sound; its bos and eos share those of the vision bos and eos around it."""
+        """Write the positions of a film with sound; its bos and eos share the positions of the vision bos and eos
+        around it.
+        """
         start, end = item.start, item.start + len(item.filling.token_ids)
         shared = start > 0 and token_ids[start - 1] == self._vision_start
         out[:, start] = following - 1 if shared else following
@@ -189,7 +193,9 @@ class QwenOmni:
         return last if closed else last + 1
 
     def _in_turns(self, out: np.ndarray, item: Placed, following: int, end: int) -> int:
-        """Positions of frames and sound from `following` on, and of the eos behind them, which it returns."""
+        """Write the positions of frames and sound from `following` on, then of the eos after them; returns the eos's
+        position.
+        """
         film, sound = item.processed.parts
         seen = self.vision.grid_block(film.features["grid_thw"][0], following, self._interval(film))
         sounds = np.broadcast_to(np.arange(following, following + sound.num_tokens), (3, sound.num_tokens))
@@ -198,6 +204,6 @@ class QwenOmni:
             piece = (sounds if which else seen)[:, first:stop]
             out[:, at : at + stop - first] = piece
             at += stop - first
-            last = int(piece.max())  # of the last turn only, as trained
+            last = int(piece.max())  # only the last piece counts, as in training
         out[:, end - 1] = last + 1
         return last + 1

@@ -1,8 +1,8 @@
 """Qwen2-VL and Qwen2.5-VL: pictures and films as grids of merged patches with three-axis positions (M-RoPE).
 
-Pool (`process`) and loop (`fill`, `positions`). A slot becomes time x rows x columns / merge² placeholder tokens.
-Text counts on all three axes alike; an item spreads over (time, height, width) from where the text stopped; text goes
-on behind the larger of its rows and columns.
+Pool (`process`) and loop (`fill`, `positions`). A slot becomes time x rows x columns / merge² placeholder tokens. Text
+has equal positions on all three axes. An item's (time, height, width) positions start after the text before it; the
+text after the item continues after the larger of the item's rows and columns.
 
     text a b   picture 2 x 3        text c d
     time   0 1   2 2 2 2 2 2   5 6
@@ -28,15 +28,15 @@ from mm.limits import MediaLimits
 from mm.processors.base import Filling, Placed, read_processor_files
 from mm.transform.image import BICUBIC, PatchSettings, Scale, grid_of, normal_of, patchify, resize_table
 
-_FILM_MIN_PIXELS, _FILM_MAX_PIXELS = 128 * 28 * 28, 768 * 28 * 28  # per frame, where a checkpoint does not say
-BYTES_PER_PIXEL = 3 * 4  # of float32 features
+_FILM_MIN_PIXELS, _FILM_MAX_PIXELS = 128 * 28 * 28, 768 * 28 * 28  # per frame, for checkpoints without these settings
+BYTES_PER_PIXEL = 3 * 4  # features are float32
 
 
 class Vision:
-    """What the families with Qwen's vision tower share: sizes, frames, patches, grids.
+    """The parts shared by families with Qwen's vision encoder: sizes, frames, patches, grids.
 
-    With `picture_bytes` the tower's device makes the patches: features are pixels, as decoded, with the tables by which
-    they are scaled. Pictures with more bytes than that come scaled, as films always do.
+    With `picture_bytes` the encoder's device makes the patches: features are unscaled pixels and the tables that scale
+    them. Pictures with more bytes than this come scaled, and films always do.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Vision:
         picture_bytes: int = 0,
         default: PatchSettings = PatchSettings(),  # noqa: B008 (a frozen value)
     ) -> None:
-        """`default`: where the files are silent."""
+        """`default`: settings that the files lack."""
         self.image = _patch_settings(image, default)
         self.picture_bytes = picture_bytes if self.image.resample == BICUBIC else 0
         film_defaults = replace(default, min_pixels=_FILM_MIN_PIXELS, max_pixels=_FILM_MAX_PIXELS)
@@ -60,13 +60,15 @@ class Vision:
             num_frames=video.get("num_frames"),
             multiple=self.video.temporal_patch_size,
         )
-        self.settings = functools.lru_cache(maxsize=64)(self._settings)  # requests ask for the same again and again
+        self.settings = functools.lru_cache(maxsize=64)(self._settings)  # requests repeat the same options
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
         return lowered(self.image, options).scale(height, width)
 
     def still(self, pixels: np.ndarray, scale: Scale | None) -> tuple[dict[str, np.ndarray], int]:
-        """Features and token count of a picture, uint8 [height, width, 3]; already scaled where `scale` is None."""
+        """Features and token count of a picture, uint8 [height, width, 3]; `scale` None: the picture is already
+        scaled.
+        """
         return self._features(pixels[None], self.image, scale)
 
     def moving(self, frames: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
@@ -76,12 +78,12 @@ class Vision:
     def plan(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> tuple[FilmPlan, bool]:
-        """The plan, and whether more frames were wanted than are allowed."""
+        """The plan, and whether the film should have more frames than are allowed."""
         rule = lowered_rule(self.rule, options, limits)
         count = rule.count(num_frames, fps)
         capped = rule.num_frames is not None or num_frames / fps * rule.fps >= rule.max_frames + rule.multiple
         settings = lowered(self.video, options)
-        # Our own ceiling on the film's pixels makes frames smaller rather than refusing the film.
+        # Our own limit on the film's pixels makes frames smaller instead of refusing the film.
         total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * BYTES_PER_PIXEL))
         most = total // (count + rule.multiple)
         if self.cap_total:
@@ -101,7 +103,7 @@ class Vision:
         ).encode()
 
     def grid_block(self, grid: Sequence[int] | np.ndarray, start: int, interval: np.float32) -> np.ndarray:
-        """Positions of one item from `start` on; int64 [3, tokens]. `interval` positions pass per temporal patch."""
+        """Positions of one item from `start` on; int64 [3, tokens]. A temporal patch takes `interval` positions."""
         times, rows, columns = (
             int(grid[0]),
             int(grid[1]) // self.image.merge_size,
@@ -198,25 +200,25 @@ class QwenVL:
             interval = np.float32(1)
             if part.modality == "video" and self._per_second is not None:
                 interval = np.float32(self._per_second) * part.features["second_per_grid"][0]
-            for start, count in runs:  # text may stand between a film's frames
+            for start, count in runs:  # a film's frames may have text between them
                 first = item.start + start
                 following = count_up(out, done, first, following)
                 done = first + count
                 grid = (times // len(runs), height, width)
                 out[:, first:done] = self.vision.grid_block(grid, following, interval)
                 following += int(max(height, width)) // self.vision.image.merge_size
-        # The answer counts on from the last text, even where a film's seconds have gone further.
+        # The answer's positions continue from the last text, even if a film's time axis is further.
         return out, count_up(out, done, length, following) - length
 
 
 class QwenPages(QwenVL):
-    """Processor of ColQwen2ForRetrieval, which was trained with pages alone."""
+    """Processor of ColQwen2ForRetrieval, which was trained only with pages."""
 
     modalities: frozenset[Modality] = frozenset(("image",))
 
 
 class JinaPages(QwenPages):
-    """Processor of JinaVLForRanking, whose code has sizes of pictures in the place of its file's."""
+    """Processor of JinaVLForRanking, whose released code overrides the picture sizes in its files."""
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         super().__init__(folder, config, picture_bytes)
@@ -230,9 +232,9 @@ def count_up(out: np.ndarray, start: int, end: int, first: int) -> int:
 
 
 def vision_cost(vision: Vision, modality: Modality, item_bytes: int) -> int:
-    """Bytes of features and the copies on the way, for `item_bytes` of pixels."""
+    """Bytes of features and temporary copies, for `item_bytes` of pixels."""
     if vision.picture_bytes:
-        return 1 << 20  # tables
+        return 1 << 20  # for the tables
     frames = vision.image.temporal_patch_size if modality == "image" else 1
     return item_bytes * (4 * frames + 4) + (1 << 20)
 
@@ -268,7 +270,7 @@ def triple(values: Any) -> tuple[float, float, float]:
 
 
 def lowered(settings: PatchSettings, options: MediaOptions) -> PatchSettings:
-    """Sizes that a trusted request asked for, never above ours."""
+    """Settings with the pixel bounds of a request, which may lower ours but not raise them."""
     most = min(settings.max_pixels, options.max_pixels or settings.max_pixels)
     most = max(most, settings.factor**2)
     least = min(settings.min_pixels, options.min_pixels or settings.min_pixels, most)

@@ -16,9 +16,9 @@ from mm.processors.base import Encode, Processor, no_texts
 def processor_for(
     name: str, folder: str | Path, raw_config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
 ) -> Processor | None:
-    """The processor of the checkpoint in `folder`; ValueError when its files contradict each other, or make no sense.
+    """The processor of the checkpoint in `folder`; ValueError if its files contradict each other or are invalid.
 
-    `picture_bytes`: the tower's device makes patches itself, of decoded pictures up to so large; 0: it does not.
+    `picture_bytes`: the encoder's device makes patches of pictures up to this size itself; 0: the device makes none.
     `encode`: the tokenizer's, for the texts that a processor writes around and between its rows.
     """
     if not name:

@@ -1,9 +1,9 @@
 """Through: pictures and sounds of models that run through transformers, by the checkpoint's own processor.
 
 Pool (`process`) and loop (`fill`, `positions`). transformers is imported when such a model is served; a checkpoint's
-code is never run. In: a picture or a sound. Out: the arrays that the processor makes of it, without the tokens, and
-the tokens that it writes in the place of the template's token. A processor whose tokens for an item change with the
-other items of a prompt is refused at start.
+code is never run. In: a picture or a sound. Out: the arrays that the processor makes of it, without the tokens, and the
+tokens that it writes in place of the template's token. If the tokens of an item depend on the prompt's other items, the
+processor is refused at start.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from mm.transform.image import Scale
 
 TOKENS = "token_ids"  # the feature that holds an item's tokens
 OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-RATE = 16_000  # samples a second of decoded sounds
-TYPES: dict[Modality, int] = {"image": 1, "video": 2, "audio": 3}  # of tokens, as transformers numbers them
+RATE = 16_000  # samples per second of decoded sounds
+TYPES: dict[Modality, int] = {"image": 1, "video": 2, "audio": 3}  # type ids of tokens, as in transformers
 Shapes = tuple[tuple[int, ...], ...]
-BLANK: dict[Modality, Shapes] = {  # items that show at start what the processor writes
+BLANK: dict[Modality, Shapes] = {  # items for a test of the processor's tokens at start
     "image": ((384, 512, 3), (512, 320, 3)),
     "audio": ((RATE * 3,), (RATE,)),
 }
@@ -37,7 +37,7 @@ NAMES: dict[Modality, str] = {"image": "image", "video": "video", "audio": "audi
 
 
 class Through:
-    """The processor of one such checkpoint."""
+    """The processor of a checkpoint that runs through transformers."""
 
     modalities: frozenset[Modality] = frozenset(("image", "audio"))
     writes_texts: ClassVar[bool] = False
@@ -53,9 +53,9 @@ class Through:
             self.config = AutoConfig.for_model(**config)
         except Exception as error:
             raise ValueError(f"its processor cannot be made by transformers: {_line(error)}") from None
-        self.marks: dict[Modality, str] = {}  # what templates write where an item stands
+        self.marks: dict[Modality, str] = {}  # the text that templates write for an item
         self.mark_ids: dict[Modality, int] = {}
-        self.row_ids: dict[Modality, int] = {}  # the tokens that stand for rows
+        self.row_ids: dict[Modality, int] = {}  # the token of an encoder's row
         for kind in self.blank:
             if (token := getattr(self.config, f"{kind}_token_id", None)) is not None:
                 self._name(kind, int(token))
@@ -83,11 +83,11 @@ class Through:
         return repr((type(self).__name__, options.max_pixels if modality == "image" else None)).encode()
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
-        # float32 of all pixels, and of small pictures scaled up; sounds are float32 already, and mels fewer
+        # float32 of all pixels, and of small pictures scaled up; sounds are float32 already, and their mels are smaller
         return 16 * item_bytes + 2 * self._blank_bytes[modality]
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        """As it is: the processor scales it."""
+        """The picture's own size, within the request's bound: the processor scales the picture."""
         most = options.max_pixels or height * width
         share = min(1.0, math.sqrt(most / (height * width)))
         return Scale(max(1, int(height * share)), max(1, int(width * share)))
@@ -101,7 +101,7 @@ class Through:
         kind = item.modality
         try:
             features = self._made(kind, self.marks[kind], [item])
-        except Exception as error:  # what a processor refuses: sizes, shapes
+        except Exception as error:  # the processor refuses a size or shape
             raise MediaError(
                 400, "media_unsupported", f"this model's processor refuses the {NAMES[kind]}: {_line(error)}"
             ) from None
@@ -129,11 +129,11 @@ class Through:
             if of_items := [features[name] for features in parts if name in features]:
                 more[name] = torch.from_numpy(np.concatenate(of_items))
         found, _ = self._axes.get_rope_index(ids, mm_token_type_ids=kinds, attention_mask=torch.ones_like(ids), **more)
-        # The answer counts on from the last token, even where a film's seconds have gone further.
+        # The answer's positions continue from the last token, even if a film's time axis is further.
         return found[:, 0].numpy().astype(np.int32), int(found[:, 0, -1].max()) + 1 - length
 
     def processor_inputs(self, kind: Modality, items: Sequence[MediaItem]) -> dict[str, Any]:
-        """Items as the processor takes them."""
+        """Items in the form that the processor takes."""
         from PIL import Image
 
         if kind == "image":
@@ -145,14 +145,14 @@ class Through:
         return MediaItem(kind, np.zeros(shape, np.float32 if kind == "audio" else np.uint8))
 
     def _made(self, kind: Modality, text: str, items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
-        """What the processor makes of items in a text."""
+        """The arrays that the processor makes of items in a text, and the text's token ids."""
         processor_inputs = self.processor_inputs(kind, items)
         made = self.processor(text=[text], add_special_tokens=False, return_tensors="pt", **processor_inputs)
         found = {name: value.numpy() for name, value in made.items() if name not in OF_TEXT and hasattr(value, "numpy")}
         return {**found, TOKENS: made["input_ids"][0].numpy()}
 
     def _check(self, kind: Modality) -> int:
-        """Bytes of a blank item's features; ValueError where its tokens depend on other items."""
+        """Bytes of a blank item's features; ValueError if its tokens depend on other items."""
         mark, row, name = self.marks[kind], self.row_ids[kind], NAMES[kind]
         first, second = (self.blank_item(kind, shape) for shape in self.blank[kind])
         try:
@@ -170,20 +170,22 @@ class Through:
         except Exception as error:
             if kind != "audio":
                 raise ValueError(f"its processor fails with three blank {name}s: {_line(error)}") from None
-            together = want  # some take a single sound in a text: each that stands alone is written so
+            together = want  # some processors take a single sound per text and write it in the same way
         if not np.array_equal(want, together):
             raise ValueError(f"its processor writes {name}s of one prompt otherwise than each of them alone")
         return max(sum(array.nbytes for array in each.values()) for each in alone)
 
 
 def runs_of(processor_inputs: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """(start, length) of each stretch of true values."""
+    """(start, length) of each run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], processor_inputs.astype(np.int8), [0]])))
     return tuple((int(start), int(end - start)) for start, end in edges.reshape(-1, 2))
 
 
 def _axes_of(config: Any, architecture: str) -> Any:
-    """The model of a class with several axes of positions, without any part, which counts them; else None."""
+    """An instance of the model's class without parameters, which computes positions on several axes; None without such
+    axes.
+    """
     import sys
 
     import transformers

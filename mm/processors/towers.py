@@ -14,7 +14,7 @@ from mm.item import MediaItem, MediaOptions
 from mm.processors.base import Encode, no_texts
 from mm.processors.llava import Llava
 
-PLACEHOLDER = 0  # any token's id: a picture is a prompt of its own, and the model does not read the token
+PLACEHOLDER = 0  # the id of any token: a picture is a prompt of its own, and the model ignores the token
 
 
 class TowerPictures(Llava):

@@ -1,6 +1,6 @@
 """Ultravox: a sound of any length, cut into windows of Whisper's front end; 6.25 rows a second.
 
-Pool (`process`) and loop (`fill`, `positions`). The logarithm's floor is that of the whole sound.
+Pool (`process`) and loop (`fill`, `positions`). The floor of the logarithm depends on the whole sound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Ultravox(Whisper):
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         super().__init__(folder, config.get("audio_config", {}), picture_bytes)
-        self.stack = 2 * int(config.get("stack_factor", 8))  # frames of a row
+        self.stack = 2 * int(config.get("stack_factor", 8))  # mel frames per row
         self._id = int(config.get("text_config", {}).get("vocab_size", 32000)) - 1
         self.media_token_ids = frozenset((self._id,))
 

@@ -1,9 +1,9 @@
-"""Voxtral Realtime: the model takes a sound from its first token on, 80 ms with each token of prompt and answer.
+"""Voxtral Realtime: the model reads sound from its first token on, 80 ms with each token of prompt and answer.
 
 Pool (`process`) and loop (`fill`). The prompt is mistral-common's (AudioEncoder.encode_streaming_tokens): a beginning
-and paddings, as many as stand for the silence before the sound and for the delay of the text. Behind the sound there is
-silence for what the delay holds back. Mel energies are clamped below a loudness that is the same for all sounds
-(VoxtralRealtimeFeatureExtractor of transformers), so that frames do not depend on those that follow.
+token, then padding tokens for the silence before the sound and for the delay of the text. Silence follows the sound, so
+that the delayed text can end. Mel energies are clamped to a range below a loudness that is equal for all sounds
+(VoxtralRealtimeFeatureExtractor of transformers), so a frame does not depend on later frames.
 
     sound    [silence, 32 tokens][recording ..............][silence: delay, beginning, a long word]
     tokens   <s> [PAD] .. [PAD], as long as silence and delay | answer ........................
@@ -24,8 +24,8 @@ from mm.processors.base import Filling, read_processor_files
 from mm.processors.whisper import Whisper
 from mm.transform.mel import log_mel
 
-PAD, PAD_ID = "[STREAMING_PAD]", 32  # and its number in published files
-LONG_WORD = 10  # tokens behind which a word that has begun has ended (OFFLINE_STREAMING_BUFFER_TOKENS)
+PAD, PAD_ID = "[STREAMING_PAD]", 32  # and its id in published files
+LONG_WORD = 10  # most tokens of a word after it has begun (OFFLINE_STREAMING_BUFFER_TOKENS)
 
 
 class VoxtralRealtime(Whisper):
@@ -44,7 +44,7 @@ class VoxtralRealtime(Whisper):
         delay = int(config.get("default_num_delay_tokens", 6))
         self.before = int(said.get("audio", {}).get("streaming_n_left_pad_tokens", 32))  # tokens of silence
         self.behind = delay + 1 + LONG_WORD
-        self.samples = int(config.get("audio_length_per_tok", 8)) * self.mel.hop  # of a token
+        self.samples = int(config.get("audio_length_per_tok", 8)) * self.mel.hop  # samples per token
         begin = int(config.get("text_config", {}).get("bos_token_id", 1))
         self.tokens = np.array([begin, *[self._id] * (self.before + delay)], np.int32)  # the prompt
 
@@ -60,17 +60,19 @@ class VoxtralRealtime(Whisper):
         return self._first_rows(sound, digest, self.before + len(sound) // self.samples)
 
     def process_beginning(self, sound: np.ndarray, digest: bytes) -> Processed:
-        """float32 [samples] of a sound that goes on -> its rows that no later sample changes, which keep the digest."""
+        """float32 [samples], the beginning of a sound -> the rows that no later sample changes; they have this
+        digest.
+        """
         return self._first_rows(sound, digest, self.settled(len(sound)))
 
     def settled(self, samples: int) -> int:
-        """Rows of a sound's first samples, and of the silence before, that no later sample changes: a frame reads half
-        of its width behind its centre."""
+        """Number of rows that no later sample changes, given a sound's first samples and the silence before them: a
+        frame reads half of its width after its centre."""
         known = self.before * self.samples + samples - self.mel.n_fft // 2 + self.mel.hop
         return known // self.samples
 
     def _first_rows(self, sound: np.ndarray, digest: bytes, count: int) -> Processed:
-        """The first rows of a sound and of the silence before it."""
+        """The first `count` rows of a sound and of the silence before it."""
         sound = np.pad(sound, (self.before * self.samples, 0))
         features = log_mel(sound, replace(self.mel, chunk=len(sound)))[:, : count * self.samples // self.mel.hop]
         return Processed("audio", (Part("audio", digest, count, {"input_features": features}),))

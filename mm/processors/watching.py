@@ -1,7 +1,7 @@
 """Watching: films and pictures of models that run through transformers, by the checkpoint's own processor.
 
-Pool (`process`). Our decoder keeps the frames that the checkpoint's rule or the request names. The processor gets their
-numbers, writes the times of frames as if it had chosen them, and scales them itself.
+Pool (`process`). Our decoder returns the frames that the checkpoint's rule or the request chooses. The processor gets
+their indices, writes the times of frames as if it had chosen them, and scales the frames itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mm.processors.qwen_vl import BYTES_PER_PIXEL
 from mm.processors.through import BLANK, Shapes, Through
 from mm.transform.image import Scale
 
-USUAL_FRAMES = 8  # of a film, where neither the checkpoint nor the request says it
+USUAL_FRAMES = 8  # frames of a film if neither the checkpoint nor the request gives a number
 BLANK_FILMS: Shapes = ((4, 96, 128, 3), (4, 128, 80, 3))
 
 
 class Watching(Through):
-    """The processor of a checkpoint whose class turns films into rows."""
+    """The processor of a checkpoint whose class reads films."""
 
     blank: ClassVar[dict[Modality, Shapes]] = {**BLANK, "video": BLANK_FILMS}
 
@@ -37,7 +37,7 @@ class Watching(Through):
     def plan_film(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
-        """Frames as they are, which the processor scales, but no more pixels than the server keeps of a film."""
+        """The frames' own size, which the processor scales, within the server's limit on a film's pixels."""
         indices = self._frames(num_frames, fps, height, width, options)
         if len(indices) > limits.video_max_frames:
             indices = indices[even(len(indices), limits.video_max_frames)]
@@ -89,7 +89,7 @@ def even(total: int, count: int) -> np.ndarray:
 
 
 def metadata_of(total: int, fps: float, height: int, width: int, indices: np.ndarray) -> Any:
-    """The metadata that processors read of a film."""
+    """A film's metadata for the processor."""
     from transformers.video_utils import VideoMetadata
 
     return VideoMetadata(

@@ -1,7 +1,7 @@
-"""Whisper: a window of sound, silence behind it up to the window's length, is what a prompt begins with.
+"""Whisper: a prompt begins with a window of sound, padded with silence to the window's length.
 
-Pool (`process`) and loop (`fill`, `positions`). No token of the vocabulary stands for sound: the window's place in the
-prompt is filled with the token that ends texts, which no prompt holds otherwise, and whose embedding is not read.
+Pool (`process`) and loop (`fill`, `positions`). No token of the vocabulary stands for sound. The window's place in the
+prompt is filled with the end-of-text token, which prompts contain nowhere else, and whose embedding is not read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mm.processors.base import Filling, Placed, read_processor_files
 from mm.transform.image import Scale
 from mm.transform.mel import MelSettings, log_mel
 
-ALIGNED = 32  # rows: as the encoder pads them (engine/encoders/whisper.py)
+ALIGNED = 32  # rows are padded to multiples of this, as in engine/encoders/whisper.py
 
 
 class Whisper:
@@ -41,7 +41,7 @@ class Whisper:
             raise ValueError(
                 f"the feature extractor makes {files.audio['feature_size']} mels; the encoder reads {mels}"
             )
-        self.seconds = self.mel.chunk / rate  # of a window
+        self.seconds = self.mel.chunk / rate  # the length of one window
         self._rows = -(-positions // ALIGNED) * ALIGNED
         eos = config.get("eos_token_id", 50257)
         self._id = int(eos[0] if isinstance(eos, list) else eos)

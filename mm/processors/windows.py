@@ -1,8 +1,8 @@
 """Voxtral, GLM-ASR and Audio Flamingo: a sound of any length, cut into windows of Whisper's front end.
 
-Pool (`process`) and loop (`fill`, `positions`). Voxtral fills the last window with silence and encodes the silence,
-too: 375 rows for each thirty seconds begun. GLM-ASR has 12.5 rows a second, Audio Flamingo 25; both take the
-logarithm's floor of each window from that window alone.
+Pool (`process`) and loop (`fill`, `positions`). Voxtral pads the last window with silence and also encodes the silence:
+375 rows for each started window of thirty seconds. GLM-ASR has 12.5 rows a second, Audio Flamingo 25; both compute the
+logarithm's floor per window.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Voxtral(Whisper):
         return Processed("audio", (Part("audio", digest, rows, made),))
 
     def log_mel(self, samples: np.ndarray) -> tuple[np.ndarray, int]:
-        """Mel frames [windows, mels, frames], and the rows that the tower makes of them."""
+        """Mel frames [windows, mels, frames], and the number of rows that the encoder makes of them."""
         chunk = self.mel.chunk
         count = max(1, -(-len(samples) // chunk))
         whole = replace(self.mel, chunk=count * chunk)
@@ -58,7 +58,7 @@ class Voxtral(Whisper):
         return windows, count * (windows.shape[2] // 2 // self.stack)
 
     def row_counts(self, rows: int, num_samples: int) -> dict[str, np.ndarray]:
-        """How the tower learns where the sound ends."""
+        """The feature that marks the end of the sound for the encoder."""
         return {"num_rows": np.array(rows, np.int64)}
 
     def fill(self, processed: Processed) -> Filling:
@@ -76,7 +76,7 @@ class GlmAsr(Voxtral):
         frames = max(2 * self.stack - 1, num_frames(len(samples), self.mel))  # fewer make no row
         rows = (frames + 1) // 2 // self.stack
         of_window = chunk // self.mel.hop // 2 // self.stack
-        count = -(-rows // of_window)  # a last window that makes no row is left out
+        count = -(-rows // of_window)  # a last window without a row is left out
         padded = np.pad(samples, (0, max(0, count * chunk - len(samples))))[: count * chunk]
         return np.stack([log_mel(window, self.mel) for window in padded.reshape(count, chunk)]), rows
 
@@ -91,7 +91,7 @@ class AudioFlamingo(GlmAsr):
         self.stack = 2
 
     def row_counts(self, rows: int, num_samples: int) -> dict[str, np.ndarray]:
-        # Frames of a last window that makes no row are left out with that window.
+        # The frames of a last window that makes no row are left out with this window.
         window = self.mel.chunk // self.mel.hop
         frames = max(2 * self.stack - 1, num_frames(num_samples, self.mel))
         return {"num_frames": np.array(min(frames, -(-rows // (window // 4)) * window), np.int64)}

@@ -1,1 +1,1 @@
-"""Transforms: decoded media to the arrays that towers read. Pool only, numpy and Pillow."""
+"""Transforms: decoded media to the arrays that encoders read. Pool only, numpy and Pillow."""

@@ -1,8 +1,8 @@
-"""Pictures and frames to normalised patches, in the order of Qwen's vision towers.
+"""Pictures and frames to normalised patches, in the order of Qwen's vision encoders.
 
-Pool only. In: uint8 [height, width, 3]. Out: float32 [patches, channels * temporal * patch * patch]; patches run
-through time, then blocks of merge x merge neighbours, row by row. An accelerator does the same sums itself
-(engine/kernels/image) from decoded pixels and the tables made here: this file says what comes out.
+Pool only. In: uint8 [height, width, 3]. Out: float32 [patches, channels * temporal * patch * patch]. Patches are
+ordered by time, then by blocks of merge x merge neighbours, row by row. An accelerator computes the same sums itself
+(engine/kernels/image) from decoded pixels and the tables made here; this file is the reference.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from PIL import Image
 
 BILINEAR, BICUBIC = 2, 3  # Pillow's numbers; processor files store them
-_REACH = 2.0  # old lines on either side that a new one sees, where it does not shrink them
-_BITS = 22  # of a weight behind the point: eight bits of a pixel, and two for what sharpening adds, complete a word
+_REACH = 2.0  # lines on either side that contribute to a new line, unless the picture shrinks
+_BITS = 22  # fraction bits of a weight: with 8 bits of a pixel and 2 bits for overshoot, a sum fits 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class PatchSettings:
-    """How a picture becomes patches; values as in preprocessor_config.json."""
+    """How a picture becomes patches; fields as in preprocessor_config.json."""
 
     patch_size: int = 14
     temporal_patch_size: int = 2
@@ -37,11 +37,11 @@ class PatchSettings:
 
     @property
     def factor(self) -> int:
-        """Sides of a scaled picture are multiples of this."""
+        """The sides of a scaled picture are multiples of this."""
         return self.patch_size * self.merge_size
 
     def scale(self, height: int, width: int) -> Scale:
-        """What a picture of this size is brought to."""
+        """The size to which a picture of this size is scaled."""
         return Scale(*smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels), self.resample)
 
 
@@ -63,7 +63,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The size that a picture or frame is brought to, and Pillow's number of the filter."""
+    """The size of a scaled picture or frame, and Pillow's number of the filter."""
 
     height: int
     width: int
@@ -74,7 +74,7 @@ class Scale:
         return self.height * self.width
 
     def image(self, image: Image.Image) -> Image.Image:
-        """Scale a Pillow image; its filters smooth when they shrink."""
+        """Scale a Pillow image; Pillow's filters smooth when they shrink."""
         size = (self.width, self.height)
         return image if image.size == size else image.resize(size, resample=self.resample)
 
@@ -88,15 +88,15 @@ class Scale:
 
 
 def grid_of(num_frames: int, height: int, width: int, settings: PatchSettings) -> tuple[int, int, int]:
-    """Patches along time, rows and columns of so many scaled frames."""
+    """Number of patches along time, rows and columns of `num_frames` scaled frames."""
     return -(-num_frames // settings.temporal_patch_size), height // settings.patch_size, width // settings.patch_size
 
 
 def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Cut uint8 [frames, height, width, 3] into normalised patches; returns them and the grid (time, rows, columns).
+    """Cut uint8 [frames, height, width, 3] into normalised patches; also returns the grid (time, rows, columns).
 
-    The last frame is repeated until the number of frames fills whole temporal patches, which is how a still picture
-    becomes two equal frames.
+    The last frame is repeated until the frames fill whole temporal patches, so a still picture becomes two equal
+    frames.
     """
     patch, merge, temporal = settings.patch_size, settings.merge_size, settings.temporal_patch_size
     num_frames, height, width, _ = frames.shape
@@ -116,7 +116,7 @@ def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, t
 
 
 def normal_of(settings: PatchSettings) -> np.ndarray:
-    """float32 [6]: a pixel's value becomes value * scale - shift; scale of red, green and blue, then shift."""
+    """float32 [6]: a pixel's value becomes value * scale - shift; scale of red, green and blue, then shift of each."""
     pairs = list(zip(settings.mean, settings.std))
     return np.array([settings.rescale_factor / std for _, std in pairs] + [mean / std for mean, std in pairs], "f4")
 
@@ -124,13 +124,14 @@ def normal_of(settings: PatchSettings) -> np.ndarray:
 def resize_table(size: int, new_size: int) -> np.ndarray:
     """How `size` lines become `new_size` by Pillow's bicubic filter: int32 [1 + taps, new_size].
 
-    First the old line at which each new one begins to look, then what it takes of that and each line behind it, in
-    parts of 2**22. Sums and roundings are Pillow's (precompute_coeffs, normalize_coeffs_8bpc), so are all bits.
+    The first row holds the first old line for each new line; the other rows hold the weights of this line and the lines
+    after it, in units of 2**-22. Sums and rounding are Pillow's (precompute_coeffs, normalize_coeffs_8bpc), so results
+    are equal bit for bit.
     """
     if size == new_size:
         return np.stack([np.arange(size, dtype=np.int32), np.full(size, 1 << _BITS, np.int32)])
     scale = size / new_size
-    wider = max(scale, 1.0)  # a filter over many lines smooths what shrinks
+    wider = max(scale, 1.0)  # when shrinking, the filter covers more lines and so smooths
     reach = _REACH * wider
     centre = (np.arange(new_size) + 0.5) * scale
     first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
@@ -142,14 +143,14 @@ def resize_table(size: int, new_size: int) -> np.ndarray:
     total = np.zeros(new_size)
     for tap in range(taps):
         weights[tap] = np.where(tap < count, _bicubic((tap + first - centre + 0.5) * (1.0 / wider)), 0.0)
-        total += weights[tap]  # one after the other: the order decides the last bit
+        total += weights[tap]  # tap by tap: the order of the sum decides the last bit
     weights = weights / total * (1 << _BITS)
-    table[1:] = np.where(weights < 0, weights - 0.5, weights + 0.5).astype(np.int32)  # towards zero
+    table[1:] = np.where(weights < 0, weights - 0.5, weights + 0.5).astype(np.int32)  # rounds half away from zero
     return table
 
 
 def _bicubic(x: np.ndarray) -> np.ndarray:
-    """Catmull and Rom's cubic, a = -1/2."""
+    """Catmull-Rom cubic, a = -1/2."""
     x = np.abs(x)
     near = ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * -0.5

@@ -1,9 +1,8 @@
 """Sound to log-mel features, as Whisper's front end computes them.
 
 Pool only. In: float32 [samples], mono, at the model's rate. Out: float32 [mels, frames], one frame per hop, valid
-frames only (the padding to whole minutes that the published extractor adds is never computed, only its effect on the
-last frames is). Work is done in pieces of a few thousand frames, so memory does not grow with the length squared or
-cubed.
+frames only. The published extractor pads sounds with silence to its window; here only the padding's effect on the last
+frames is computed. The work is done in pieces of a few thousand frames, to bound the memory of temporary arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _PIECE = 4096  # frames per piece: 4096 x 201 complex doubles are 13 MB
-_FLOOR = 1e-10  # energy below which the logarithm is not taken
+_FLOOR = 1e-10  # smallest energy in the logarithm
 _RANGE = 8.0  # decades from the loudest value down to the floor
 
 
@@ -26,20 +25,20 @@ class MelSettings:
     sample_rate: int = 16000
     n_fft: int = 400
     hop: int = 160
-    chunk: int = 480000  # samples of the extractor's window; longer sounds go on past it
-    loudest: float | None = None  # the log10 of energy from which decades count; None: each sound's own
+    chunk: int = 480000  # samples of the extractor's window; sounds may be longer
+    loudest: float | None = None  # log10 of the energy that is the top of the decades; None: each sound's own loudest
 
 
 def num_frames(num_samples: int, settings: MelSettings) -> int:
-    """Frames whose start lies inside the sound."""
+    """Number of frames that start inside the sound."""
     return -(-num_samples // settings.hop)
 
 
 def log_mel(samples: np.ndarray, settings: MelSettings) -> np.ndarray:
     """log10 mel energies, clamped to eight decades and scaled to about [-1, 1.5]; float32 [mels, frames].
 
-    Frame k is centred on sample k * hop. Frames behind the end that still touch the sound count for the loudest value,
-    then are dropped.
+    Frame k is centred on sample k * hop. Frames that start after the end but overlap the sound count for the loudest
+    value, and are then dropped.
     """
     hop = settings.hop
     valid = num_frames(len(samples), settings)
@@ -61,7 +60,7 @@ def mel_energies(frames: np.ndarray, window: np.ndarray, filters: np.ndarray, n_
 
 
 def mel_magnitudes(frames: np.ndarray, window: np.ndarray, filters: np.ndarray, n_fft: int) -> np.ndarray:
-    """As mel_energies, of magnitudes instead of their squares."""
+    """Like mel_energies, but with magnitudes instead of their squares."""
     mels = np.empty((len(filters), len(frames)), dtype=np.float64)
     for start in range(0, len(frames), _PIECE):
         mels[:, start : start + _PIECE] = (
@@ -71,7 +70,7 @@ def mel_magnitudes(frames: np.ndarray, window: np.ndarray, filters: np.ndarray, 
 
 
 def scaled_log(mels: np.ndarray, loudest: float | None = None) -> np.ndarray:
-    """Energies -> their log10, clamped to eight decades below the loudest, or below `loudest`, and scaled; in place."""
+    """Energies -> their log10, clamped to eight decades below the loudest value or `loudest`, and scaled; in place."""
     np.log10(np.maximum(mels, _FLOOR, out=mels), out=mels)
     np.maximum(mels, (mels.max() if loudest is None else loudest) - _RANGE, out=mels)
     mels += 4.0
@@ -80,10 +79,10 @@ def scaled_log(mels: np.ndarray, loudest: float | None = None) -> np.ndarray:
 
 
 def _padded(samples: np.ndarray, valid: int, settings: MelSettings) -> tuple[np.ndarray, int]:
-    """The sound with room for half a frame on both sides, and how many frames to take of it.
+    """The sound with room for half a frame on both sides, and the number of frames to take from it.
 
     Before the first sample the sound is mirrored; after the last it is silent, as the published extractor fills its
-    window of `chunk` samples with silence. Only where that window ends is the sound mirrored again.
+    window of `chunk` samples with silence. The sound is mirrored again only at the end of this window.
     """
     half, hop, chunk = settings.n_fft // 2, settings.hop, settings.chunk
     head = samples if len(samples) > half else np.pad(samples, (0, half + 1 - len(samples)))
@@ -102,7 +101,7 @@ def hann(size: int) -> np.ndarray:
 
 
 def mel_filters(settings: MelSettings) -> np.ndarray:
-    """Triangles on Slaney's mel scale, each of equal area; float64 [mels, bins]."""
+    """Triangles on Slaney's mel scale, all of equal area; float64 [mels, bins]."""
     return _filters(settings.num_mels, settings.sample_rate, settings.n_fft)
 
 
@@ -139,5 +138,5 @@ def htk_filters(num_mels: int, sample_rate: int, n_fft: int, low: float = 0.0, h
 
 
 def htk_mel(hertz: float) -> float:
-    """HTK's scale."""
+    """Hertz to mels on HTK's scale."""
     return float(2595.0 * np.log10(1.0 + hertz / 700.0))

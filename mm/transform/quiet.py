@@ -1,13 +1,9 @@
-"""Where to cut a long recording: windows that begin and end in quiet places, and leave out what is silent.
+"""Cut a long recording into windows that begin and end in quiet places, without the silent parts.
 
 Pool only. In: float32 [samples], mono. Out: windows as (start, end) in samples, ascending and disjoint. Loudness and
 pauses are librosa's, in frames of 20 ms. A frame is quiet below a threshold between the recording's quiet and its loud
-frames, so that a noisy recording has quiet places too. librosa is imported at the first use, which takes 2 s of the
-interpreter: `prepare` does so in the pool of a server that is idle (server/start/lifespan). numba compiles parts of it.
-
-    loudness   .__/^^\\_/^\\____________/^^^\\__.
-    windows     [        ]            [      ]      a pause as long as `pause` ends a window
-    too long    [     |     |     ]                 cut at the quietest place of each second half
+frames, so a noisy recording has quiet frames too. librosa is imported at the first use, which takes 2 s with the GIL;
+an idle server calls `prepare` in the pool (server/start/lifespan). numba compiles parts of librosa.
 """
 
 from __future__ import annotations
@@ -22,24 +18,24 @@ from types import ModuleType
 import numpy as np
 
 FRAME_S = 0.02
-MARGIN_S = 0.2  # around what is loud: the quiet beginnings and ends of words
-SMOOTH = 5  # frames whose mean loudness decides where a long window is cut
-SILENCE = 1e-3  # full scale is 1: what is below -60 dB is silent in every recording
-LEVEL = 0.25  # of the way from the quiet to the loud frames, in decibels
-LEAST_RANGE = 6.0  # decibels between quiet and loud frames; with less there are no pauses
-_PIECE = 1 << 20  # samples that librosa gets at a time: it squares a copy of them
+MARGIN_S = 0.2  # around loud parts: the quiet beginnings and ends of words
+SMOOTH = 5  # a long window is cut at the smallest mean loudness of so many frames
+SILENCE = 1e-3  # full scale is 1: sound below -60 dB is silent in every recording
+LEVEL = 0.25  # the threshold's place between quiet (0) and loud frames (1), in decibels
+LEAST_RANGE = 6.0  # decibels between quiet and loud frames; with a smaller range there are no pauses
+_PIECE = 1 << 20  # samples per call of librosa, which squares a copy of them
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How a model wants its recordings, in seconds."""
+    """How a model's recordings are cut, in seconds."""
 
-    longest: float  # of a window
-    pause: float = 0.0  # a pause that ends a window; 0: only full windows end, and no silence is cut out
+    longest: float  # most seconds of a window
+    pause: float = 0.0  # shortest pause that ends a window; 0: only full windows end, and no silence is cut out
 
 
 def windows(samples: np.ndarray, rate: int, cutting: Cutting) -> list[tuple[int, int]]:
-    """The windows of a recording; none where all of it is silent."""
+    """The windows of a recording; empty if all of it is silent."""
     frame = int(rate * FRAME_S)
     loud = loudness(samples, frame)
     if loud.max(initial=0.0) < SILENCE:
@@ -51,8 +47,8 @@ def windows(samples: np.ndarray, rate: int, cutting: Cutting) -> list[tuple[int,
 
 
 def quiet_end(samples: np.ndarray, rate: int, first: int, full: bool) -> int | None:
-    """Where a sound that goes on ends a window: the quietest place from sample `first` on. None where no place is quiet
-    and the window is not full."""
+    """The end of a window in a sound that continues: the quietest place from sample `first` on. None if no place is
+    quiet and the window is not full."""
     frame = int(rate * FRAME_S)
     loud, start = loudness(samples[: len(samples) // frame * frame], frame), -(-first // frame)
     if len(loud) - start < SMOOTH:
@@ -64,12 +60,12 @@ def quiet_end(samples: np.ndarray, rate: int, first: int, full: bool) -> int | N
 
 @cache
 def library() -> ModuleType:
-    """librosa. numba stores what it compiles in the folder of the package or in the user's cache; the installation of a
-    service may be read-only and its user without a home, and a temporary folder takes their place."""
+    """Import librosa. numba stores compiled code in the package's folder or in the user's cache. A service may have
+    neither: its installation may be read-only and its user may have no home. Then a temporary folder is used."""
     import librosa
 
     try:
-        _ = librosa.effects.split, librosa.feature.rms  # librosa's modules are imported by the names in them
+        _ = librosa.effects.split, librosa.feature.rms  # librosa imports its modules when these names are read
     except RuntimeError as error:
         if "no locator available" not in str(error):
             raise
@@ -83,12 +79,12 @@ def library() -> ModuleType:
 
 
 def prepare() -> None:
-    """Imports librosa; the first time on a machine numba compiles, which takes longer."""
+    """Import librosa; the first time on a machine takes longer, because numba compiles."""
     library()
 
 
 def loudness(samples: np.ndarray, frame: int) -> np.ndarray:
-    """Root mean square of each frame, the ragged last one included; float32 [frames]."""
+    """Root mean square of each frame, including an incomplete last one; float32 [frames]."""
     feature = library().feature
     found = [np.zeros(0, np.float32)]
     step = max(1, _PIECE // frame) * frame
@@ -100,7 +96,7 @@ def loudness(samples: np.ndarray, frame: int) -> np.ndarray:
 
 
 def threshold(loud: np.ndarray) -> float:
-    """Frames below it are quiet."""
+    """The loudness below which frames are quiet."""
     decibels = 20 * np.log10(np.maximum(loud, 1e-5))
     low, high = np.percentile(decibels, (10, 95))
     if high - low < LEAST_RANGE:

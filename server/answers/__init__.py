@@ -1,1 +1,1 @@
-"""Answers: an engine request on its way to the client, as an event stream or as one body."""
+"""Answers: the state of a request from its submission to the engine until the client has its stream or body."""

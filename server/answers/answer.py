@@ -1,4 +1,4 @@
-"""Answer: one HTTP request's way through the engine; Jobs in, growing choices out.
+"""Answer: one HTTP request inside the engine; Jobs in, growing choices out.
 
 Owner: loop. In: Jobs (server/jobs/job.py) and the checked parameters. Out: Choice objects that grow by each step's
 Delta, and `changed` calls for a stream, or `finished` for a complete body. All prompts and choices of the request share
@@ -34,16 +34,18 @@ from server.output.text import StopStrings
 from server.state import AppState
 
 T = TypeVar("T")
-SLICE = 32  # prompts handled in one turn of the loop
+SLICE = 32  # prompts submitted in one turn of the loop
 fault = logging.getLogger("omniloop.fault")
 
 
 def ignore_change(choice: Choice | None) -> None:
-    """A complete body needs no call per step."""
+    """The `changed` callback of an answer that is not streamed: it needs no call per step."""
 
 
 class Answer:
-    """Owner: loop. `close` aborts what still runs and gives back what the answer holds."""
+    """All prompts and choices of one request. Owner: loop. `close` aborts running choices and releases what the answer
+    holds.
+    """
 
     def __init__(
         self,
@@ -74,9 +76,9 @@ class Answer:
             for k in range(asked.n)
         ]
         self._open = len(self.choices)
-        self._scores_only = asked.max_tokens == 0  # the engine makes one token, which the client never sees
+        self._scores_only = asked.max_tokens == 0  # the engine generates one token, which is never sent
         self._streams: list[TokenStream] = []
-        self._on_close: list[Callable[[], object]] = []  # each gives back one thing that the answer holds
+        self._on_close: list[Callable[[], object]] = []  # each call releases one thing that the answer holds
 
     def _choice_stream(
         self, stops: StopStrings, skip_special_tokens: bool, parsing: Parsing | None, index: int, job: Job
@@ -96,13 +98,13 @@ class Answer:
 
     @property
     def _reads_prompt(self) -> bool:
-        """Whether the answer reports on the prompt itself."""
+        """Whether the answer reports data about the prompt itself."""
         params = self.asked.params
         return params.prompt_logprobs is not None or params.return_routed_experts
 
     @property
     def form_param(self) -> str | None:
-        """The field that says what the answers must look like; a row that fails in its midst fails by this one."""
+        """The field that defines the grammar of the answers; an error while a row runs names this field."""
         return None if self.asked.structure is None else self.asked.structure.param
 
     @property
@@ -112,21 +114,21 @@ class Answer:
     # -- into the engine
 
     async def submit(self, *names: str) -> None:
-        """Hands every prompt to the engine; /abort_requests finds the answer by any of `names`."""
+        """Submit every prompt to the engine; /abort_requests finds the answer by any of `names`."""
         limits = self.state.config.limits
-        if self._scores_only and not self._reads_prompt:  # nothing to compute
+        if self._scores_only and not self._reads_prompt:  # the engine has nothing to compute
             asyncio.get_running_loop().call_soon(self._end_unscored)
             return
         await self.state.running.wait()  # an operator may have paused the server
         self.exchange.submitted = time.monotonic()
         count = sum(job.num_tokens for job in self.jobs) * self.asked.n
-        self.state.places.take_tokens(count)  # of the server-wide budget
+        self.state.places.take_tokens(count)  # from the server-wide budget
         self._on_close.append(partial(self.state.places.give_tokens, count))
         if self.state.config.server.enable_log_requests or self.state.config.server.enable_log_outputs:
             self._log_prompts()
         try:
             for at, job in enumerate(() if self.asked.beam else self.jobs):
-                if at % SLICE == SLICE - 1:  # other tasks of the loop run in between
+                if at % SLICE == SLICE - 1:  # let other tasks of the loop run
                     await asyncio.sleep(0)
                 request = replace(job.request, deadline=self.exchange.submitted + limits.queue_timeout)
                 self.follow(self.state.engine.submit(request), partial(self.take, at))
@@ -143,20 +145,20 @@ class Answer:
             self._fail_later(max(0.0, left), "the request took longer than --request-timeout")
 
     def follow(self, stream: TokenStream, take: Callable[[Delta], None]) -> None:
-        """Adds a stream of the engine to this answer."""
+        """Add a stream of the engine to this answer."""
         self._streams.append(stream)
         if self.state.trace is not None:
             self.state.trace.label(stream.first_id, stream.request.n, self.exchange.request_id)
         stream.subscribe(take)
 
     def unfollow(self) -> None:
-        """Leaves the streams followed so far; beam search follows other streams next."""
+        """Close the streams followed so far; beam search then follows others."""
         for stream in self._streams:
             stream.close()
         self._streams.clear()
 
     def use_lane(self, choice: Choice, lane: Lane) -> None:
-        """From now on the engine gives plain tokens of the only choice to the lane."""
+        """Make the engine pass plain tokens of the only choice to the lane from now on."""
         choice.lane = self._streams[0].lane = lane
 
     def _unregister(self, key: str, name: str) -> None:
@@ -174,7 +176,7 @@ class Answer:
         self._on_close.append(asyncio.get_running_loop().call_later(seconds, expire).cancel)
 
     def _log_prompts(self) -> None:
-        """Where the operator asked for it: logs the prompts now, and keeps the answers' texts for the log."""
+        """If the operator enabled it, log the prompts now and collect the answers' texts for the log."""
         server = self.state.config.server
         if server.enable_log_requests:
             for job in self.jobs:
@@ -186,7 +188,9 @@ class Answer:
     # -- growth
 
     def take(self, at: int, delta: Delta) -> None:
-        """A Delta of prompt `at`, straight from the step; a fault here ends this answer and no other of the step."""
+        """Process a Delta of prompt `at`, called from the step. An error here ends only this answer, not others of the
+        step.
+        """
         if self.error is not None:
             return
         try:
@@ -201,7 +205,7 @@ class Answer:
             self.broken(error)
 
     def _take_first(self, at: int, delta: Delta) -> None:
-        """What comes once: how long the request waited, what the cache had, what failed."""
+        """Handle the fields that come once per prompt: the waiting time, the cached tokens, the error."""
         if delta.error is not None:
             self.fail(from_engine(delta.error, param=self.form_param))
             return
@@ -232,7 +236,7 @@ class Answer:
         self._note_change(choice)
 
     def _grow_owed(self, choice: Choice, delta: Delta) -> None:
-        """A choice that has ended by its text gets the experts of its tokens, or settles without them."""
+        """Attach the experts of its tokens to a choice that has ended by its text, or end the choice without them."""
         if delta.error is not None:
             self.fail(from_engine(delta.error, param=self.form_param))
         elif delta.finish_reason is not FinishReason.NONE:
@@ -249,7 +253,7 @@ class Answer:
             self._finish()
 
     def _end_unscored(self) -> None:
-        """Without a token to make and a prompt to score, every choice ends at once."""
+        """End every choice at once: there is no token to generate and no prompt to score."""
         for choice in self.choices:
             choice.finish_reason = "length"
             self._open -= 1
@@ -263,13 +267,13 @@ class Answer:
     # -- the end
 
     def broken(self, error: Exception) -> None:
-        """A fault of our own, while the answer grew."""
+        """Fail the answer after an error in our own code."""
         fault.error("answer failed: id=%s", self.exchange.request_id, exc_info=error)
         self.changed = ignore_change
         self.fail(internal(self.exchange.request_id))
 
     def fail(self, error: ApiError) -> None:
-        """Ends every choice with an error, before or after the first byte of the answer."""
+        """End every choice with an error, before or after the first byte of the answer."""
         if self.done:
             return
         self.error = error
@@ -281,19 +285,19 @@ class Answer:
         self._finish()
 
     def abort(self) -> None:
-        """Ends every choice with finish_reason abort."""
+        """End every choice with finish_reason abort."""
         self.aborted = True
         for stream in self._streams:
             stream.abort()
 
     async def wait(self) -> None:
-        """Until every choice has ended; raises what ended the answer early."""
+        """Wait until every choice has ended; raises the error that ended the answer early."""
         await self.finished
         if self.error is not None:
             raise self.error
 
     def close(self) -> None:
-        """Leaves the engine; idempotent."""
+        """Close all streams and release everything; idempotent."""
         self.metrics.describe(self.jobs, self.choices, sum(self.cached_tokens))
         if self.state.config.server.enable_log_outputs:
             self._log_texts()
@@ -305,7 +309,7 @@ class Answer:
         for stream in self._streams:
             stream.close()
         self.exchange.answer_open = None
-        self.changed = ignore_change  # else a stream and its answer would hold each other
+        self.changed = ignore_change  # breaks the reference cycle between a stream and its answer
 
     def _log_texts(self) -> None:
         most = self.state.config.server.max_log_len
@@ -318,14 +322,14 @@ class Answer:
     # -- the body
 
     async def in_pool_if_large(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which formats the answer: a large answer is formatted in the pool, others at once."""
+        """The result of `work`, which formats the answer: in the pool if the answer is large, otherwise at once."""
         if not self._is_large:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.state.pool, work)
 
     @property
     def _is_large(self) -> bool:
-        """Whether formatting would hold the loop for more than some milliseconds."""
+        """Whether formatting would block the loop for more than some milliseconds."""
         params = self.asked.params
         counted = params.logprobs is not None or params.return_routed_experts
         tokens = sum(choice.num_tokens for choice in self.choices) if counted else 0
@@ -334,7 +338,7 @@ class Answer:
         return tokens > 100 or len(self.choices) > 200
 
     def usage(self) -> dict[str, Any]:
-        """`usage` of all prompts and choices so far; a prompt counts once, however many choices it has."""
+        """`usage` of all prompts and choices so far; a prompt counts once, for any number of choices."""
         media: dict[str, int] = {}  # tokens by modality
         for job in self.jobs:
             for modality, count in job.media_tokens.items():

@@ -1,7 +1,7 @@
 """AnswerMetrics: the times and counts of one answer, for the metrics and for the log line of its exchange.
 
-Owner: loop, one per Answer. In: what happens to the choices. Out: observations in server/ops/metrics.py, `first_token`
-and `details` of the Exchange. Tokens that pass by a lane are timed there (_fast/lane), with the same histogram of gaps.
+Owner: loop, one per Answer. In: events of the choices. Out: observations in server/ops/metrics.py, `first_token` and
+`details` of the Exchange. A lane times its own tokens (_fast/lane), in the same histogram of gaps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from server.ops.request_times import Generation
 
 
 class AnswerMetrics:
-    """Owner: loop."""
+    """Metrics of one answer. Owner: loop."""
 
     __slots__ = ("_encode_s", "_exchange", "_metrics", "_n", "_observe_gap")
 
@@ -25,22 +25,22 @@ class AnswerMetrics:
         self._exchange = exchange
         self._metrics = exchange.state.metrics
         self._n = asked.n
-        self._encode_s = 0.0  # of all the answer's prompts
+        self._encode_s = 0.0  # sum over the answer's prompts
         self._observe_gap = self._metrics.gaps.observe
 
     def queued(self, seconds: float) -> None:
-        """How long the request waited for its first step."""
+        """Record the seconds that the request waited for its first step."""
         self._metrics.observe("request_queue_time_seconds", seconds)
         self._exchange.queued_s = seconds
 
     def encoded(self, seconds: float) -> None:
-        """How long towers ran for media that this request was the first to show."""
+        """Record the seconds that encoders ran for media that this request was the first to send."""
         self._metrics.observe("mm_encode_seconds", seconds)
         self._encode_s += seconds
         self._exchange.details["media_encode_ms"] = round(self._encode_s * 1000, 1)
 
     def tokens(self, choice: Choice, count: int) -> None:
-        """The engine has made `count` tokens for a choice."""
+        """Record that the engine generated `count` tokens for a choice."""
         now = time.monotonic()
         if choice.first_at:
             self._observe_gap((now - choice.last_at) / count)
@@ -50,7 +50,7 @@ class AnswerMetrics:
         choice.last_at = now
 
     def first_token(self, now: float) -> None:
-        """The engine has made a token for this answer; only the first call counts."""
+        """Record that the engine generated a token for this answer; only the first call counts."""
         exchange = self._exchange
         if not exchange.first_token:
             exchange.first_token = now
@@ -74,11 +74,11 @@ class AnswerMetrics:
                 metrics.observe("request_time_per_output_token_seconds", decode / (count - 1))
 
     def unfinished(self, reason: str, count: int) -> None:
-        """So many choices ended together, for `reason`, before they were complete."""
+        """Count choices that ended together, for `reason`, before they were complete."""
         self._metrics.finished[reason] += count
 
     def describe(self, jobs: Sequence[Job], choices: Sequence[Choice], cached_tokens: int) -> None:
-        """Counts for the log line, and for those that follow requests."""
+        """Set the counts for the log line, and for tracing."""
         exchange = self._exchange
         details = exchange.details
         details["prompt"] = sum(job.num_tokens for job in jobs)
@@ -91,7 +91,7 @@ class AnswerMetrics:
             exchange.generation = self._generation(jobs, choices, cached_tokens)
 
     def _generation(self, jobs: Sequence[Job], choices: Sequence[Choice], cached_tokens: int) -> Generation:
-        """What spans report of the answer."""
+        """The answer's counts and parameters for trace spans."""
         asked = jobs[0].request.sampling
         return Generation(
             submitted=self._exchange.submitted,

@@ -1,7 +1,7 @@
-"""Background: a response that goes on after its HTTP exchange has ended, until it is done, cancelled or deleted.
+"""Background: a response that runs until it is done, cancelled or deleted, after its HTTP exchange has ended.
 
-Owner: loop. The answer belongs to an exchange without a client (`detached`), which is open as long as it runs: so a
-draining server waits for it and, at the timeout, ends it as it ends any other. The response's last state goes to the
+Owner: loop. The answer belongs to an exchange without a client (`detached`), which stays open while the answer runs. So
+a draining server waits for it and ends it at the timeout, like every other. The response's last state goes to the
 store.
 
     queued -- first token --> in_progress --> completed | incomplete | failed | cancelled
@@ -31,11 +31,11 @@ fault = logging.getLogger("omniloop.fault")
 
 
 async def nowhere(message: Message) -> None:
-    """Drops the message: there is no client."""
+    """Drop the message: there is no client."""
 
 
 def detached(request: Request) -> Exchange:
-    """An exchange of the same key, id and arrival, for work that outlives the request."""
+    """An exchange with the same key, id and arrival, for work that outlives the request."""
     exchange = exchange_of(request)
     copy = Exchange(request.scope, nowhere, exchange.state)
     copy.request_id, copy.key_name, copy.arrival = exchange.request_id, exchange.key_name, exchange.arrival
@@ -53,7 +53,7 @@ class Background:
         self.entry = entry
         self.output = Output(shape)
         self.record = ResponseRecord(shape.at("in_progress"), self.output.items)
-        self._held = held  # the answer and its place, until it ends
+        self._held = held  # the answer and its place, until the answer ends
         answer.changed = self._note
         answer.state.open_exchanges.add(answer.exchange)
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -64,7 +64,7 @@ class Background:
         return self.shape.at("in_progress" if self.answer.exchange.first_token else "queued")
 
     def _note(self, choice: Choice | None) -> None:
-        """Once per step."""
+        """Process a change of the choice, once per step."""
         if choice is not None:
             events, _, entries = choice.drain_events()
             if self.output.grow(events, entries):
@@ -74,7 +74,7 @@ class Background:
         return self.shape.ended(self.answer, self.output)
 
     async def cancel(self) -> None:
-        """Ends it, and waits until that is stored."""
+        """Cancel the response, and wait until the store has its last state."""
         self.answer.abort()
         await asyncio.wait({self._task})
 
@@ -94,7 +94,7 @@ class Background:
         finally:
             body = orjson.dumps(last)
             state.responses.finish(self.entry, body, last["output"], self.record.cuts)
-            self.record.end(orjson.loads(body))  # its readers find it stored
+            self.record.end(orjson.loads(body))  # after this, readers find the response in the store
             state.open_exchanges.discard(exchange)
             if not state.open_exchanges:
                 state.idle.set()

@@ -1,13 +1,14 @@
 """Beam search: the likeliest answers, by short requests that share their prefixes through the prefix cache.
 
-Owner: loop. In: an Answer that is open and has submitted nothing. Out: one Delta per choice, as if the engine had made
-it, best first. Each round asks the engine for one token of every beam with the 2 * width likeliest, keeps the `width`
-best continuations, and puts those that ended aside. It ends early only when nothing open can still win.
+Owner: loop. In: an Answer that is open and has submitted nothing. Out: one Delta per choice, as if the engine had
+generated it, best first. Each round requests one token of every beam with the 2 * width likeliest tokens, keeps the
+`width` best continuations, and collects the beams that ended. The search stops early only if no open beam can still
+win.
 
     beams (token ids, sum of log-probabilities) -> width requests of one token -> candidates -> beams | ended
 
-The score is that of transformers' beam search: sum / length ** length_penalty, over prompt and answer. Under a grammar
-the candidates are the likeliest of the allowed tokens, by the same log-probabilities; each beam has its own matcher.
+The score is that of transformers' beam search: sum / length ** length_penalty, over prompt and answer. With a grammar,
+the candidates are the likeliest allowed tokens, by the same log-probabilities; each beam has its own matcher.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """One answer as far as it goes."""
+    """The tokens of one candidate answer so far."""
 
     tokens: tuple[int, ...] = ()
     total: float = 0.0  # sum of log-probabilities
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason = FinishReason.NONE
-    row: GrammarRow | None = None  # where the answer is held to a grammar
+    row: GrammarRow | None = None  # state of the grammar, if the answer has one
 
     def score(self, prompt_len: int, penalty: float) -> float:
-        """Higher is better; an end-of-sequence token has no length."""
+        """Length-normalised score, higher is better; an end-of-sequence token does not count as length."""
         length = prompt_len + len(self.tokens) - (self.finish is FinishReason.STOP)
         return self.total / max(1, length) ** penalty
 
@@ -53,12 +54,12 @@ class BeamSearch:
 
     def __init__(self, answer: Answer, at: int) -> None:
         self.answer = answer
-        self.at = at  # which prompt
+        self.at = at  # index of the prompt
         self.job: Job = answer.jobs[at]
         self.width = answer.asked.n
         self.penalty = answer.asked.length_penalty
         self.ended: list[Beam] = []
-        self.first: Delta | None = None  # of the first round: cached tokens, prompt log-probabilities
+        self.first: Delta | None = None  # delta of the first round: cached tokens, prompt log-probabilities
         params = self.job.request.sampling
         self.most = params.max_tokens
         self.num_logprobs = params.logprobs
@@ -66,7 +67,7 @@ class BeamSearch:
         self.stops = params.stop_token_ids
 
     async def run(self) -> None:
-        """Ends the prompt's choices; returns at once when the answer has failed."""
+        """Run the search and end the prompt's choices; returns at once if the answer has failed."""
         request = self.job.request
         beams = [Beam(row=None if request.grammar is None else GrammarRow(request.grammar, request.sampling))]
         for _ in range(self.most):
@@ -77,7 +78,7 @@ class BeamSearch:
             entries = await self.round(beams, lines)
             if self.answer.error is not None:
                 return
-            if entries is None:  # aborted: the best so far
+            if entries is None:  # aborted: deliver the best so far
                 beams = [replace(beam, finish=FinishReason.ABORT) for beam in beams]
                 break
             beams = await self.best_next(beams, lines, entries)
@@ -88,13 +89,13 @@ class BeamSearch:
             self.deliver(self.ranked([*self.ended, *open_ends])[: self.width])
 
     async def lines(self, beams: Sequence[Beam]) -> list[Line]:
-        """What each beam may say next."""
+        """The allowed next tokens of each beam."""
         if self.job.request.grammar is None:
             return [Line()] * len(beams)
         return await self.in_pool(partial(lines_of, [beam.row for beam in beams], self.answer.state.vocabulary.width))
 
     def without_finished(self, beams: Sequence[Beam], lines: Sequence[Line]) -> tuple[list[Beam], list[Line]]:
-        """The beams that may say something. The answer fails where a grammar leaves none, and none has ended."""
+        """The beams that may continue. The answer fails if the grammar allows no continuation and no beam has ended."""
         for beam, line in zip(beams, lines):
             if line.finish is FinishReason.COMPLETE:
                 self.ended.append(replace(beam, finish=line.finish))
@@ -105,7 +106,7 @@ class BeamSearch:
         return [beam for beam, _ in going], [line for _, line in going]
 
     async def round(self, beams: Sequence[Beam], lines: Sequence[Line]) -> list[TokenLogprob] | None:
-        """The likeliest next tokens of every beam; None when the client or an operator has ended the answer."""
+        """The likeliest next tokens of every beam; None if the client or an operator has ended the answer."""
         top = max(2 * self.width, self.num_logprobs or 0)
         requests = [
             self.request(beam, (self.num_logprobs or 0) if line.listed else top, line.listed)
@@ -123,7 +124,7 @@ class BeamSearch:
         return None if again is None else entries
 
     async def ask(self, requests: Sequence[Request]) -> list[TokenLogprob] | None:
-        """One token of each request; None when the answer has ended."""
+        """One token of each request; None if the answer has ended."""
         answer, found = self.answer, dict[int, Delta]()
         done = asyncio.get_running_loop().create_future()
 
@@ -154,7 +155,9 @@ class BeamSearch:
         return await asyncio.get_running_loop().run_in_executor(self.answer.state.pool, work)
 
     def request(self, beam: Beam, top: int, listed: tuple[int, ...]) -> Request:
-        """The prompt and what the beam has said, for one more token and the log-probabilities of others."""
+        """A request for one more token after the prompt and the beam's tokens, with log-probabilities of other
+        tokens.
+        """
         base, said = self.job.request, len(beam.tokens)
         positions = base.positions
         if positions is not None and said:
@@ -174,7 +177,7 @@ class BeamSearch:
     async def best_next(
         self, beams: Sequence[Beam], lines: Sequence[Line], entries: Sequence[TokenLogprob]
     ) -> list[Beam]:
-        """The `width` best continuations that go on; those that ended are put aside."""
+        """The `width` best continuations that have not ended; those that ended go to `self.ended`."""
         grown = [
             self.grown(beam, token, logprob, rank, entry)
             for beam, line, entry in zip(beams, lines, entries, strict=True)
@@ -188,7 +191,7 @@ class BeamSearch:
         return going[: self.width]
 
     def grown(self, beam: Beam, token: int, logprob: float, rank: int, entry: TokenLogprob) -> Beam:
-        """One continuation of one beam, which may end it."""
+        """One continuation of one beam; its last token may end the beam."""
         finish = FinishReason.NONE
         if token in self.eos:
             finish = FinishReason.STOP
@@ -202,7 +205,9 @@ class BeamSearch:
         return Beam((*beam.tokens, token), beam.total + logprob, logprobs, finish, beam.row)
 
     async def held(self, beams: Sequence[Beam]) -> list[Beam]:
-        """The beams with rows of their own, which have taken the last token; complete where nothing may follow."""
+        """The beams with their own grammar rows, advanced by the last token; complete if the grammar allows no further
+        token.
+        """
         pairs = [(beam.row, beam.tokens[-1]) for beam in beams if beam.row is not None and not beam.finish]
         rows = iter(await self.in_pool(partial(grown_rows, pairs)))
         found = []
@@ -215,7 +220,7 @@ class BeamSearch:
         return found
 
     def settled(self, beams: Sequence[Beam]) -> bool:
-        """Whether nothing that goes on can still be among the best: totals only fall."""
+        """Whether no open beam can still become one of the best: totals only decrease."""
         if len(self.ended) < self.width:
             return False
         self.ended = self.ranked(self.ended)[: self.width]
@@ -231,9 +236,9 @@ class BeamSearch:
         return sorted(beams, key=self.score, reverse=True)
 
     def deliver(self, best: Sequence[Beam]) -> None:
-        """The choices, each in one Delta."""
+        """Pass each choice to the answer as one Delta."""
         for index in range(self.width):
-            beam = best[index] if index < len(best) else Beam(finish=FinishReason.ABORT)  # cut off in the first round
+            beam = best[index] if index < len(best) else Beam(finish=FinishReason.ABORT)  # ended in the first round
             delta = Delta(index, list(beam.tokens), beam.finish, logprobs=list(beam.logprobs) or None)
             if beam.finish is FinishReason.STOP_TOKEN:
                 delta.stop_token_id = beam.tokens[-1]
@@ -244,7 +249,7 @@ class BeamSearch:
 
 
 async def search(answer: Answer) -> None:
-    """All prompts of an answer, one after the other."""
+    """Search all prompts of an answer, one after the other."""
     for at in range(len(answer.jobs)):
         if answer.error is None:
             await BeamSearch(answer, at).run()

@@ -1,7 +1,7 @@
-"""What the beams of a search may say next under a grammar, and what the grammar makes of the token that each takes.
+"""The allowed next tokens of beams under a grammar, and the grammar's state after the token that each beam takes.
 
-Owner: loop; the work is in the pool, as every beam costs a mask. In: beams' GrammarRows. Out: a line per beam, and rows
-one token further. A row is copied before it moves, because two beams may come out of one.
+Owner: loop; the work runs in the pool, since every beam needs a mask. In: beams' GrammarRows. Out: a line per beam, and
+rows advanced by one token. A row is copied before it advances, because two beams may continue the same beam.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from engine.base.errors import EngineError
 from engine.base.request import FinishReason, TokenLogprob
 from engine.grammar.advance import GrammarRow, take_ends
 
-MOST_LISTED = 1024  # allowed tokens that are requested by name at once; of more, the likeliest tokens often suffice
+MOST_LISTED = 1024  # most allowed tokens that are requested by id; for more, the likeliest tokens often suffice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """What one beam may say next."""
+    """The allowed next tokens of one beam."""
 
-    allowed: np.ndarray | None = None  # int64, ascending; None: anything
-    finish: FinishReason = FinishReason.NONE  # where nothing is left to say
+    allowed: np.ndarray | None = None  # int64, ascending; None: all tokens
+    finish: FinishReason = FinishReason.NONE  # set if no token is allowed
     error: EngineError | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All allowed tokens, to be asked for by name."""
+        """All allowed tokens, for a request by id."""
         return () if self.allowed is None else tuple(self.allowed.tolist())
 
     @property
     def listed(self) -> tuple[int, ...]:
-        """The same where they are few."""
+        """`tokens` if they are few, otherwise ()."""
         return () if self.allowed is None or len(self.allowed) > MOST_LISTED else self.tokens
 
     def likeliest(self, entry: TokenLogprob, most: int) -> list[tuple[int, float]]:
-        """The `most` likeliest of the allowed tokens that an entry lists."""
+        """The `most` likeliest allowed tokens among those that an entry lists, with their log-probabilities."""
         if self.allowed is None:
             return list(zip(entry.top_ids, entry.top_logprobs))[:most]
         logprobs_of = dict(zip(entry.top_ids, entry.top_logprobs))
@@ -52,7 +52,7 @@ class Line:
 
 
 def lines_of(rows: Sequence[GrammarRow | None], vocab: int) -> list[Line]:
-    """In the pool. `vocab`: how many tokens the model chooses from."""
+    """A line per row (pool). `vocab`: the number of tokens that the model chooses from."""
     return [Line() if row is None else line_of(row, vocab) for row in rows]
 
 
@@ -68,7 +68,7 @@ def line_of(row: GrammarRow, vocab: int) -> Line:
 
 
 def grown_rows(pairs: Sequence[tuple[GrammarRow, int]]) -> list[tuple[GrammarRow, bool]]:
-    """(the row behind the token, whether the answer is complete) of each pair. In the pool."""
+    """(row after the token, whether the answer is complete) of each pair (pool)."""
     found = []
     for row, token in pairs:
         copy = row.copy()

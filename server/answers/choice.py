@@ -1,8 +1,8 @@
 """Choice: one choice of an answer as it grows.
 
-Owner: loop. In: Deltas of the engine; most plain tokens pass it by a lane (_fast/lane), which shares its text machine
-and its clock. Out: text or a parser's events, token ids and log-probabilities not sent yet, merged, and how the choice
-ended.
+Owner: loop. In: Deltas of the engine; most plain tokens bypass it through a lane (_fast/lane), which shares its
+detokenizer and its clock. Out: text or a parser's events, token ids and log-probabilities that are not sent yet,
+merged, and the reason of its end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from server.output.events import CallEnd, CallStart, Content, Event, merged
 
 
 class Choice:
-    """What has not been sent yet is held, merged, until `drain`. Owner: loop."""
+    """Unsent text, tokens and log-probabilities are merged until `drain`. Owner: loop."""
 
     __slots__ = (
         "_events",
@@ -45,14 +45,14 @@ class Choice:
         self.stream = stream
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self.owed: tuple[str, int | str | None] | None = None  # how it ended, until the experts of its tokens come
+        self.owed: tuple[str, int | str | None] | None = None  # end reasons until its experts come
         self.routed_experts: np.ndarray | None = None  # [prompt and at least its tokens, layers, experts of each]
-        self.said: list[str] | None = None  # its text so far, where answers are logged
-        self.started = False  # its first chunk has been framed
-        self.lane: Lane | None = None  # where most of its tokens go by, counted and timed like the others
+        self.said: list[str] | None = None  # its text so far, if answers are logged
+        self.started = False  # whether its first chunk has been framed
+        self.lane: Lane | None = None  # the lane of most of its tokens, which also counts and times them
         self.first_at = 0.0  # time.monotonic() of the first token
         self._last_at = 0.0
-        self.num_calls = 0  # tool calls, where a parser reads the answer
+        self.num_calls = 0  # tool calls, if a parser reads the answer
         self._events: list[Event] = []
         self._texts: list[str] = []
         self._token_ids: list[int] = []
@@ -63,7 +63,9 @@ class Choice:
         return self.stream.num_tokens
 
     def take(self, delta: Delta) -> bool:
-        """Whether the caller has to stop this choice in the engine: its text has ended, its tokens have not."""
+        """Add a delta. Returns whether the caller must stop the choice in the engine, because only its text
+        has ended.
+        """
         text = self.stream.grow(delta)
         if text is not None:
             if text:
@@ -92,13 +94,13 @@ class Choice:
         return piece.stop_engine
 
     def wait_for_experts(self) -> None:
-        """It has ended by its text, and goes on without an end until `settle`."""
+        """Hold back the end of a choice that has ended by its text, until `settle`."""
         assert self.finish_reason is not None
         self.owed = self.finish_reason, self.stop_reason
         self.finish_reason = self.stop_reason = None
 
     def settle(self) -> None:
-        """It ends as it would have without waiting."""
+        """End the choice with the reasons that were held back."""
         assert self.owed is not None
         (self.finish_reason, self.stop_reason), self.owed = self.owed, None
 
@@ -127,17 +129,17 @@ class Choice:
 
     @property
     def num_held(self) -> int:
-        """Tokens not sent yet."""
+        """Number of tokens not sent yet."""
         return len(self._token_ids)
 
     @property
     def is_plain(self) -> bool:
-        """Whether its tokens are counted and detokenized, and nothing else."""
+        """Whether its tokens are only counted and detokenized."""
         return self.stream.plain and self.said is None
 
     @property
     def has_text(self) -> bool:
-        """Whether text or an event waits to be sent; the end of a call is sent with what follows it."""
+        """Whether text or an event waits to be sent; the end of a call is sent with the next event."""
         return bool(self._texts) or any(type(event) is not CallEnd for event in self._events)
 
     def held_bytes(self) -> int:
@@ -164,7 +166,7 @@ class Choice:
         return (merged(events) if len(events) > 1 else events), ids, logprobs
 
     def drain_text(self) -> str:
-        """The text of `drain`, where the request wants neither ids nor log-probabilities."""
+        """The text of `drain`, for requests without token ids and log-probabilities."""
         texts = self._texts
         text = texts[0] if len(texts) == 1 else "".join(texts)
         if self.said is not None:

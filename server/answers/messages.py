@@ -2,8 +2,8 @@
 
 Owner: loop, one MessageEvents per stream. In: the one Choice of an Answer. Out: a dict for orjson, or frames. Order:
 message_start, then per block content_block_start, deltas, content_block_stop, then message_delta and message_stop.
-Reasoning, text and calls are blocks, one open at a time; a message has at least one, if need be an empty text. Constant
-parts are encoded once.
+Reasoning, text and calls are blocks, one open at a time; a message has at least one block, which may be an empty text.
+Constant parts are encoded once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from server.output.events import CallArguments, CallEnd, CallStart, Content, Eve
 
 dumps = orjson.dumps
 
-SIGNATURE = "b21uaWxvb3A="  # of thinking: clients send it back, and the server ignores it
-# event -> (block as it begins, type of its deltas, key of their text); calls begin with their own block
+SIGNATURE = "b21uaWxvb3A="  # signature of thinking blocks: clients send it back, and the server ignores it
+# event -> (the block's first body, type of its deltas, key of their text); a call makes its own first body
 BLOCKS: dict[type[Event], tuple[dict[str, Any], bytes, bytes]] = {
     Content: ({"type": "text", "text": ""}, b"text_delta", b"text"),
     Reasoning: ({"type": "thinking", "thinking": "", "signature": ""}, b"thinking_delta", b"thinking"),
@@ -32,7 +32,7 @@ MESSAGE_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
 def stop_of(choice: Choice) -> tuple[str, str | None]:
-    """(stop_reason, stop_sequence). An answer that did not stop by itself has max_tokens."""
+    """(stop_reason, stop_sequence). An answer that did not stop by itself has stop_reason max_tokens."""
     if choice.finish_reason != "stop":
         return "max_tokens", None
     if choice.num_calls:
@@ -43,7 +43,7 @@ def stop_of(choice: Choice) -> tuple[str, str | None]:
 
 
 def usage_of(answer: Answer, output_tokens: int) -> dict[str, int]:
-    """`input_tokens` are those that were computed; what the prefix cache gave is counted apart."""
+    """Token counts; `input_tokens` excludes tokens from the prefix cache, which have their own count."""
     prompt = answer.jobs[0].num_tokens
     cached = max(0, min(answer.cached_tokens[0], prompt - 1))
     return {
@@ -73,7 +73,9 @@ def whole_message(answer: Answer, name: str, model: str) -> dict[str, Any]:
 
 
 def blocks_of(events: list[Event]) -> list[dict[str, Any]]:
-    """The content of a message, in the order of the model's output; of a call that was cut, what makes sense."""
+    """The content of a message, in the order of the model's output; for a truncated call, the complete part of
+    its input.
+    """
     blocks: list[dict[str, Any]] = []
     for event in merged(events):
         match event:
@@ -91,15 +93,15 @@ def blocks_of(events: list[Event]) -> list[dict[str, Any]]:
 class MessageEvents:
     """Frames of one streamed message."""
 
-    done = b""  # message_stop says it all
+    done = b""  # message_stop is the end of the stream
 
     def __init__(self, answer: Answer, name: str, model: str) -> None:
         self.answer = answer
         self.name = name
         self.model = model
-        self.num_blocks = 0  # begun
-        self.kind: type[Event] | None = None  # of the open block
-        self.delta = b""  # what stands before the JSON string of its text
+        self.num_blocks = 0  # blocks begun so far
+        self.kind: type[Event] | None = None  # kind of the open block
+        self.delta = b""  # the frame of a delta before the JSON string of its text
 
     def chunks(self, choice: Choice) -> bytes:
         events, _, _ = choice.drain_events()
@@ -115,7 +117,7 @@ class MessageEvents:
         return (self.delta, DELTA_END) if self.kind is Content else None
 
     def frame(self, event: Event) -> bytes:
-        """The frames of one event: a delta, and where its block is not open, what begins the block."""
+        """The frames of one event: a delta, and the start of its block if the block is not open."""
         if isinstance(event, CallStart):
             return self.close() + self.open(event)
         if isinstance(event, CallEnd):
@@ -137,7 +139,7 @@ class MessageEvents:
         return start + dumps(block) + b"}\n\n"
 
     def close(self) -> bytes:
-        """The end of the open block, if there is one; thinking is signed."""
+        """The end of the open block, if there is one; a thinking block gets its signature."""
         kind, self.kind, at = self.kind, None, self.num_blocks - 1
         if kind is None:
             return b""
@@ -158,7 +160,7 @@ class MessageEvents:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage_of(self.answer, 1),  # the first token is on its way
+            "usage": usage_of(self.answer, 1),  # the first token has been generated
         }
         return b"event: message_start\ndata: " + dumps({"type": "message_start", "message": message}) + b"\n\n"
 

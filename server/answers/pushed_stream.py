@@ -1,11 +1,11 @@
-"""PushedStream: an Answer framed and written as it grows; one write per step, however many choices moved.
+"""PushedStream: an Answer framed and written as it grows; one write per step for all choices together.
 
 Owner: loop. In: `changed` calls of an Answer, straight from the engine's step. Out: frames into an EventStream. While
-the reader is away nothing is framed: the choices merge what they get, within --stream-buffer-bytes. The 200 goes out
-with the first token, so an error before it still is a status.
+the reader is slow, nothing is framed: the choices merge their output, within --stream-buffer-bytes. The status 200 is
+sent with the first token, so an earlier error can still send its own status.
 
     step -> Answer.changed -> flush -> frames -> EventStream.write
-    step -> lane -> socket                the plain tokens of an only choice, once the answer has begun (_fast/lane)
+    step -> lane -> socket                plain tokens of a single choice, once the answer has begun (_fast/lane)
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from server.http.sse import EventStream
 class Frames(Protocol):
     """How one endpoint writes its chunks; constant parts are encoded once per stream."""
 
-    done: bytes  # what every stream of this protocol ends with
+    done: bytes  # the end of every stream of this protocol
 
     def chunks(self, choice: Choice) -> bytes:
-        """What the choice has not sent yet: its opening chunk if it is new, its text, its end. b"" for nothing."""
+        """The choice's unsent output: its opening chunk if it is new, its text, its end. b"" if there is none."""
 
     def plain(self, choice: Choice) -> tuple[bytes, bytes] | None:
-        """What stands before and behind the text's JSON string while it only grows; None: more than that changes."""
+        """The bytes before and after the text's JSON string while only the text grows; None if other fields
+        change too.
+        """
 
     def usage(self) -> bytes:
-        """The chunk before the end, or b""."""
+        """The chunk before the end of the stream, or b""."""
 
     def error(self, error: ApiError) -> bytes:
-        """A fault after the first byte."""
+        """The frames of an error after the first byte."""
 
 
 class PushedStream:
@@ -46,7 +48,7 @@ class PushedStream:
         self.answer = answer
         self.frames = frames
         self.events = EventStream(answer.exchange, self.flush)
-        self._moved: dict[Choice, None] = {}  # in the order they moved
+        self._moved: dict[Choice, None] = {}  # in the order of their changes
         self._scheduled = False
         self._interval = answer.asked.interval
         self._limit = answer.state.config.limits.stream_buffer_bytes
@@ -55,7 +57,7 @@ class PushedStream:
         self._may_use_lane = alone and not answer.asked.beam and not answer.asked.params.return_routed_experts
 
     async def run(self) -> None:
-        """Until the last byte; raises ApiError while the answer can still be a status."""
+        """Wait until the last byte is written; raises ApiError while the answer can still send a status."""
         events, answer = self.events, self.answer
         answer.finished.add_done_callback(self._over)
         try:
@@ -68,16 +70,16 @@ class PushedStream:
             await events.settle()
         if events.lost:
             answer.exchange.abort()
-            await asyncio.sleep(0)  # lets connection_lost run before the app returns
+            await asyncio.sleep(0)  # let connection_lost run before the app returns
             raise ClientGone
 
     def _over(self, finished: asyncio.Future[None]) -> None:
-        """An answer that failed before its first byte has no stream; `run` raises what ended it."""
+        """Close the stream of an answer that failed before its first byte; `run` raises the error."""
         if self.answer.error is not None and not self.events.opened:
             self.events.close()
 
     def note(self, choice: Choice | None) -> None:
-        """A choice moved, or (None) the answer failed."""
+        """Note that a choice changed, or (None) that the answer failed."""
         if choice is not None:
             self._moved[choice] = None
         if not self._scheduled:  # other choices of the same step follow in this turn of the loop
@@ -85,7 +87,7 @@ class PushedStream:
             asyncio.get_running_loop().call_soon(self.flush)
 
     def on_only_choice(self, choice: Choice | None) -> None:
-        """The only choice moved: frames and writes it at once, which costs a token less than `flush`.
+        """Frame and write a change of the only choice at once, which costs less per token than `flush`.
 
         Streams without a lane come here for every token: TLS, log-probabilities, token ids, stop strings.
         """
@@ -105,12 +107,12 @@ class PushedStream:
         self.flush()
 
     def _open_lane(self, choice: Choice) -> None:
-        """Makes a lane for the tokens to come.
+        """Make a lane for the next tokens.
 
         The lane opens after the next ordinary write, which proves that the transport's buffer is empty.
         """
         parts = self.frames.plain(choice)
-        if parts is None:  # plain frames may begin later than the answer
+        if parts is None:  # the first chunks of an answer may not be plain
             return
         self._may_use_lane = False
         line = self.answer.exchange.line()
@@ -122,7 +124,7 @@ class PushedStream:
         self.answer.use_lane(choice, lane)
 
     def flush(self) -> None:
-        """Frames and writes all that moved, in one write."""
+        """Frame all changed choices and send them in one write."""
         try:
             self._scheduled = False
             events, answer = self.events, self.answer
@@ -150,11 +152,11 @@ class PushedStream:
             self._broken(error)
 
     def _broken(self, error: Exception) -> None:
-        """A fault of our own: the engine's step and the loop go on."""
+        """End the stream after an error in our own code; the engine's step and the loop continue."""
         self.events.give_up()
         self.answer.broken(error)
 
     def _bound(self) -> None:
-        """The reader is away: too much held means that it is too slow for this answer."""
+        """End the stream if a slow reader has too much unsent output."""
         if sum(choice.held_bytes() for choice in self._moved) > self._limit:
             self.events.give_up()

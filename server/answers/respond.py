@@ -1,8 +1,8 @@
-"""The steps that every endpoint of the engine takes: place, jobs, Answer, then a stream or a body.
+"""The steps shared by every endpoint of the engine: place, jobs, Answer, then a stream or a body.
 
-Owner: loop, the handler's task. In: what the endpoint has checked, and what it adds to the steps: `jobs` makes the
-engine's requests, `frames` writes chunks, `body` makes the response of a finished answer. Out: the response, or None
-where it was streamed. An endpoint that answers with other things than text brings its own `body` and no `frames`.
+Owner: loop, the handler's task. In: the endpoint's checked fields, and its functions: `jobs` makes the engine's
+requests, `frames` writes chunks, `body` makes the response of a finished answer. Out: the response, or None if it was
+streamed. An endpoint whose answers are not text passes its own `body` and no `frames`.
 
     client present -> places held -> jobs(), grammar -> Answer.submit -> PushedStream(frames(answer))
                                                                        | wait -> body(answer)
@@ -44,11 +44,11 @@ async def answer_with(
     skip_special_tokens: bool = True,
     parsing: Parsing | None = None,
 ) -> Response | None:
-    """One answer, streamed or as a body; `name` is what the client calls it, `frames` None an endpoint without streams,
-    `parsing` what is to be found in its text.
+    """One answer, streamed or as a body. `name`: the client's id of the answer; `frames` None: an endpoint without
+    streams; `parsing`: how its text is parsed.
 
-    The places of all choices are held from before the prompts are prepared until the answer has ended; they count for
-    the key of the request. A client that leaves ends everything.
+    The places of all choices are held from the preparation of the prompts until the answer has ended; they count for
+    the request's key. When the client disconnects, everything ends.
     """
     exchange = exchange_of(request)
     async with client_present(request):
@@ -68,6 +68,6 @@ async def answer_with(
 
 
 async def json_body(answer: Answer, build: Callable[[], dict[str, Any]]) -> Response:
-    """What `build` makes of a finished answer, as JSON; a large body is built in the pool."""
+    """A finished answer as JSON, made by `build`; a large body is built in the pool."""
     data = await answer.in_pool_if_large(lambda: orjson.dumps(build()))
     return Response(data, media_type="application/json")

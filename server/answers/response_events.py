@@ -1,8 +1,8 @@
 """Events of a streamed response, in the exact order of API.md section 11, numbered from 0.
 
 Owner: loop, one per stream. In: the one Choice of an Answer as it grows. Out: frames. The texts are stored until the
-end, because every `.done` repeats them; the last event is handed to `on_end` before its frame leaves, so that a client
-that has read it finds the response stored.
+end, because every `.done` repeats them. `on_end` gets the last event before its frame is sent, so a client that has
+read this event finds the response in the store.
 
     created, in_progress | item added, part added | delta ... | text done, part done, item done | ... | completed
 """
@@ -18,7 +18,7 @@ from server.answers.response_items import Change, Output, ResponseObject
 from server.errors import ApiError
 from server.output.response_record import LAST, Event, closing, delta_frame, delta_head, frame, opening
 
-OnEnd = Callable[[dict[str, Any], bytes], None]  # the last state, and where the deltas were cut
+OnEnd = Callable[[dict[str, Any], bytes], None]  # (last state, the cuts between deltas)
 
 
 class ResponseEvents:
@@ -30,10 +30,10 @@ class ResponseEvents:
         self.answer = answer
         self.shape = shape
         self.on_end = on_end
-        self.number = 0  # of the next event
+        self.number = 0  # number of the next event
         self.output = Output(shape)
-        self.opened = 0  # items whose first event was sent
-        self.head = b""  # of the open item's deltas
+        self.opened = 0  # number of items whose first event was sent
+        self.head = b""  # the constant beginning of the open item's deltas
 
     def framed(self, events: list[Event]) -> bytes:
         frames = [frame(kind, self.number + at, fields) for at, (kind, fields) in enumerate(events)]
@@ -47,7 +47,7 @@ class ResponseEvents:
         return frames if choice.finish_reason is None else frames + self.finish()
 
     def plain(self, choice: Choice) -> None:
-        """Each event has its number."""
+        """No lane: each event has its own number."""
 
     def start(self, choice: Choice) -> bytes:
         choice.started = True
@@ -55,7 +55,7 @@ class ResponseEvents:
         return self.framed([("response.created", {"response": begun}), ("response.in_progress", {"response": begun})])
 
     def grow(self, changes: list[Change]) -> bytes:
-        """Deltas, and what begins and ends around them."""
+        """Frames of the deltas, and of the events that begin and end items."""
         frames: list[bytes] = []
         for item, text, logprobs in changes:
             if not self.opened or item is not self.output.items[self.opened - 1]:
@@ -74,7 +74,7 @@ class ResponseEvents:
         return frames + self.framed(opening(body, at))
 
     def finish(self) -> bytes:
-        """Every `.done`, and the last state."""
+        """Frames of every `.done`, and of the last state."""
         frames = self.grow(self.output.finish())
         last = self.shape.ended(self.answer, self.output)
         at = len(last["output"]) - 1

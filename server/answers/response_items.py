@@ -1,8 +1,8 @@
-"""Response objects: what is echoed of the request, output items, usage, and the state of all that.
+"""Response objects: the echoed fields of the request, output items, usage, and the response's status.
 
 Owner: loop. In: the checked request, and the events of the one Choice of an Answer. Out: items, and dicts for orjson.
-Nested values of a client are only echoed where they were checked first (metadata, tools). Reasoning, text and calls
-each become an item, in the order of the model's output; a response has at least one item, if need be an empty message.
+Nested values of a client are only echoed if they were checked first (metadata, tools). Reasoning, text and calls each
+become an item, in the order of the model's output; a response has at least one item, which may be an empty message.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from server.output.events import CallArguments, CallEnd, CallStart, Content, Eve
 from server.output.logprobs import TokenNames
 from server.output.response_record import SEALED, Item, OutputItem, cuts_of
 
-Change = tuple[OutputItem, str, bytes]  # the item that grew, by what, with which log-probabilities
+Change = tuple[OutputItem, str, bytes]  # (the item that grew, the added text, its log-probabilities)
 
 
 class ResponseObject:
-    """One response: constant fields now, the rest as it comes."""
+    """One response: its constant fields, and methods for its states."""
 
     def __init__(
         self, name: str, echo: dict[str, Any], names: TokenNames, top: int, tools: Mapping[str, Item] | None = None
@@ -34,9 +34,9 @@ class ResponseObject:
         self.name = name
         self.echo = echo  # created_at and what the client sent, checked, with defaults
         self.names = names
-        self.top = top  # log-probabilities at each place
-        self.seals = False  # reasoning also comes as one sealed text
-        self.tools = tools or {}  # name that the model calls -> what the client calls it (render/items.py)
+        self.top = top  # log-probabilities per token
+        self.seals = False  # whether reasoning is also sent as one sealed text
+        self.tools = tools or {}  # name that the model calls -> the client's tool (render/items.py)
 
     def at(
         self,
@@ -59,7 +59,7 @@ class ResponseObject:
         }
 
     def whole(self, answer: Answer) -> tuple[dict[str, Any], bytes]:
-        """(the response's final state, where its deltas are cut), of an answer that was not drained before."""
+        """(the response's final state, the boundaries between its deltas) of an answer that was not drained before."""
         output = Output(self)
         events, _, entries = answer.choices[0].drain_events()
         output.grow(events, entries)
@@ -67,11 +67,11 @@ class ResponseObject:
         return self.ended(answer, output), output.cuts
 
     def encoded(self, entries: list[TokenLogprob]) -> bytes:
-        """Log-probabilities as JSON, made once: several events and the store repeat them."""
+        """Log-probabilities as JSON, encoded once: several events and the store repeat them."""
         return orjson.dumps(self.names.chat(entries, self.top)["content"]) if entries else b"[]"
 
     def ended(self, answer: Answer, output: Output) -> dict[str, Any]:
-        """The last state of a choice that has ended."""
+        """The final state for a choice that has ended."""
         status, incomplete = status_of(answer.choices[0])
         own = "completed" if status == "completed" else "incomplete"
         last = len(output.items) - 1
@@ -88,17 +88,17 @@ class Output:
     def __init__(self, shape: ResponseObject) -> None:
         self.shape = shape
         self.items: list[OutputItem] = []
-        self._open: type[Event] | None = None  # what the newest item takes more of
-        self._custom: list[str] = []  # JSON of a call whose input is free text
+        self._open: type[Event] | None = None  # kind of events that extend the newest item
+        self._custom: list[str] = []  # JSON pieces of a call whose input is free text
         self._waiting: list[TokenLogprob] = []
 
     @property
     def cuts(self) -> bytes:
-        """Where the deltas begin and end, for the store."""
+        """The boundaries of the deltas, for the store."""
         return cuts_of(item.texts for item in self.items)
 
     def grow(self, events: Sequence[Event], entries: list[TokenLogprob]) -> list[Change]:
-        """Adds events; log-probabilities are sent with text only."""
+        """Add events to the items; log-probabilities are sent only with text."""
         self._waiting += entries
         changes: list[Change] = []
         for event in events:
@@ -115,7 +115,9 @@ class Output:
         return changes
 
     def finish(self) -> list[Change]:
-        """After the last event: a message where there is nothing, and what has waited for a text."""
+        """After the last event: add a message if there is no item, and send log-probabilities that waited for
+        a text.
+        """
         changes: list[Change] = []
         if self._custom:
             changes += self.grow([CallEnd(0)], [])
@@ -135,7 +137,7 @@ class Output:
         return shown
 
     def _item(self, event: Event) -> OutputItem:
-        """The item that an event belongs to; a new one where the newest is of another kind."""
+        """The item that an event extends; a new item if the newest is of another kind."""
         kind = type(event)
         if kind in (CallArguments, CallEnd):
             return self.items[-1]
@@ -160,7 +162,7 @@ class Output:
         return {"id": f"fc_{key}", "type": "function_call", **body, "arguments": "", **space}
 
     def _text(self, event: Event, item: OutputItem) -> str:
-        """What an event adds to its item; the input of a custom tool comes with the end of its call."""
+        """The text that an event adds to its item; a custom tool's input is added at the end of its call."""
         custom = item.body["type"] == "custom_tool_call"
         if custom and isinstance(event, CallArguments):
             self._custom.append(event.text)
@@ -173,7 +175,7 @@ class Output:
 
 
 def free_text(arguments: str) -> str:
-    """The input of a custom tool out of its call's JSON; "" where the call was cut before the input began."""
+    """The input of a custom tool, out of its call's JSON; "" if the call was truncated before its input."""
     found = completed(arguments)
     text = found.get("input")
     if isinstance(text, str):
@@ -182,7 +184,7 @@ def free_text(arguments: str) -> str:
 
 
 def status_of(choice: Choice) -> tuple[str, str | None]:
-    """(status, reason of an incomplete one)."""
+    """(status, reason if incomplete)."""
     if choice.finish_reason == "stop":
         return "completed", None
     if choice.finish_reason == "abort":
@@ -191,7 +193,7 @@ def status_of(choice: Choice) -> tuple[str, str | None]:
 
 
 def code_of(error: ApiError) -> str:
-    """The protocol's word for a fault."""
+    """The protocol's code for an error."""
     return "rate_limit_exceeded" if error.status == 429 else "server_error"
 
 

@@ -1,7 +1,7 @@
-"""WatchedResponse: a client that follows a stored response, from any event on, until its end or the client's leaving.
+"""WatchedResponse: a client that reads a stored response's events, from any event on, until the end or its disconnect.
 
-Owner: loop. The response does not depend on its readers: it goes on when they leave, and a slow reader delays neither
-the response nor other readers, because each gets its events from the record (output/response_record.py).
+Owner: loop. The response does not depend on its readers: it continues when they disconnect, and a slow reader delays
+neither the response nor other readers, because each reads its events from the record (output/response_record.py).
 
     record changes -> flush -> frames since the last one -> EventStream.write
 """
@@ -16,17 +16,17 @@ from server.output.response_record import ResponseRecord
 
 
 class WatchedResponse:
-    """Owner: loop."""
+    """One reader of a stored response. Owner: loop."""
 
     def __init__(self, exchange: Exchange, record: ResponseRecord, begin: int) -> None:
         self.exchange = exchange
         self.record = record
-        self.next = begin  # number of the event that the client has to get next
+        self.next = begin  # number of the next event for this client
         self.events = EventStream(exchange, self.flush)
 
     async def run(self) -> None:
-        """Until the last byte."""
-        self.exchange.task = None  # a server that leaves ends the response itself, and `flush` sends its end
+        """Stream events until the last byte."""
+        self.exchange.task = None  # at shutdown the server ends the response itself, and `flush` sends its last event
         self.record.watchers.add(self.flush)
         try:
             self.flush()
@@ -37,11 +37,11 @@ class WatchedResponse:
             await self.events.settle()
         if self.events.lost:
             self.exchange.abort()
-            await asyncio.sleep(0)  # lets connection_lost run before the app returns
+            await asyncio.sleep(0)  # let connection_lost run before the app returns
             raise ClientGone
 
     def flush(self) -> None:
-        """Writes what is new, unless the reader is away: then `on_writable` comes back here."""
+        """Write new events, unless the reader is slow: then `on_writable` calls `flush` again."""
         if not self.events.takes_more:
             return
         frames, self.next = self.record.since(self.next)

@@ -1,1 +1,1 @@
-"""python -m server bench: what a server gives its clients, what the engine gives alone, and what its parts take."""
+"""python -m server bench: measures a server from its clients' side, the engine alone, and single kernels and parts."""

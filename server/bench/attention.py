@@ -1,8 +1,8 @@
 """bench attention: times the paged attention kernel on a batch, against the machine's copy and product rates and torch.
 
 Owner: main thread. `8x1@4096+2x512` is a batch: eight rows of one query over 4,096 tokens of cache, and two prompts of
-512. The floor is the larger of the bytes of keys and values at the rate of a copy, and the products at the rate of a
-product, both measured in the same run. The reference is torch's attention over the same rows without pages.
+512. The floor is the larger of two times: reading the keys and values at the rate of a copy, and computing the products
+at the rate of a product; both rates are measured in the same run. The reference is torch's attention without pages.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ROWS = re.compile(r"(?:(\d+)x)?(\d+)(?:@(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`queries` tokens, the last ones of `context` in the cache."""
+    """`queries` tokens at the end of `context` tokens in the cache."""
 
     queries: int
     context: int
 
 
 def read_batch(text: str) -> list[Row]:
-    """Raises ValueError."""
+    """Parse --batch. Raises ValueError."""
     found = []
     for part in text.split("+"):
         match = ROWS.fullmatch(part.strip())
@@ -94,7 +94,7 @@ def measure(options: AttentionOptions, rows: list[Row], device: str) -> dict[str
 def inputs(
     options: AttentionOptions, rows: list[Row], device: str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, ...]], AttentionMeta]:
-    """Random queries and pages, whose blocks lie in no order; on an accelerator as many pages as no cache holds."""
+    """Random queries and pages with shuffled blocks; on an accelerator, more pages than caches of the chip hold."""
     counts = [-(-row.context // BLOCK) for row in rows]
     order = torch.randperm(sum(counts)).to(torch.int32)
     tables = torch.zeros(len(rows), max(counts), dtype=torch.int32)

@@ -1,7 +1,7 @@
 """Client: requests over persistent HTTP/1.1 connections, timed where their bytes are read.
 
-Owner: one event loop. In: the bytes of a body. Out: a Reply, whose times are taken once per read of the socket. No
-library's client: one costs several times the server's work per token, and then a benchmark measures its client.
+Owner: one event loop. In: the bytes of a body. Out: a Reply, whose times are taken once per read of the socket. This is
+no library's client, because such a client takes several times the server's work per token and would be measured itself.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ clock = time.perf_counter
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """The server's address and key."""
 
     host: str
     port: int
     secure: bool
-    prefix: str  # of paths, without /v1
+    prefix: str  # first part of all paths, before /v1
     api_key: str
 
     @classmethod
     def of(cls, url: str, api_key: str) -> Target:
-        """Raises ValueError."""
+        """Parse a URL. Raises ValueError."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"--url {url}: must be an http or https URL such as http://127.0.0.1:8000")
@@ -41,7 +41,7 @@ class Target:
         return cls(parts.hostname, parts.port or (443 if secure else 80), secure, prefix, api_key)
 
     def head(self, method: str, path: str, size: int = -1, request_id: str = "") -> bytes:
-        """The lines before a body; `size` below 0: there is none."""
+        """The lines before a body; `size` below 0: no body."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.prefix}{path} HTTP/1.1", f"Host: {host}:{self.port}"]
         lines += [f"Content-Length: {size}", "Content-Type: application/json"] if size >= 0 else []
@@ -51,7 +51,7 @@ class Target:
 
 
 class Connection(asyncio.Protocol):
-    """One socket, one exchange at a time. `ended` is set once the answer is whole or the socket is gone."""
+    """One socket, one exchange at a time. `ended` is set once the answer is complete or the socket is closed."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
         self.open = True
 
     def begin(self, request: bytes, reader: EventReader) -> asyncio.Future[None]:
-        """Sends a request; the future is done when its answer is."""
+        """Send a request; the future is done when the answer has ended."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.parser = httptools.HttpResponseParser(self)
         self.reader, self.status, self.streams = reader, 0, False
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.open = False
         if self.reader is not None and self.status == 200 and self.reader.done:
-            self.finish()  # a server that ends its answers by closing
+            self.finish()  # the server ends its answers by closing the connection
         self.fail(f"the connection was closed{f': {error}' if error else ''}")
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Client:
         self.secured = ssl.create_default_context() if target.secure else None
 
     async def ask(self, path: str, body: bytes, answer: Reply, keeps_text: bool = False) -> Reply:
-        """One request; its failure is in the answer's `error`. One that is cancelled is recorded as cut off."""
+        """Send one request; `answer.error` holds its failure. A cancelled request is recorded as cut off."""
         label = f"bench-{answer.number}-{answer.turn}" if answer.number >= 0 else f"bench-warm-up{answer.number}"
         request = self.target.head("POST", path, len(body), label) + body
         answer.sent = clock()
@@ -155,7 +155,7 @@ class Client:
                 raise
             if not (reused and answer.error.startswith("the connection was closed") and not answer.events):
                 break
-            answer.error = ""  # it had been idle for too long: once more, over a new one
+            answer.error = ""  # the server closed the idle connection: retry once over a new one
             self.idle.clear()
         self.record(answer)
         return answer
@@ -190,7 +190,7 @@ class Client:
 
 
 def leave(connection: Connection | None) -> None:
-    """Closes a connection before its answer has ended."""
+    """Close a connection before its answer has ended."""
     if connection is not None:
         connection.reader = None
         connection.close()

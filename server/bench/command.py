@@ -1,8 +1,7 @@
 """omniloop bench COMMAND: the table of bench commands, their flags and help.
 
 Owner: main thread. A command is a dataclass of flags and a module with `run`. Commands that start an engine or a server
-take the server's flags too, and are given its Config or the words of these flags. A refusal ends with status 2 and one
-line.
+also take the server's flags, as a Config or as words of a command line. A refusal ends with status 2 and one line.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ HERE = "server.bench"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One of the words behind `bench`; `module` has `run(options)` or, by `takes`, `run(options, config or words)`."""
+    """One bench command; `module` has `run(options)` or, by `takes`, `run(options, config or words)`."""
 
     text: str
     module: str
     flags: type
-    takes: Literal["", "config", "words"] = ""  # of the server's flags
+    takes: Literal["", "config", "words"] = ""  # form of the server's flags
 
 
 COMMANDS = {
@@ -68,7 +67,7 @@ Build = Callable[[dict[str, Any]], Config]
 
 
 def parse(words: Sequence[str], say: Say, build: Build) -> Callable[[], int]:
-    """What runs the command; raises UsageError, or SystemExit(0) after saying its help.
+    """A function that runs the command; raises UsageError, or SystemExit(0) after printing its help.
 
     `build` makes the server's Config from flags.
     """
@@ -101,7 +100,7 @@ def parse(words: Sequence[str], say: Say, build: Build) -> Callable[[], int]:
 
 
 def check_writable(flag: str, path: str) -> None:
-    """A file for results is there or can be, which a run would else find out at its end. Raises UsageError."""
+    """Check that a file for results can be written, before the run instead of at its end. Raises UsageError."""
     folder = os.path.dirname(path) or "."
     if not path:
         return
@@ -128,7 +127,7 @@ def command_help(name: str, command: Command, flags: dict[str, Flag]) -> str:
 
 
 def main(words: Sequence[str], say: Say, build: Build) -> int:
-    """Runs a bench command; the process's exit status. `say` prints."""
+    """Run a bench command; the process's exit status. `say` prints."""
     try:
         run = parse(words, say, build)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""Dataset: what each conversation of a benchmark asks, drawn from the seed or read from a file.
+"""Dataset: the content of each conversation of a benchmark, drawn from the seed or read from a file.
 
 Owner: every client process draws all lengths, and the contents of its own share. A conversation is a list of turns;
 each turn's answer becomes part of the next turn's messages.
@@ -18,9 +18,9 @@ import numpy as np
 from server.bench.options import ServeOptions
 from server.bench.random_media import parts
 
-CHARACTERS = 4  # of text per token; ShareGPT has texts only, so their token counts are estimates
-LEAST, MOST_PROMPT, MOST = 4, 1024, 2048  # tokens of ShareGPT's pairs that vLLM's benchmark keeps
-FIRST_ID = 300  # random token ids begin here: behind bytes and most special tokens
+CHARACTERS = 4  # characters of text per token; ShareGPT has only texts, so their token counts are estimates
+LEAST, MOST_PROMPT, MOST = 4, 1024, 2048  # limits of ShareGPT's pairs, in tokens, as in vLLM's benchmark
+FIRST_ID = 300  # random token ids begin here: after bytes and most special tokens
 PREFIX_SEED = 2048
 # Words that common tokenizers encode as one token each; the server's `usage` reports the real number of tokens.
 WORDS = (  # noqa: SIM905
@@ -33,7 +33,7 @@ WORDS = (  # noqa: SIM905
 
 @dataclass(slots=True)
 class Turn:
-    """What a user says; for completions `content` is the prompt."""
+    """One message of a user; for completions `content` is the prompt."""
 
     content: Any  # text, parts or token ids
     max_tokens: int
@@ -41,7 +41,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Conversation:
-    """`before`: messages in front of the first turn."""
+    """The turns of one conversation. `before`: messages before the first turn."""
 
     number: int
     turns: list[Turn]
@@ -49,7 +49,7 @@ class Conversation:
 
 
 def conversations(options: ServeOptions, first: int, step: int) -> Iterator[Conversation]:
-    """The share of them whose numbers are first, first + step, ... Raises ValueError and OSError."""
+    """The conversations with the numbers first, first + step, ... Raises ValueError and OSError."""
     numbers = range(first, options.num_prompts, step)
     if options.dataset == "random":
         yield from (drawn(options, number) for number in numbers)
@@ -59,7 +59,7 @@ def conversations(options: ServeOptions, first: int, step: int) -> Iterator[Conv
 
 
 def warm_up(options: ServeOptions, number: int) -> Conversation:
-    """A random request with a number below 0: what it asks is asked by no other."""
+    """A random request with a number below 0, so its content differs from all others."""
     return drawn(options, -1 - number)
 
 
@@ -96,7 +96,7 @@ Read = tuple[list[Turn], list[dict[str, Any]]]
 
 
 def read_file(options: ServeOptions) -> list[Read]:
-    """The file's conversations in an order of --seed."""
+    """The file's conversations, shuffled by --seed."""
     if not options.dataset_path:
         raise ValueError(f"--dataset {options.dataset}: needs --dataset-path FILE")
     try:
@@ -116,7 +116,8 @@ def read_file(options: ServeOptions) -> list[Read]:
 def sharegpt(text: str, options: ServeOptions) -> Iterator[Read]:
     """[{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}]: the first turns of each.
 
-    What is too short or too long is left out as vLLM's benchmark leaves it out, by characters in place of tokens.
+    Pairs that are too short or too long are left out as in vLLM's benchmark, but counted by characters instead of
+    tokens.
     """
     for entry in json.loads(text):
         said = entry.get("conversations") or []
@@ -134,7 +135,7 @@ def sharegpt(text: str, options: ServeOptions) -> Iterator[Read]:
 
 
 def lines(text: str, options: ServeOptions) -> Iterator[Read]:
-    """One object per line: {"prompt": text or ids} or {"messages": [...]}, and maybe max_tokens."""
+    """One object per line: {"prompt": text or ids} or {"messages": [...]}, optionally with max_tokens."""
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue

@@ -1,7 +1,7 @@
-"""An engine without a server in this process, and crowds of random requests through it: for throughput and latency.
+"""An engine without a server in this process, and batches of random requests for it: for throughput and latency.
 
-Owner: the loop of the command. In: the server's Config, of which the engine's flags count. Out: times of each request's
-first and last token, and what the steps between them took.
+Owner: the loop of the command. In: the server's Config; only the engine's flags are used. Out: times of each request's
+first and last token, and counts and times of the steps.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Crowd:
 
     begun: float = 0.0
     ended: float = 0.0
-    firsts: list[float] = field(default_factory=list)  # by request
+    firsts: list[float] = field(default_factory=list)  # one time per request
     lasts: list[float] = field(default_factory=list)
     tokens: int = 0
     steps: int = 0
-    rows: int = 0  # of all steps
-    host_s: float = 0.0  # of the device thread: plan, launch, settle
+    rows: int = 0  # sum over all steps
+    host_s: float = 0.0  # time of the device thread: plan, launch, settle
 
     @property
     def seconds(self) -> float:
@@ -40,7 +40,7 @@ class Crowd:
 
 @asynccontextmanager
 async def opened(config: Config) -> AsyncIterator[Engine]:
-    """A ready engine. Raises EngineError."""
+    """A started engine. Raises EngineError."""
     weights = config.model.load_format != "dummy"
     folder = located(config, config.folder, hub_of(config), weights)
     engine = Engine(config.engine(folder))
@@ -52,12 +52,14 @@ async def opened(config: Config) -> AsyncIterator[Engine]:
 
 
 def random_prompts(engine: Engine, count: int, length: int, draw: np.random.Generator) -> list[np.ndarray]:
-    """Prompts that share nothing."""
+    """Random prompts without common prefixes."""
     return [draw.integers(2, engine.limits.vocab_size, length, dtype=np.int32) for _ in range(count)]
 
 
 async def run_crowd(engine: Engine, prompts: list[np.ndarray], max_tokens: int) -> Crowd:
-    """All prompts at once, as far as the engine takes them: greedy, to their full length. Raises what a request met."""
+    """Submit all prompts at once, up to the engine's limit: greedy, full length. Raises the error of a request
+    that fails.
+    """
     crowd = Crowd(firsts=[0.0] * len(prompts), lasts=[0.0] * len(prompts))
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     places = asyncio.Semaphore(engine.limits.max_open)

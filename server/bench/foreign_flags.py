@@ -1,4 +1,5 @@
-"""Flags of vLLM's and SGLang's serving benchmarks that `bench serve` does not have: what to say to whoever types them.
+"""Flags of vLLM's and SGLang's serving benchmarks that `bench serve` does not have, and the advice to users who set
+them.
 
 Owner: the command line. The forms are those of server/flags/foreign_flags.
 """

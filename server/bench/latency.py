@@ -1,4 +1,4 @@
-"""bench latency: how long batches of equal requests take in the engine alone, from their start to the last token.
+"""bench latency: the time of batches of equal requests in the engine alone, from their start to the last token.
 
 Owner: the command's loop. Random token ids, greedy, answers of full length; the model's flags are the server's. The
 first runs of a batch size warm up and are left out.
@@ -37,7 +37,7 @@ async def measure(options: LatencyOptions, config: Config) -> dict[str, float]:
 
 
 def times(options: LatencyOptions, size: int, crowds: list[Crowd]) -> dict[str, float]:
-    """Of batches of one size."""
+    """Times of batches of one size."""
     whole = [crowd.seconds * 1e3 for crowd in crowds]
     firsts = [(first - crowd.begun) * 1e3 for crowd in crowds for first in crowd.firsts]
     found = {f"batch_{size}_ms_mean": float(np.mean(whole))}

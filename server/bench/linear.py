@@ -1,10 +1,10 @@
 """bench linear: times one product by form of weight and rows, against floats and the machine's rates.
 
 Owner: main thread. Each form is packed as a layer packs it, and calls alternate between copies of the weight, so that
-no cache holds it. `_fraction` is the rate at which a form's bytes are read, divided by a copy's rate; `_gain` is the
-time of the product of floats, divided by the form's time. Floats are bfloat16, on a CPU float32 too. On an accelerator
-products of FP8, and codes widened whole, are timed first, as at the server's start (kernels/gemm/scaled and
-long_products); those of bfloat16 are torch's choice.
+no cache holds it. `_fraction` is the rate at which a form's bytes are read, divided by a copy's rate. `_gain` is the
+time of the product of floats, divided by the form's time. Floats are bfloat16; on a CPU float32 is measured too. On an
+accelerator, FP8 products and fully dequantised weights are tuned first, as at the server's start (kernels/gemm/scaled
+and long_products); torch chooses the kernels of bfloat16 products.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from server.bench.output import finish
 from server.bench.timing import COLD, chosen_device, rates, time_of
 
 MOST_COPIES = 64
-# Form -> kind of codes, columns that share a scale (0: all), whether there are zeros, how inputs are quantised.
+# Form -> kind of codes, columns that share a scale (0: all), whether it has zero points, how inputs are quantised.
 CODES: dict[str, tuple[Kind, int, bool, Inputs | None]] = {
     "int4_128": (Kind.INT4, 128, False, None),
     "int4_128_zeros": (Kind.INT4, 128, True, None),
@@ -75,12 +75,12 @@ def measure(options: LinearOptions, device: str) -> dict[str, float]:
             found[f"{rows}_{name}_us"] = took * 1e6
             found[f"{rows}_{name}_fraction"] = first.num_bytes / took / copied
             found[f"{rows}_{name}_gain"] = found[f"{rows}_bfloat16_us"] / (took * 1e6)
-        placement = Placement(torch.bfloat16, device)  # choices of one form are not for the next
+        placement = Placement(torch.bfloat16, device)  # tuning choices of one form must not affect the next
     return found
 
 
 def forms(options: LinearOptions, device: str) -> dict[str, Callable[[Placement], Weight]]:
-    """Name -> what packs the weight; bfloat16 first."""
+    """Name -> a function that packs the weight; bfloat16 first."""
     floats = {"bfloat16": torch.bfloat16}
     if device == "cpu":
         floats["float32"] = torch.float32
@@ -97,11 +97,11 @@ def forms(options: LinearOptions, device: str) -> dict[str, Callable[[Placement]
 
 
 def codes_of(name: str, rows: int, columns: int, device: str) -> Codes:
-    """Random codes."""
+    """Random quantised weights."""
     kind, group, has_zeros, inputs = CODES[name]
     group = group or columns
     shape = (rows, columns // group)
-    most = 16 if kind in (Kind.INT4, Kind.E2M1) else 0x60  # of E4M3 below 128
+    most = 16 if kind in (Kind.INT4, Kind.E2M1) else 0x60  # E4M3 codes below 128
     values = torch.randint(0, most, (rows, columns), device=device, dtype=torch.uint8)
     values = values.to(torch.int8) if kind is Kind.INT8 else values
     zero = torch.randint(-8, 8, shape, device=device, dtype=torch.int8) if has_zeros else None
@@ -110,7 +110,7 @@ def codes_of(name: str, rows: int, columns: int, device: str) -> Codes:
 
 
 def another(weight: Any) -> Any:
-    """The same numbers in other memory."""
+    """The same weight in other memory."""
     held = {field.name: getattr(weight, field.name) for field in fields(weight)}
     copies = {name: each.clone() for name, each in held.items() if isinstance(each, Tensor)}
     copies |= {

@@ -1,9 +1,9 @@
-"""bench media: what a picture, a sound and a film cost on their way to the first token, part by part, without HTTP.
+"""bench media: the time of a picture, a sound and a film from request to first token, part by part, without HTTP.
 
-Owner: the command's loop. Every item is another one, drawn at random, but where the same one comes again to be found in
-a cache: `load again` meets the processor's cache, `first token again` the prefix cache and what the tower made.
+Owner: the command's loop. Every item is drawn at random. Only the parts named `again` repeat an item: `load again` hits
+the processor's cache, `first token again` hits the prefix cache and the encoder's cache.
 
-    render (template, tokens) | load (unpack, decode, prepare) | first token (tower, prefill, sampling)
+    render (template, tokens) | load (unpack, decode, prepare) | first token (encoder, prefill, sampling)
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def one(
     make: Callable[[np.random.Generator, ServeOptions], Part],
     number: int,
 ) -> dict[str, float]:
-    """All parts of one item's way."""
+    """Times of all parts of one item."""
     assert state.media is not None
     sizes = ServeOptions(
         image_size=options.image_size, image_format=options.image_format, sound_seconds=options.sound_seconds,
@@ -99,7 +99,7 @@ async def one(
 
 
 async def first_token(engine: Engine, request: Request) -> None:
-    """Until the only token of a request is there."""
+    """Wait until the only token of a request arrives."""
     async with engine.submit(request) as stream:
         async for delta in stream:
             if delta.finish_reason is FinishReason.ERROR and delta.error is not None:

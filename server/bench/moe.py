@@ -1,9 +1,9 @@
 """bench moe: times a layer of experts by rows (route, products, sum), against the machine's rates and torch.
 
-Owner: main thread. The floor is the larger of the bytes of the experts that the rows chose, in the form that --form
-says, at a copy's rate, and their products, at a product's of floats: FP8 that meets FP8 may go below it. The norm in
-front of a layer makes the codes of its rows, so they are not timed. The reference goes through the chosen experts one
-by one with torch's products of floats.
+Owner: main thread. The floor is the larger of two times: reading the bytes of the chosen experts, in the form of
+--form, at a copy's rate; and computing their products at the rate of a product of floats. Products of FP8 inputs and
+FP8 weights may be faster than the floor. The norm before a layer quantises its rows, so this is not timed. The
+reference computes the chosen experts one by one with torch's products of floats.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def measure(options: MoeOptions, device: str) -> dict[str, float]:
 
 
 def matrix(form: str, rows: int, columns: int, device: str, dtype: torch.dtype) -> Codes | Tensor:
-    """Random numbers, as checkpoints of this form have them."""
+    """Random weights, as checkpoints of this form have them."""
     if form == "floats":
         return torch.randn(rows, columns, device=device, dtype=dtype) / columns**0.5
     return codes_of(form, rows, columns, device)

@@ -13,7 +13,7 @@ from server.flags.config import flag
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """bench serve: whom it asks, what, and how often."""
+    """bench serve: the server, the content and the rate of the load."""
 
     url: str = flag("http://127.0.0.1:8000", "server to measure, with or without /v1")
     model: str = flag("", "model name in requests; none: the first of /v1/models")
@@ -60,7 +60,7 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputOptions:
-    """bench throughput: one crowd of equal requests, several times."""
+    """bench throughput: one batch of equal requests, several times."""
 
     num_prompts: int = flag(256, "requests at once", low=1)
     input_len: int = flag(512, "tokens of a prompt", low=1)
@@ -86,7 +86,7 @@ class LatencyOptions:
 
 @dataclass(frozen=True, slots=True)
 class StartupOptions:
-    """bench startup: the server's process, until it is ready."""
+    """bench startup: starts the server's process several times."""
 
     runs: int = flag(2, "starts after the first; the report has their median", low=1)
     timeout: float = flag(1800.0, "seconds that a start may take", low=1)
@@ -103,7 +103,7 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True)
 class MediaBenchOptions:
-    """bench media: one item after the other, each another one."""
+    """bench media: random items, one after the other."""
 
     image_size: str = flag("1024x1024", "width and height of images")
     image_format: Literal["jpeg", "png"] = flag("jpeg", "format of images")
@@ -130,7 +130,7 @@ class AttentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class SampleOptions:
-    """bench sample: one choice of tokens, by itself."""
+    """bench sample: one sampling of tokens, by itself."""
 
     rows: tuple[int, ...] = flag((1, 32, 256), "requests of a step", several=True, low=1)
     vocab: int = flag(151936, "size of the vocabulary", low=64)

@@ -1,4 +1,4 @@
-"""The output that commands of the bench share: a table of numbers, and JSON of the numbers and the options."""
+"""The output format of the bench commands: a table of numbers, and JSON of the numbers and the options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def on_loop(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work` on a loop as the server's."""
+    """The result of `work` on a loop like the server's (uvloop)."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
@@ -39,7 +39,7 @@ def text_of(value: Any) -> str:
 
 
 def finish(options: Any, found: dict[str, Any]) -> int:
-    """Prints the numbers, writes --json; the exit status."""
+    """Print the numbers and write --json; returns the exit status."""
     width = max(map(len, found), default=0)
     for name, value in found.items():
         print(f"{name:<{width}}  {number(value):>12}", flush=True)

@@ -1,4 +1,4 @@
-"""Plots: a picture of panels with lines or points, drawn with Pillow, so that the bench needs no library for plots."""
+"""Plots: an image of panels with lines or points, drawn with Pillow, so that the bench needs no plotting library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`lines`: name -> x and y of its points."""
+    """One panel. `lines`: name -> x and y of its points."""
 
     title: str
     x_title: str
@@ -27,7 +27,7 @@ class Panel:
 
 
 def draw_panels(path: str, panels: Sequence[Panel]) -> None:
-    """Two panels in a row, as PNG."""
+    """Draw the panels, two in a row, into a PNG file."""
     rows = -(-len(panels) // 2)
     image = Image.new("RGB", (PANEL[0] * min(2, len(panels)), PANEL[1] * rows), "white")
     draw = ImageDraw.Draw(image)
@@ -67,7 +67,7 @@ def draw_panel(draw: ImageDraw.ImageDraw, panel: Panel, left: int, top: int) -> 
 
 
 def draw_run(path: str, outcome: Outcome) -> None:
-    """One run of bench serve: first tokens and gaps as shares, times over the run, rate and open requests."""
+    """Plot one run of bench serve: first tokens and gaps as shares, times over the run, rate and open requests."""
     good = [answer for answer in outcome.answers if not answer.error]
     times = [(answer.sent - outcome.start, times_of(answer)) for answer in good]
     gaps = sorted(gap * 1e3 for answer in good for gap in answer.gaps)
@@ -91,6 +91,6 @@ def draw_run(path: str, outcome: Outcome) -> None:
 
 
 def shares(title: str, values: Sequence[float]) -> Panel:
-    """The cumulative distribution of some milliseconds."""
+    """The cumulative distribution of times in milliseconds."""
     ordered = sorted(values)[:: max(1, len(values) // 500)]
     return Panel(title, "ms", {"": (ordered, [(at + 1) / len(ordered) for at in range(len(ordered))])})

@@ -1,7 +1,7 @@
 """Runs a load in one process or in several, and collects their answers.
 
-Owner: the bench's main thread and its event loop. One process of clients reads some twenty thousand events a second;
-more open requests than STREAMS_PER_PROCESS get more processes, as many as there are cores at most.
+Owner: the bench's main thread and its event loop. One client process reads about twenty thousand events a second. For
+more open requests than STREAMS_PER_PROCESS there are more processes, at most one per core.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from server.bench.reply import Reply
 from server.bench.share import Share
 
 STREAMS_PER_PROCESS = 64
-START_DELAY_S = 0.05  # between the word to start and the start: the word reaches all processes
+START_DELAY_S = 0.05  # delay of the start after the start time is sent, so that it reaches all processes
 
 Ready = Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What the clients saw; times are seconds of time.perf_counter."""
+    """The results of all clients; times are seconds of time.perf_counter."""
 
     start: float = 0.0
     answers: list[Reply] = field(default_factory=list)
     processes: int = 1
-    cpu_s: float = 0.0  # of the clients, while they asked
+    cpu_s: float = 0.0  # CPU time of the clients during the load
 
 
 def count_of(options: ServeOptions) -> int:
-    """How many client processes a load gets."""
+    """Number of client processes for a load."""
     open_at_once = options.max_concurrency or options.num_prompts
     derived = min(-(-open_at_once // STREAMS_PER_PROCESS), os.cpu_count() or 1)
     return min(options.processes or derived, options.num_prompts, options.max_concurrency or options.num_prompts)
@@ -46,9 +46,9 @@ def count_of(options: ServeOptions) -> int:
 async def run(
     options: ServeOptions, model: str, ended: Callable[[int], None], stop: asyncio.Event, ready: Ready | None = None
 ) -> Outcome:
-    """The whole load, or as much of it as there is time for until `stop`. Raises RuntimeError when a process fails.
+    """Run the whole load, or until `stop`. Raises RuntimeError if a process fails.
 
-    `ended` is called with how many requests have; `ready` is awaited before the start, when all bodies are drawn.
+    `ended` is called with the number of ended requests; `ready` is awaited before the start, when all bodies are drawn.
     """
     count = count_of(options)
     if count == 1:
@@ -85,10 +85,10 @@ async def run(
 
 
 async def worker(options: ServeOptions, model: str, first: int, step: int) -> asyncio.subprocess.Process:
-    """A process that has its bodies and waits for the start."""
+    """Start a process that has drawn its bodies and waits for the start."""
     pipe = asyncio.subprocess.PIPE
     command = [sys.executable, "-m", "server.bench.worker"]
-    # A session of its own: what a terminal sends to its foreground is for this process, which then ends the load.
+    # Its own session: signals of the terminal reach only this process, which then ends the load.
     one = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 30, start_new_session=True)
     job = {"options": dataclasses.asdict(options), "model": model, "first": first, "step": step}
     assert one.stdin is not None
@@ -101,7 +101,7 @@ async def worker(options: ServeOptions, model: str, first: int, step: int) -> as
 
 
 def close(workers: list[asyncio.subprocess.Process]) -> None:
-    """The end of their stdin is the end of their load."""
+    """Close the workers' stdin, which ends their load."""
     for one in workers:
         assert one.stdin is not None
         one.stdin.close()
@@ -110,7 +110,7 @@ def close(workers: list[asyncio.subprocess.Process]) -> None:
 async def collect(
     one: asyncio.subprocess.Process, at: int, outcome: Outcome, seen: list[int], ended: Callable[[int], None]
 ) -> None:
-    """Starts a process and reads what it says until it has said all."""
+    """Start a process's load and read its output until the result."""
     assert one.stdin is not None
     assert one.stdout is not None
     one.stdin.write(f"{outcome.start!r}\n".encode())

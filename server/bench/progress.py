@@ -1,4 +1,4 @@
-"""Progress: one line on a terminal that says how far a command is; nothing where stderr is no terminal."""
+"""Progress: one line on a terminal that reports a command's progress; no output if stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY_S = 0.1
 
 
 class Progress:
-    """Owner: the thread that makes it."""
+    """A progress bar on stderr. Owner: the thread that makes it."""
 
     def __init__(self, total: int, noun: str) -> None:
         self.total, self.noun = max(1, total), noun

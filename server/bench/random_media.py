@@ -1,6 +1,6 @@
-"""Random pictures, sounds and films as parts of messages, the same ones for the same seed.
+"""Random pictures, sounds and films as parts of messages; a seed gives the same items again.
 
-Owner: the process that sends them; drawn before the clock runs, because a client that draws measures itself.
+Owner: the process that sends them; drawn before the load starts, because a client that draws would measure itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from server.bench.options import ServeOptions
 
 RATE = 16000
-FRAMES = 8  # of a film, per second
+FRAMES = 8  # frames per second of a film
 
 Part = dict[str, Any]
 
@@ -30,7 +30,7 @@ def size_of(text: str) -> tuple[int, int]:
 
 
 def pixels(draw: np.random.Generator, width: int, height: int) -> np.ndarray:
-    """[height, width, 3] with structure at several scales, so that codecs compress it as they do photographs."""
+    """[height, width, 3] with structure at several scales, so that codecs compress it like a photograph."""
     from PIL import Image
 
     coarse, fine = (

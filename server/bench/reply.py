@@ -1,7 +1,7 @@
-"""Reply: one request of a benchmark and what came of it; EventReader: finds tokens, usage and faults in its events.
+"""Reply: one request of a benchmark and its result. EventReader: finds tokens, usage and errors in its events.
 
 Owner: the process that sent the request. Times are seconds of time.perf_counter, which is the same clock in all
-processes of a machine. Tokens are counted by the server's `usage`; where it sends none, by events.
+processes of a machine. Tokens are counted by the server's `usage`; if the server sends none, events are counted.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from typing import Any
 
 import orjson
 
-MAX_ERROR = 600  # characters of a failure's text
+MAX_ERROR = 600  # characters of an error's text
 
 
 @dataclass(slots=True)
 class Reply:
-    """`number` is the conversation's, below 0 in the warm-up; `first` and `last` are 0 while no token has come. `place`
-    is which of the requests that may be open at a time it was; `cut`: the load ended before it did.
+    """Result of one request. `number` is the conversation's, below 0 in the warm-up. `first` and `last` are 0 until a
+    token comes. `place`: index among the places for concurrent requests. `cut`: the load ended before the request did.
 
     `last` is the time of the event with the finish reason, or of the last event with tokens if there was none.
     """
 
     number: int
     turn: int
-    due: float = 0.0  # when it should have been sent
+    due: float = 0.0  # when the schedule sends it
     place: int = 0
     sent: float = 0.0
     first: float = 0.0
     last: float = 0.0
     end: float = 0.0
-    gaps: list[float] = field(default_factory=list)  # between events with tokens
+    gaps: list[float] = field(default_factory=list)  # seconds between events with tokens
     events: int = 0
-    prompt_tokens: int = -1  # -1: the server did not say
+    prompt_tokens: int = -1  # -1: unknown
     completion_tokens: int = -1
     cached_tokens: int = 0
     finish: str = ""
     error: str = ""
     cut: bool = False
-    text: str = ""  # stored if a next turn needs it
+    text: str = ""  # stored only if a next turn needs it
 
     @property
     def tokens(self) -> int:
-        """Generated, as the server counted; else the number of events."""
+        """Number of generated tokens by the server's count, otherwise the number of events."""
         return self.completion_tokens if self.completion_tokens >= 0 else self.events
 
 
 class EventReader:
-    """Takes the bytes of one answer's body as they come."""
+    """Parses one answer's body as its bytes arrive."""
 
     __slots__ = ("answer", "done", "keeps_text", "pieces", "tail")
 
@@ -59,7 +59,7 @@ class EventReader:
         self.done = False
 
     def feed(self, data: bytes, now: float) -> None:
-        """A piece of a stream of server-sent events, read at `now`."""
+        """Parse a piece of a stream of server-sent events, read at `now`."""
         lines = (self.tail + data).split(b"\n")
         self.tail = lines.pop()
         for line in lines:
@@ -80,7 +80,7 @@ class EventReader:
                 self.answer.error = str(event["error"])[:MAX_ERROR]
             elif "choices" in event:
                 self.choices(event, now)
-        except (AttributeError, LookupError, TypeError):  # JSON of other types than the API has
+        except (AttributeError, LookupError, TypeError):  # JSON of other types than in the API
             self.answer.error = f"an event is no part of a completion: {data[:200]!r}"
 
     def choices(self, event: dict[str, Any], now: float) -> None:
@@ -99,7 +99,7 @@ class EventReader:
                     self.pieces.append(str(text))
             if choice.get("finish_reason"):
                 answer.finish = choice["finish_reason"]
-                answer.last = now  # tokens behind the last words had none of their own
+                answer.last = now  # tokens after the last text have no event of their own
         if event.get("usage"):
             self.usage(event["usage"])
 
@@ -110,7 +110,7 @@ class EventReader:
         answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
     def whole(self, body: bytes) -> None:
-        """The body of an answer that was not streamed."""
+        """Parse the body of an answer that was not streamed."""
         try:
             found = orjson.loads(body)
             choice = found["choices"][0]
@@ -124,7 +124,7 @@ class EventReader:
         self.done = True
 
     def close(self, now: float) -> None:
-        """The answer has ended; says what was wrong with it, if anything."""
+        """End the answer; sets its error if it is incomplete."""
         answer = self.answer
         answer.end = now
         answer.text = "".join(self.pieces)

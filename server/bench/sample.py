@@ -1,8 +1,8 @@
 """bench sample: times a step's sampling of tokens by rows and kind, against one reading of the logits and torch.
 
-Owner: main thread. On an accelerator it is the kernels' `choose`, on a CPU the sampler of the CPU's steps. The logits
-are like a model's: a wide bell, and forty tokens that stand out. The floor is one reading of the logits at a copy's
-rate; the reference is torch's argmax, or softmax, sort, cut and multinomial.
+Owner: main thread. It calls the kernels' `choose` on an accelerator, and the sampler of the CPU's steps on a CPU. The
+logits are like a model's: normally distributed, plus forty tokens with high logits. The floor is one reading of the
+logits at a copy's rate; the reference is torch's argmax, or softmax, sort, cut and multinomial.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def measure(options: SampleOptions, device: str) -> dict[str, float]:
 
 
 def logits_of(rows: int, vocab: int, device: str, dtype: torch.dtype) -> Tensor:
-    """[rows, vocab] as a language model gives them."""
+    """Logits [rows, vocab] like those of a language model."""
     logits = torch.randn(rows, vocab, device=device) * 2.5
     places = torch.randint(0, vocab, (rows, STANDING_OUT), device=device)
     steps = 22 - 0.25 * torch.arange(STANDING_OUT, device=device).float()
@@ -84,7 +84,7 @@ def logits_of(rows: int, vocab: int, device: str, dtype: torch.dtype) -> Tensor:
 
 
 def chooser(kind: Kind, logits: Tensor) -> Callable[[], object]:
-    """The kernels' way."""
+    """A call of the kernels' sampling."""
     rows, vocab = logits.shape
     slots, numbers = empty_slots(rows, 1, 1, logits.device), torch.arange(rows, dtype=torch.int32, device=logits.device)
     slots.real(SlotWord.TEMPERATURE)[:rows] = kind.temperature
@@ -98,7 +98,7 @@ def chooser(kind: Kind, logits: Tensor) -> Callable[[], object]:
 
 
 def host_chooser(kind: Kind, logits: Tensor) -> Callable[[], object]:
-    """The CPU's way; its sampler may change the logits, so each call has a copy, which is part of the time."""
+    """A call of the CPU's sampling. The sampler may change the logits, so the time includes a copy for each call."""
     rows, vocab = logits.shape
     sampler, slots = Sampler(rows, vocab), np.arange(rows)
     params = SamplingParams(temperature=kind.temperature, top_k=kind.top_k, top_p=kind.top_p, min_p=kind.min_p)
@@ -108,7 +108,7 @@ def host_chooser(kind: Kind, logits: Tensor) -> Callable[[], object]:
 
 
 def reference(kind: Kind, logits: Tensor) -> Tensor:
-    """Torch's way."""
+    """Sampling with torch."""
     if kind.temperature == 0:
         return logits.argmax(dim=-1)
     probs = torch.softmax(logits.float() / kind.temperature, dim=-1)

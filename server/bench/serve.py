@@ -1,7 +1,7 @@
 """bench serve: sends load to any server of the OpenAI API over a socket, and reports its throughput and latencies.
 
 Owner: the bench's main thread. Order: wait for the server, warm it up, read its counters, run the load, read the
-counters again, then print, write and draw.
+counters again, then print, write and plot.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from server.bench.progress import Progress
 from server.bench.random_media import size_of
 from server.bench.share import Share
 
-PROBE_S = 10.0  # for one of the small requests before and after
+PROBE_S = 10.0  # timeout of the small requests before and after the load
 COUNTERS = re.compile(r"^(?:vllm:)?(\w+?)(?:_total)?(?:\{[^}]*\})? ([0-9.e+-]+)$", re.MULTILINE)
 DRAFTED, ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 LOOKED_UP, FOUND = "prefix_cache_queries", "prefix_cache_hits"
 
 
 def check(options: ServeOptions) -> None:
-    """Contradictions between flags. Raises ValueError."""
+    """Check the flags for contradictions. Raises ValueError."""
     Target.of(options.url, options.api_key)
     size_of(options.image_size)
     size_of(options.film_size)
@@ -69,7 +69,7 @@ def get(target: Target, path: str) -> str:
 
 
 async def first_model(options: ServeOptions) -> str:
-    """The model's name once the server answers. Raises ValueError when it does not."""
+    """The model's name once the server answers. Raises ValueError if the server does not answer."""
     target = Target.of(options.url, options.api_key)
     until, logged = time.monotonic() + options.ready_timeout, False
     while True:
@@ -82,7 +82,7 @@ async def first_model(options: ServeOptions) -> str:
                 given = "takes another --api-key" if options.api_key else "asks for a key; give it with --api-key"
                 raise ValueError(f"--url {options.url}: the server {given}: {said}") from None
             if error.code != 503 and options.model:
-                return options.model  # a server that lists no models
+                return options.model  # the server lists no models
             if error.code != 503:
                 hint = "if this is the address of an OpenAI API, it lists no models; name one with --model"
                 raise ValueError(f"--url {options.url}: /v1/models answers {said}; {hint}") from None
@@ -99,7 +99,7 @@ async def first_model(options: ServeOptions) -> str:
 
 
 def counters(options: ServeOptions) -> dict[str, float]:
-    """The server's own counters, summed over labels; none where it shows none."""
+    """The server's own counters, summed over labels; empty if it has no /metrics."""
     target = Target.of(options.url, "")
     try:
         text = get(dataclasses.replace(target, prefix=""), "/metrics")
@@ -112,7 +112,7 @@ def counters(options: ServeOptions) -> dict[str, float]:
 
 
 def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """What the run made of the server's counters: acceptance of drafts and hits of the prefix cache."""
+    """The growth of the server's counters in the run: acceptance of drafts and hits of the prefix cache."""
     grown = {
         name: after[name] - before.get(name, 0.0) for name in (DRAFTED, ACCEPTED, LOOKED_UP, FOUND) if name in after
     }
@@ -126,7 +126,7 @@ def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, f
 
 @contextmanager
 def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C calls `act` only. Without effect outside the main thread, which alone receives signals."""
+    """Make Ctrl-C only call `act`. No effect outside the main thread, which alone receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -139,7 +139,9 @@ def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
 
 
 async def measure(options: ServeOptions) -> tuple[dict[str, Any], processes.Outcome]:
-    """One run: its numbers and its answers; Ctrl-C ends the load, not the run. Raises ValueError and OSError."""
+    """One run: its numbers and its answers. Ctrl-C ends the load; the results are still reported. Raises ValueError,
+    OSError.
+    """
     loop = asyncio.get_running_loop()
     model = await first_model(options)
     warm = Share(dataclasses.replace(options, num_prompts=0), model, 0, 1)
@@ -165,7 +167,7 @@ async def measure(options: ServeOptions) -> tuple[dict[str, Any], processes.Outc
 
 
 def report(options: ServeOptions) -> dict[str, Any]:
-    """Runs, prints, writes --json and --plot; the numbers."""
+    """Run, print, write --json and --plot; returns the numbers."""
     check(options)
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -184,7 +186,7 @@ def report(options: ServeOptions) -> dict[str, Any]:
 
 
 def run(options: ServeOptions) -> int:
-    """The command's exit status: 130 after Ctrl-C, 1 where nothing was completed."""
+    """The command's exit status: 130 after Ctrl-C, 1 if no request was completed."""
     try:
         found = report(options)
         return 130 if found["interrupted"] else 0 if found["completed"] else 1

@@ -1,7 +1,7 @@
-"""Load: sends one process's share of the conversations, at their times, so many at once, and keeps what came.
+"""Load: sends one process's share of the conversations on schedule, within its concurrency, and collects the replies.
 
 Owner: one event loop of one process. In: ServeOptions and the share's number. Out: Replies. Bodies of first turns, with
-their media, are made before the clock runs.
+their media, are made before the load starts.
 
     draw bodies -- connect -- wait for the common start -- send each when it is due and a place is free -- answers
 """
@@ -25,12 +25,12 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 def arrivals(options: ServeOptions) -> np.ndarray:
-    """Seconds from the start at which each conversation is due; zeros where only concurrency bounds the rate."""
+    """Seconds from the start at which each conversation is due; zeros if only concurrency bounds the rate."""
     count = options.num_prompts
     if not options.request_rate:
         return np.zeros(count)
     draw = np.random.default_rng(options.seed)
-    units = draw.gamma(options.burstiness, 1 / options.burstiness, count)  # gaps at a rate of one
+    units = draw.gamma(options.burstiness, 1 / options.burstiness, count)  # gaps at a rate of 1 per second
     if not options.ramp_to:
         return np.cumsum(units) / options.request_rate
     rates = np.linspace(options.request_rate, options.ramp_to, count)
@@ -51,7 +51,7 @@ class Share:
         self.places = options.max_concurrency // step + (first < options.max_concurrency % step)
 
     def asked(self, one: Conversation, history: list[dict[str, Any]], turn: Turn) -> dict[str, Any]:
-        """What a turn adds to the body."""
+        """The fields that a turn adds to the body."""
         if self.options.endpoint == "completions":
             return {"prompt": turn.content, "max_tokens": turn.max_tokens}
         messages = [*one.before, *history, {"role": "user", "content": turn.content}]
@@ -69,7 +69,7 @@ class Share:
         return orjson.dumps(fields | options.extra_body)
 
     async def run(self, start: float, record: Callable[[Reply], None], stop: asyncio.Event) -> None:
-        """All conversations, from `start` (time.perf_counter) on; `stop` cuts off what is open then."""
+        """Run all conversations, from `start` (time.perf_counter) on; `stop` cuts off those that are open."""
         client = Client(self.client_target(), self.options.request_timeout, record)
         load, stopped = asyncio.ensure_future(self.all(client, start)), asyncio.ensure_future(stop.wait())
         try:
@@ -98,12 +98,12 @@ class Share:
         return Target.of(self.options.url, self.options.api_key)
 
     async def one_after_another(self, client: Client, waiting: Iterator[int], start: float, place: int) -> None:
-        """One place: the next conversation when the one before has ended."""
+        """Run conversations in one place, each after the one before has ended."""
         for at in waiting:
             await self.converse(client, at, start, place)
 
     async def converse(self, client: Client, at: int, start: float, place: int) -> None:
-        """All turns of a conversation; it ends with the first failure."""
+        """Run all turns of a conversation, until the first failure."""
         one = self.conversations[at]
         due = start + float(self.due[one.number])
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
@@ -121,7 +121,7 @@ class Share:
             history.append({"role": "assistant", "content": answer.text})
 
     async def warm_up(self) -> list[Reply]:
-        """Warm-up requests; the results do not count them."""
+        """Send the warm-up requests, which the results exclude."""
         found: list[Reply] = []
         client = Client(self.client_target(), self.options.request_timeout, found.append)
         for number in range(self.options.num_warmups):

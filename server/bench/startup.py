@@ -1,7 +1,8 @@
-"""bench startup: how long `python -m server` takes until it is ready, by phase, first with no kernels compiled.
+"""bench startup: the time from the start of `python -m server` until it is ready, by phase; first without compiled
+kernels.
 
-Owner: main thread; each start is a process of its own with the flags given here. Cold is an empty kernel cache
-(Triton's); the weights' pages are as the system has them. Phases run side by side, so their sum is more than the whole.
+Owner: main thread; each start is a new process with the flags given here. A cold start has an empty kernel cache
+(Triton's); the weights' pages are as the system has them. Phases overlap, so their sum is more than the whole.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def run(options: StartupOptions, words: list[str]) -> int:
 
 
 def measure(options: StartupOptions, words: list[str]) -> dict[str, float]:
-    """Seconds by phase: of the first (cold) start, and the median of the starts after it."""
+    """Seconds by phase: of the first (cold) start, and the median of the later starts."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, Progress(1 + options.runs, "starts") as progress:
         runs = []
@@ -48,7 +49,7 @@ def measure(options: StartupOptions, words: list[str]) -> dict[str, float]:
 
 
 def start(words: list[str], cache: str, timeout: float) -> dict[str, float]:
-    """One start: seconds by phase; `ready` is the whole. Raises RuntimeError."""
+    """Start the server once: seconds by phase; `ready` is the total. Raises RuntimeError."""
     command = ["env", f"TRITON_CACHE_DIR={cache}", sys.executable, "-m", "server", *words]
     command += ["--host", "127.0.0.1", "--port", "0", "--log-level", "debug"]
     begun = time.perf_counter()
@@ -63,7 +64,7 @@ def start(words: list[str], cache: str, timeout: float) -> dict[str, float]:
                 took = time.perf_counter() - begun
                 process.send_signal(signal.SIGTERM)
                 process.wait(60)
-            finally:  # Ctrl-C ends the server, too
+            finally:  # Ctrl-C ends the server too
                 watch.cancel()
                 process.kill()
         log.seek(0)

@@ -1,8 +1,8 @@
 """Summary: computes the numbers of a run, its table and JSON. Pure functions; times are in milliseconds.
 
-TTFT: from sending to the first event with tokens. TPOT: from the first to the last one, over the tokens behind the
-first. ITL: between events with tokens. E2E: from sending to the end of the answer. Rates count from the first request's
-sending to the last answer's end.
+TTFT: from sending to the first event with tokens. TPOT: from the first to the last such event, divided by the number of
+tokens after the first. ITL: between events with tokens. E2E: from sending to the end of the answer. Rates count from
+the sending of the first request to the end of the last answer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from server.bench.reply import Reply
 
 TIMES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "inter-token latency",
          "e2e": "end-to-end latency"}  # fmt: skip
-LABEL, CELL = 22, 9  # columns of the table: three percentiles fit into 80
+LABEL, CELL = 22, 9  # columns of the table: a label and three percentiles fit into 80
 
 
 def times_of(answer: Reply) -> dict[str, float]:
-    """Times of one answer in milliseconds, without those that it has too few events for."""
+    """Times of one answer in milliseconds; a time that needs more events than the answer has is left out."""
     found = {"e2e": (answer.end - answer.sent) * 1e3}
     if answer.first:
         found["ttft"] = (answer.first - answer.sent) * 1e3
@@ -34,7 +34,7 @@ def times_of(answer: Reply) -> dict[str, float]:
 
 
 def numbers(outcome: Outcome, options: ServeOptions, counted: dict[str, float]) -> dict[str, Any]:
-    """All numbers of a run; `counted`: what the server's own counters say."""
+    """All numbers of a run; `counted`: numbers from the server's own counters."""
     ended = [answer for answer in outcome.answers if not answer.cut]
     good = [answer for answer in ended if not answer.error]
     found: dict[str, Any] = {
@@ -76,7 +76,7 @@ def numbers(outcome: Outcome, options: ServeOptions, counted: dict[str, float]) 
 
 
 def distribution(good: list[Reply], percentiles: tuple[int, ...]) -> dict[str, float]:
-    """Mean, deviation and percentiles of each time."""
+    """Mean, standard deviation and percentiles of each time."""
     each = [times_of(answer) for answer in good]
     found: dict[str, float] = {}
     for name in TIMES:
@@ -98,7 +98,7 @@ def most_open(answers: list[Reply]) -> int:
 
 
 def table(found: dict[str, Any], options: ServeOptions) -> str:
-    """What a person reads."""
+    """The numbers as a text for the terminal."""
     lines = [f"{found['completed']} of {found['requests']} requests completed"]
     if found.get("interrupted"):
         lines[0] = f"interrupted: {lines[0]}"

@@ -1,7 +1,8 @@
-"""bench sweep: a bench command over a grid of flags, a process and a JSON file per combination, then table and plot.
+"""bench sweep: a bench command over a grid of flags, with a process and a JSON file per combination; then table and
+plot.
 
-Owner: main thread. A combination whose file is there is not run again: an interrupted sweep goes on where it stopped.
-The plan is YAML: `command`, `flags` that hold for all, `grid` of flags with lists, and the `metrics` to show.
+Owner: main thread. A combination whose file exists is not run again, so an interrupted sweep continues where it
+stopped. The plan is YAML: `command`, common `flags`, `grid` of flags with lists, and the `metrics` to print.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Combination = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sweep that has been read and checked."""
+    """A sweep's plan, read and checked."""
 
     command: str
     flags: Combination
@@ -40,12 +41,12 @@ class Plan:
 
     @property
     def combinations(self) -> list[Combination]:
-        """In the order of the grid; the last flag changes first."""
+        """All combinations in the order of the grid; the last flag changes first."""
         return [dict(zip(self.grid, values)) for values in itertools.product(*self.grid.values())]
 
 
 def read(path: str) -> Plan:
-    """Raises ValueError and OSError."""
+    """Read and check a plan. Raises ValueError and OSError."""
     content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not {"command", "grid"} <= content.keys() <= KEYS:
         raise ValueError(f"--plan {path}: must have command and grid, and may have flags and metrics")
@@ -69,7 +70,7 @@ def file_of(out: Path, combination: Combination) -> Path:
 
 
 def run(options: SweepOptions) -> int:
-    """The command's exit status: 1 where a combination failed."""
+    """The command's exit status: 1 if a combination failed."""
     try:
         plan, out = read(options.plan), Path(options.out)
         out.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ def run(options: SweepOptions) -> int:
 
 
 def found(out: Path, combination: Combination) -> dict[str, Any] | None:
-    """What a combination's run has written; None: it has not come to its end."""
+    """The results of a combination's run; None if it has not run to its end."""
     try:
         seen = json.loads(file_of(out, combination).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -101,7 +102,7 @@ def found(out: Path, combination: Combination) -> dict[str, Any] | None:
 
 
 def measure(plan: Plan, out: Path, combination: Combination) -> bool:
-    """Runs one combination; whether it succeeded."""
+    """Run one combination; returns whether it succeeded."""
     words = words_of(plan.flags | combination | {"json": str(file_of(out, combination))})
     command = [sys.executable, "-m", "server", "bench", plan.command, *words]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
@@ -121,7 +122,7 @@ def print_table(plan: Plan, rows: list[tuple[Combination, dict[str, Any]]]) -> N
 
 
 def draw(plan: Plan, rows: list[tuple[Combination, dict[str, Any]]], path: Path) -> None:
-    """A panel per metric over the grid's first flag, a line for each combination of the others."""
+    """Plot a panel per metric over the grid's first flag, with a line for each combination of the other flags."""
     first, *others = plan.grid
     places = {text_of(value): at for at, value in enumerate(plan.grid[first])}
     panels = []

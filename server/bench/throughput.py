@@ -1,4 +1,4 @@
-"""bench throughput: how many tokens per second the engine makes alone, with no HTTP and no text.
+"""bench throughput: the tokens per second of the engine alone, without HTTP and text.
 
 Owner: the command's loop. Random token ids, greedy, answers of full length, all sent at once; the model's flags are the
 server's (`--load-format dummy` needs no weights). The first run warms up and is left out.
@@ -36,7 +36,7 @@ async def measure(options: ThroughputOptions, config: Config) -> dict[str, float
 
 
 def rates(options: ThroughputOptions, crowds: list[Crowd]) -> dict[str, Any]:
-    """Medians over the runs; least and most of the output rate."""
+    """Medians over the runs; minimum and maximum of the output rate."""
     made = [crowd.tokens / crowd.seconds for crowd in crowds]
     tokens_in = options.num_prompts * options.input_len
     return {

@@ -14,10 +14,10 @@ from functools import partial
 
 import torch
 
-CALLS = 20  # in a graph
+CALLS = 20  # calls captured in a graph
 ENOUGH_S, LEAST_TIMES, MOST_TIMES = 0.5, 5, 200
 COLD = 1 << 28  # bytes that no cache holds
-COPIED, SIDE = {"cpu": 1 << 26, "cuda": 1 << 29}, {"cpu": 512, "cuda": 8192}  # bytes, and rows: sizes for the rates
+COPIED, SIDE = {"cpu": 1 << 26, "cuda": 1 << 29}, {"cpu": 512, "cuda": 8192}  # bytes copied, rows of a product
 
 Call = Callable[[], object]
 Times = tuple[float, float, float]  # seconds: median, p10, p90
@@ -32,9 +32,9 @@ def chosen_device(name: str) -> str:
 
 
 def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
-    """(bytes per second of a copy, operations per second of a product) here and now.
+    """(bytes per second of a copy, operations per second of a product), measured now.
 
-    A copy is the faster of torch's and of a kernel that negates: a slow measure would make fractions above one.
+    The copy is the faster of torch's copy and a kernel that negates: too slow a copy would give fractions above one.
     """
     count, side = COPIED[device] // dtype.itemsize, SIDE[device]
     sources = torch.randn(2, count, device=device, dtype=dtype)
@@ -44,7 +44,7 @@ def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
         [partial(torch.neg, source, out=target) for source, target in zip(sources, targets)],
     ]
     copied = 2 * COPIED[device] / min(time_of(way, device) for way in ways)
-    # Few CPUs multiply bfloat16 in hardware; the kernels multiply in float32, so the rate is that of float32.
+    # Few CPUs multiply bfloat16 in hardware; the kernels multiply in float32, so float32's rate is measured.
     a, b = torch.randn(2, side, side, device=device, dtype=torch.float32 if device == "cpu" else dtype)
     return copied, 2 * side**3 / time_of([lambda: a @ b], device)
 
@@ -55,7 +55,7 @@ def time_of(calls: Sequence[Call], device: str, recorded: bool = True) -> float:
 
 
 def times_of(calls: Sequence[Call], device: str, recorded: bool = True) -> Times:
-    """Seconds of a call, behind a first one of each. `recorded`: False for calls that look at what they computed."""
+    """Seconds of a call, after one unmeasured call of each. `recorded`: False for calls that read their results."""
     for call in calls:
         call()
     once = on_host if device == "cpu" else recorded_calls(calls) if recorded else on_device
@@ -83,7 +83,7 @@ def on_device(call: Call) -> float:
 
 
 def recorded_calls(calls: Sequence[Call]) -> Callable[[Call], float]:
-    """Captures CALLS calls, which cycle through `calls`, in a CUDA graph. The result replays the graph and returns the
+    """Capture CALLS calls, which cycle through `calls`, in a CUDA graph. The result replays the graph and returns the
     mean seconds per call; it ignores its argument."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,7 +1,7 @@
 """A process of clients: `python -m server.bench.worker` reads its share as a line of JSON, then a start time.
 
 Owner: `server/bench/processes`, which started it. Out, on stdout: "ready", a line with the count for each answer that
-has ended, then one line with all answers. When stdin ends, so does the load: what is open is cut off.
+has ended, then one line with all answers. When stdin ends, the load ends and open requests are cut off.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def main() -> None:
     options = ServeOptions(**{**job["options"], "percentiles": tuple(job["options"]["percentiles"])})
     share = Share(options, job["model"], job["first"], job["step"])
     gc.collect()
-    gc.freeze()  # bodies are many, and a collection between two reads would be measured
+    gc.freeze()  # there are many bodies; a garbage collection between two reads would be measured
     print("ready", flush=True)
     line = sys.stdin.readline()
-    if not line:  # who started this process has ended
+    if not line:  # the parent process has ended
         return
     found: list[Reply] = []
 
@@ -40,13 +40,13 @@ def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asked(share, float(line), record))
     result = {"cpu_s": time.process_time() - begun_cpu, "answers": found}
-    # Under PYTHONUNBUFFERED print drops what one write to the socket has no room for.
+    # Under PYTHONUNBUFFERED, print drops data that does not fit into one write to the socket.
     with open(sys.stdout.fileno(), "wb", closefd=False) as out:
         out.write(orjson.dumps(result) + b"\n")
 
 
 async def asked(share: Share, start: float, record: Callable[[Reply], None]) -> None:
-    """The share's load, until the end of stdin at most."""
+    """Run the share's load, at most until the end of stdin."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
     await share.run(start, record, stop)

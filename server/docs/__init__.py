@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-# In the order of the list; a test compares it with the folder.
+# In the order of the listing; a test compares the names with the folder.
 NAMES = (
     *("models", "hardware", "flags", "quantisation", "clients", "media", "speech", "tools", "embeddings", "page"),
     *("deployment", "operation", "metrics", "security", "measuring", "hosting", "ray"),
@@ -30,7 +30,7 @@ def title(name: str) -> str:
 
 
 def listing() -> list[str]:
-    """What `omniloop docs` prints: a line for each page."""
+    """The output of `omniloop docs`: a line for each page."""
     return [f"  {name:14} {title(name)}" for name in NAMES]
 
 
@@ -39,7 +39,7 @@ def html(name: str) -> str:
     from markdown_it import MarkdownIt
 
     made = MarkdownIt("commonmark", {"html": False}).enable("table").render(text(name))
-    # Wide code and tables scroll within the page; the focus lets a keyboard do so.
+    # Wide code and tables scroll within the page; the focus lets a keyboard scroll them.
     made = made.replace("<pre>", '<pre tabindex="0">').replace("</table>", "</table></div>")
     made = made.replace("<table>", '<div class="wide" tabindex="0"><table>')
     return re.sub(r'href="(\w+)\.md(#[\w-]+)?"', r'href="\1\2"', made)

@@ -1,1 +1,3 @@
-"""Flags: the groups of Config, made from the command line or a file, and the answers to flags of other servers."""
+"""Flags: the groups of Config, their parsing from the command line or a file, and the advice for flags of
+other servers.
+"""

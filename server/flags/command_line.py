@@ -23,7 +23,7 @@ from server.flags.foreign_flags import FOREIGN, Foreign, foreign, long_name, mea
 from server.flags.media_flags import LEAST, MEDIA_HELP, SPANS
 
 Others = Mapping[str, Foreign]  # flags of other servers, by name
-GROUPS = {  # as Config names them
+GROUPS = {  # groups of Config and their headings in --help
     "server": "address, keys, names, browsers, stop and log",
     "limits": "what one request, or all of them, may take",
     "model": "which checkpoint, and how it is read",
@@ -42,12 +42,12 @@ SIZE = re.compile(r"([\d.]+) ?([KMGT])iB")
 
 
 class UsageError(Exception):
-    """A bad flag or value; the text is the one line the operator sees."""
+    """A wrong flag or value; the text is the one line that the operator reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One field of one group, as a flag."""
+    """A field of a group of Config as a flag."""
 
     group: str
     field: str
@@ -87,14 +87,14 @@ def flags_of(section: type, group: str) -> dict[str, Flag]:
 
 
 def plain(kind: Any) -> Any:
-    """The type without `| None`; mappings are JSON objects."""
+    """The type without `| None`; mappings become JSON objects."""
     if isinstance(kind, types.UnionType):
         kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
     return dict[str, Any] if typing.get_origin(kind) is Mapping else kind
 
 
 def default_text(flag: Flag) -> str:
-    """The default, as `--help` prints it."""
+    """The default as `--help` prints it."""
     if isinstance(flag.default, bool):
         return "on" if flag.default else "off"
     if isinstance(flag.default, tuple):
@@ -109,13 +109,13 @@ def default_text(flag: Flag) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people: `64 MiB`."""
+    """A number of bytes for people: `64 MiB`."""
     unit, name = next(((unit, name) for unit, name in UNITS.items() if count and count % unit == 0), (1, "bytes"))
     return f"{count // unit} {name}" if count else "0"
 
 
 def convert(flag: Flag, text: str) -> Any:
-    """The value of a flag from its text."""
+    """Convert the text of a flag to its value."""
     kind, origin = flag.kind, typing.get_origin(flag.kind)
     if other := meant(flag.name, text):
         if not other.value:
@@ -138,7 +138,7 @@ def convert(flag: Flag, text: str) -> Any:
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """A JSON object, or its values one by one as name=value,name=value; None: neither."""
+    """A JSON object, or an object written as name=value,name=value; None if the text is neither."""
     try:
         if re.fullmatch(r"\w+=[^,=]+(,\w+=[^,=]+)*", text):
             return {name: json.loads(value) for name, value in (pair.split("=") for pair in text.split(","))}
@@ -159,7 +159,7 @@ def number(flag: Flag, text: str) -> int | float:
         if (counts_tokens or flag.name.endswith("-bytes")) and text[-1:] in scale:
             return int(float(text[:-1]) * scale[text[-1]])
         return flag.kind(text)
-    except (ValueError, OverflowError):  # the second for `infk`
+    except (ValueError, OverflowError):  # OverflowError: `infk`
         what = "a whole number" if flag.kind is int else "a number"
         what += ", such as 64MiB" if flag.name.endswith("-bytes") else ""
         raise UsageError(f"--{flag.name} {text}: must be {what}") from None
@@ -180,7 +180,9 @@ def unknown(name: str, flags: dict[str, Flag], where: str = "", others: Others =
 
 
 def pass_over(name: str, text: str, entry: Foreign, where: str = "") -> None:
-    """A flag of another server: ignored, with a line on stderr, if its value holds here anyway; else refused."""
+    """Handle a flag of another server: ignore it with a line on stderr if its value has no effect here, otherwise
+    refuse it.
+    """
     said = f"--{name}{' ' if text else ''}{text}{where}: {entry.advice}"
     if text not in entry.holds:
         raise UsageError(said)
@@ -188,7 +190,7 @@ def pass_over(name: str, text: str, entry: Foreign, where: str = "") -> None:
 
 
 def pass_switch(name: str, text: str, others: Others, where: str = "") -> None:
-    """A switch of another server; `text` turns it on or off, and off is what its opposite says."""
+    """Handle a switch of another server; `text` turns it on or off, and turning it off is the same as its opposite."""
     entry = foreign(name if SWITCHED.get(text.lower(), True) else opposite(name, others), others)
     assert entry is not None
     pass_over(name, text, entry._replace(holds=(text,) if entry.holds else ()), where)
@@ -202,17 +204,17 @@ SWITCHED = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0
 
 
 class Arguments:
-    """Walks argv; `values` holds what was set, by flag name."""
+    """Parses argv; `values` holds the given values by flag name."""
 
     def __init__(self, flags: dict[str, Flag], others: Others = FOREIGN) -> None:
         self.flags = flags
         self.others = others
         self.values: dict[str, Any] = {}
         self.config_file: str | None = None
-        self.help: str | None = None  # "": without a word
+        self.help: str | None = None  # the argument of --help; "": no argument
         self.version = False
-        self.several = ""  # a list flag that goes on taking words
-        self.switch = ""  # the last flag, if it takes none
+        self.several = ""  # name of a list flag that may take more words
+        self.switch = ""  # name of the last flag, if it takes no value
 
     def read(self, argv: Sequence[str]) -> None:
         words = iter(argv)
@@ -239,7 +241,7 @@ class Arguments:
                 self.values["model"] = word
 
     def take(self, word: str, words: Iterator[str]) -> None:
-        """One flag and its value."""
+        """Parse one flag and its value."""
         self.several = self.switch = ""
         name, equals, text = word.partition("=")
         name, dot, path = name.partition(".")
@@ -284,7 +286,7 @@ class Arguments:
 
 
 def nested(path: list[str], text: str) -> dict[str, Any]:
-    """`--flag.a.b text` is {"a": {"b": text}}; the text is JSON, or else itself."""
+    """`--flag.a.b text` as {"a": {"b": text}}; the text is read as JSON if possible."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -295,7 +297,7 @@ def nested(path: list[str], text: str) -> dict[str, Any]:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Both, key by key; the later value wins."""
+    """Merge both key by key; the later value wins."""
     both = {**old, **new}
     for key in old.keys() & new.keys():
         if isinstance(old[key], dict) and isinstance(new[key], dict):
@@ -304,7 +306,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def listed(flag: Flag, text: str) -> list[Any]:
-    """A list flag's value: repeated, comma-separated, or a JSON list; the two ends of LOW-HIGH."""
+    """The value of a list flag: comma-separated, a JSON list, or the two ends of LOW-HIGH."""
     words = text.split("-" if flag.hints.get("span") else ",")
     if text.startswith("["):
         try:
@@ -325,7 +327,7 @@ def boolean(name: str, text: str) -> bool:
 
 
 def from_file(path: str, flags: dict[str, Flag], others: Others = FOREIGN) -> dict[str, Any]:
-    """Values of a YAML file; the names are the flags'."""
+    """The values in a YAML file, whose names are the flags' names."""
     import yaml
 
     try:
@@ -343,7 +345,7 @@ def from_file(path: str, flags: dict[str, Flag], others: Others = FOREIGN) -> di
 def from_mapping(
     content: Mapping[Any, Any], flags: dict[str, Flag], where: str, others: Others = FOREIGN
 ) -> dict[str, Any]:
-    """Values by flag name, of names with `-` or `_`; `where` stands in the refusal of an unknown name."""
+    """Values by flag name, from names with `-` or `_`; `where` is part of the error for an unknown name."""
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).replace("_", "-")
@@ -362,10 +364,10 @@ def from_mapping(
 
 
 def typed(flag: Flag, value: Any) -> Any:
-    """A value that YAML has typed already; null is the default, so that `api-key:` counts as given and empty."""
+    """Convert a value that YAML has typed; null is the default, so `api-key:` counts as given and empty."""
     if value is None:
         return flag.default
-    text = json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)  # default: YAML has dates
+    text = json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)  # YAML has dates
     if flag.kind is bool:
         return value if isinstance(value, bool) else boolean(flag.name, text)
     if isinstance(flag.default, tuple):

@@ -1,7 +1,7 @@
-"""Config: what the operator chose, typed, frozen, in a few small groups; the only reader of flags and environment.
+"""Config: the operator's settings, typed and frozen, in small groups; only this file reads flags and environment.
 
 Each field carries its flag's help text; cli.py builds the command line from them. Values of 0 or "auto" mean "derive".
-A limit is a ceiling: a request may ask for less, never for more. Made once before the loop starts, read everywhere.
+A limit is a ceiling: a request may lower it, never raise it. Made once before the loop starts, read everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Where it listens, who may ask, how it stops and what it writes to the log."""
+    """Address, keys, shutdown and log of the server."""
 
     host: str = flag("0.0.0.0", "address to listen on")
     port: int = flag(8000, "port to listen on; 0 picks a free port", low=0, high=65535)
@@ -52,7 +52,7 @@ class ServerConfig:
     allowed_headers: tuple[str, ...] = flag(
         (
             *("authorization", "content-type", "x-api-key", "x-request-id", "user-agent", "idempotency-key"),
-            *("openai-*", "anthropic-*", "x-stainless-*"),  # what the clients of these names send from a page
+            *("openai-*", "anthropic-*", "x-stainless-*"),  # headers that these clients send from a web page
         ),
         "headers that CORS allows; name-* is a family, * any",
     )
@@ -86,7 +86,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
-    """Which checkpoint, and how it is read."""
+    """The checkpoint and how it is read."""
 
     model: str = flag(
         "", "folder in Hugging Face format, GGUF file, or ORG/NAME on the hub; none: the model in the package"
@@ -153,7 +153,7 @@ class ChatConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """KV blocks."""
+    """The cache of keys and values (KV blocks)."""
 
     block_size: int = flag(16, "tokens of a block of the cache", low=1)
     gpu_memory_utilization: float = flag(0.92, "share of the card's memory that the server uses", low=0.01, high=1)
@@ -169,7 +169,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """What runs in a step, and who waits."""
+    """The number of requests and tokens in a step, and the order of waiting requests."""
 
     max_num_seqs: int = flag(0, "requests in a step; 0: derived", low=0)
     max_num_batched_tokens: int = flag(
@@ -196,7 +196,9 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfig:
-    """The transcription routes. Prompts are for models that take audio in chat; {language} in them is the request's."""
+    """The transcription routes. Prompts are for models that take audio in chat; {language} is the request's
+    language.
+    """
 
     transcription_prompt: str = flag(
         "Transcribe the recording.", "prompt with each window of audio, for models that transcribe through chat"
@@ -219,7 +221,7 @@ class TracesConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything; groups are named as in `--help`."""
+    """All settings; groups are named as in `--help`."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -236,17 +238,17 @@ class Config:
 
     @property
     def folder(self) -> str:
-        """The model: what was named, a folder or ORG/NAME on the hub, or the embedded one."""
+        """The model: the named folder or ORG/NAME on the hub, or the embedded model."""
         return self.model.model or str(EMBEDDED)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What clients may call the model; the first is reported."""
+        """The names by which clients may call the model; the first is reported."""
         return self.server.served_model_name or ((self.model.model.rstrip("/") or "omniloop"),)
 
     @property
     def max_queue_wait(self) -> float:
-        """Seconds; 0: any. Clients that are trusted wait as long as they like, unless the operator names a number."""
+        """Seconds; 0: no limit. Trusted clients wait without a limit, unless the operator sets a number."""
         wait = self.limits.max_queue_wait
         return 0.0 if self.limits.trust_clients and wait == MAX_QUEUE_WAIT_S else wait
 
@@ -260,13 +262,13 @@ class Config:
 
     @property
     def without_media(self) -> tuple[Modality, ...]:
-        """What no prompt may hold, so that towers for it are not built."""
+        """The modalities that no prompt may contain, so that their encoders are not built."""
         if self.model.language_model_only:
             return MODALITIES
         return tuple(name for name in MODALITIES if self.media.limit_mm_per_prompt.get(name) == 0)
 
     def engine(self, folder: str = "") -> EngineConfig:
-        """The engine's share of it; `folder`: where the model is, if it was fetched."""
+        """The engine's part of the settings. `folder`: where the model is, if it was downloaded."""
         model, cache, rows = self.model, self.cache, self.scheduler
         return EngineConfig(
             model=folder or self.folder,
@@ -314,14 +316,14 @@ class Config:
 
 
 def unread_key() -> str:
-    """A variable that holds vLLM's key, where one is set: a server that passed over it would be open to everybody."""
+    """The name of vLLM's key variable if it is set: a server that ignored it would be open to everyone."""
     return "VLLM_API_KEY" if os.environ.get("VLLM_API_KEY") else ""
 
 
 def environment_keys() -> tuple[str, ...]:
-    """Keys from SERVER_API_KEY, comma-separated; the one variable whose value is read. Raises ValueError.
+    """Keys from SERVER_API_KEY, comma-separated; the only variable whose value is read. Raises ValueError.
 
-    Spaces around them, such as the line's end of a file that became a secret, are no part: no header can hold them.
+    Whitespace around a key, such as the final newline of a secret's file, is removed: no header can contain it.
     """
     text = os.environ.get("SERVER_API_KEY")
     keys = tuple(key for key in map(str.strip, (text or "").split(",")) if key)

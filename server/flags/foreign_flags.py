@@ -1,9 +1,9 @@
-"""Flags of vLLM, SGLang and llama.cpp that this server does not have: what to say to whoever types them.
+"""Flags of vLLM, SGLang and llama.cpp that this server does not have, and the advice to users who set them.
 
-A flag that asks for what holds here anyway (`--tensor-parallel-size 1`) is taken with a line that says so; any other is
-refused with the flag or the way that does the same here. Values of this server's own flags that only the others know
-(`--dtype half`) are answered in the same way. Owner: the command line.
-Source of the names: the lists of flags in the three projects' documentation.
+A flag whose value describes this server anyway (`--tensor-parallel-size 1`) is accepted with a line on stderr. Any
+other is refused, and the error names the flag or the way that does the same here. Values that only the other servers
+have for our own flags (`--dtype half`) are handled in the same way. Owner: the command line. Source of the names: the
+lists of flags in the three projects' documentation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Foreign(NamedTuple):
-    """One flag: what holds here, and which values ask for just that ("" is the flag without a value)."""
+    """One flag: the advice, and the values that change nothing here ("" is the flag without a value)."""
 
     advice: str
     holds: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ class Foreign(NamedTuple):
 
 
 class Meant(NamedTuple):
-    """A value that another server's flag of the same name takes: what it is here; without `value` it is refused."""
+    """A value of our own flag that only another server has. `value`: the equivalent here; "": the value is refused."""
 
     advice: str
     value: str = ""
@@ -47,7 +47,7 @@ def renamed(name: str) -> Foreign:
 
 
 def always(advice: str) -> Foreign:
-    """A switch that asks for what holds here anyway."""
+    """A switch that changes nothing here, because this server always behaves so."""
     return Foreign(advice, ("",), switch=True)
 
 
@@ -311,7 +311,7 @@ FOREIGN = {
     "ubatch-size": renamed("max-num-batched-tokens"),
     "verbose": Foreign("use --log-level debug", switch=True),
 }
-# Values of our own flags, by flag and value.
+# Values of our own flags that only other servers have, by flag and value.
 PICKLES = Meant("pickles are never read; serve safetensors")
 READ_ANYWAY = Meant("the format is read from the files", "auto")
 ONE_LIBRARY = Meant("one library compiles all grammars", "auto")
@@ -367,7 +367,7 @@ SHORT = {
 
 
 def long_name(word: str) -> str:
-    """A word that began with one dash, as it would stand behind two: `tp=2` is `tensor-parallel-size=2`."""
+    """The long form of a word that began with one dash: `tp=2` is `tensor-parallel-size=2`."""
     if word[0] == "O" and word[1:].isdigit():
         return f"optimization-level={word[1:]}"
     name = re.split(r"[.=]", word, maxsplit=1)[0]
@@ -375,12 +375,12 @@ def long_name(word: str) -> str:
 
 
 def meant(name: str, text: str) -> Meant | None:
-    """What a value of one of our own flags means, where only other servers have that value."""
+    """The meaning of a value of our own flag, if only other servers have this value."""
     return VALUES.get(name, {}).get(text)
 
 
 def foreign(name: str, others: Mapping[str, Foreign] = FOREIGN) -> Foreign | None:
-    """The flag's entry; the opposite of a switch has one too, and asks for what holds where the switch does not."""
+    """The flag's entry. The opposite of a switch has an entry too, with the opposite effect."""
     found = others.get(name)
     if found is None and name.startswith("no-") and (found := others.get(name[3:])) is not None:
         return Foreign(found.advice, () if found.holds else ("",), switch=True) if found.switch else None

@@ -1,4 +1,6 @@
-"""HealthFlags: how a server watches itself, and what ends it; a group of Config (SECURITY S37, S40, S41, S44)."""
+"""HealthFlags: how a server monitors itself, and when it ends itself; a group of Config (SECURITY S37, S40,
+S41, S44).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class HealthFlags:
-    """Memory, probes, and the flags that tests of failures need."""
+    """Limits of memory, probes, and flags for tests of failures."""
 
     rss_soft_fraction: float = field(
         default=0.85,

@@ -1,4 +1,4 @@
-"""What `--help` prints: an overview of one screen, a group, the lines with a word, or everything; texts of commands.
+"""The output of `--help`: an overview of one screen, a group, the flags that match a word, or all; texts of commands.
 
 Owner: the main thread, before anything heavy is imported. In: the flags of server/flags. Out: text. The table of the
 page `flags` is made from the same data (tests/tables/flags).
@@ -19,7 +19,7 @@ COMMANDS = {
     "info": "print versions, processor, driver, cards, flags and the model",
     "docs": "print a page of the documentation; without a name, the list of pages",
 }
-# What people use, in the order of the overview.
+# The most used flags, in the order of the overview.
 COMMON = (
     *("host", "port", "api-key", "served-model-name", "model", "max-model-len", "max-num-seqs"),
     *("gpu-memory-utilization", "kv-cache-dtype", "quantization", "dtype", "device", "limit-mm-per-prompt"),
@@ -75,7 +75,7 @@ omniloop --help lists the flags that people use, omniloop --help=all every flag.
 
 
 def overview(flags: dict[str, Flag]) -> str:
-    """One screen: commands, the flags that people use, examples, and where the rest is."""
+    """One screen: commands, the most used flags, examples, and how to list the other flags."""
     lines = ["usage: omniloop [COMMAND] [MODEL] [--flag value ...]", "", "commands:"]
     lines += [f"  {name:8} {text}" for name, text in COMMANDS.items()]
     lines += ["", "flags that people use, with their defaults:"]
@@ -88,7 +88,7 @@ def overview(flags: dict[str, Flag]) -> str:
 
 
 def further() -> list[tuple[str, str]]:
-    """How to see the rest."""
+    """Commands that print more help."""
     return [
         ("omniloop --help=all", "every flag"),
         ("omniloop --help=WORD", "the flags whose lines hold a word"),
@@ -108,7 +108,7 @@ CONFIG = row("--config FILE.yaml", "flags by the same names; the command line wi
 
 
 def line(flag: Flag) -> str:
-    """One flag: name, value, text and default. A long text goes on below itself."""
+    """One flag: name, value, text and default. A long text continues on the lines below."""
     name = f"--{flag.name}{value_name(flag)}"
     text = f"{flag.hints['help']} ({default_text(flag)})"
     if len(row(name, text)) <= WIDTH:
@@ -132,7 +132,7 @@ def grouped(flags: dict[str, Flag], groups: dict[str, str] = GROUPS) -> str:
 
 
 def of_word(flags: dict[str, Flag], word: str) -> str:
-    """A group, or the flags whose lines hold a word."""
+    """The flags of a group, or the flags whose lines contain a word."""
     asked = word.strip("-").replace("_", "-").lower()
     if asked in GROUPS:
         return grouped({name: flag for name, flag in flags.items() if flag.group == asked})
@@ -143,14 +143,14 @@ def of_word(flags: dict[str, Flag], word: str) -> str:
 
 
 def help_text(flags: dict[str, Flag], word: str, command: str = "") -> str:
-    """The answer to `--help` ("": without a word), to `--help=WORD`, and to `COMMAND --help`."""
+    """The output of `--help` (word ""), of `--help=WORD`, and of `COMMAND --help`."""
     if not word:
         return USAGE.get(command) or overview(flags)
     return f"{CONFIG}\n\n{grouped(flags)}" if word == "all" else of_word(flags, word)
 
 
 def page(words: list[str]) -> str:
-    """The answer to `omniloop docs [NAME]`. Raises UsageError for an unknown name."""
+    """The output of `omniloop docs [NAME]`. Raises UsageError for an unknown name."""
     if not words:
         return "\n".join(["usage: omniloop docs NAME", "", "pages:", *docs.listing()])
     if words[0] in ("-h", "--help"):

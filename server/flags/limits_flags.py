@@ -1,6 +1,6 @@
-"""LimitsConfig: the flags that are ceilings of requests, connections and of what clients wait for.
+"""LimitsConfig: the flags that limit requests, connections and waiting times.
 
-Made with the other groups of flags (server/flags/config); a request may ask for less, never for more.
+Made with the other groups of flags (server/flags/config); a request may lower a limit, never raise it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_QUEUE_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """Ceilings at the edge; SECURITY classes S1 to S12, S27, S28 and S42."""
+    """Limits that are checked before the engine; SECURITY classes S1 to S12, S27, S28 and S42."""
 
     max_header_bytes: int = flag(16384, "all headers of a request", low=1024)
     max_headers: int = flag(100, "number of headers of a request", low=8)

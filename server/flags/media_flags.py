@@ -1,4 +1,5 @@
-"""Flags of media: what `--help` says of the fields of mm's own limits, which are the flags; which values fit together.
+"""Flags of media: help texts for the fields of mm's own limits, which are the flags; and which values are valid
+together.
 
 Read once, before the loop starts. A field without a line here has no flag.
 """
@@ -58,9 +59,9 @@ MEDIA_HELP = {
     "helper_processes": "number of decoding processes, started for the first file that needs them",
     "helper_memory_bytes": "address space of a decoding process",
 }
-LISTS = ("image_formats", "audio_formats", "video_formats", "video_codecs")  # of the words that are their defaults
-SPANS = ("audio_sample_rates",)  # LOW-HIGH
-LEAST: dict[str, float] = {  # 0 of all others
+LISTS = ("image_formats", "audio_formats", "video_formats", "video_codecs")  # values: some of their defaults
+SPANS = ("audio_sample_rates",)  # flags of the form LOW-HIGH
+LEAST: dict[str, float] = {  # smallest values; 0 for all other flags
     "image_min_side": 1,
     "image_max_aspect": 1,
     "audio_sample_rates": 1,
@@ -72,7 +73,7 @@ LEAST: dict[str, float] = {  # 0 of all others
 
 
 def check_media(limits: MediaLimits) -> None:
-    """What single values cannot show; ValueError names the flag."""
+    """Check the values of all flags together; ValueError names the flag."""
     for name in LISTS:
         chosen, known = getattr(limits, name), getattr(MediaLimits(), name)
         wrong = [word for word in chosen if word not in known]

@@ -1,4 +1,4 @@
-"""PoolingFlags: what the operator says of models that make vectors and scores; a group of Config."""
+"""PoolingFlags: the operator's settings for models that compute vectors and scores; a group of Config."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class PoolingFlags:
-    """Models that make a vector or scores of each input."""
+    """Models that compute a vector or scores of each input."""
 
     runner: Literal["auto", "generate", "pooling"] = field(
         default="auto",

@@ -1,4 +1,4 @@
-"""RowsFlags: whether requests may bring embeddings in the place of text and of media; a group of Config."""
+"""RowsFlags: whether requests may send embeddings in place of text and of media; a group of Config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RowsFlags:
-    """Off by default: embeddings bypass every check of texts and pictures."""
+    """Flags for embeddings in requests, off by default: embeddings bypass every check of texts and pictures."""
 
     enable_prompt_embeds: bool = field(
         default=False, metadata={"help": "let requests send prompt_embeds instead of text"}

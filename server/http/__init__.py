@@ -1,1 +1,1 @@
-"""The HTTP edge: connections, exchanges, bodies, who may ask, event streams. All of it lives on the loop."""
+"""The HTTP edge: connections, exchanges, bodies, authentication, event streams. All of it runs on the loop."""

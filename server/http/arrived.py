@@ -1,8 +1,8 @@
-"""Arrived: bytes that a connection has received and its parser has not seen, given out a message at a time.
+"""Arrived: bytes that a connection has received but not parsed yet, returned one message at a time.
 
-Owner: loop, one per connection. In: reads, of up to 256 KiB. Out: pieces that begin one message at most, so that the
-connection can stop between two pipelined requests. A piece ends behind a head or a chunked body, which end with an
-empty line, or where a body of known length ends.
+Owner: loop, one per connection. In: reads, of up to 256 KiB. Out: pieces that begin at most one message, so that the
+connection can stop between two pipelined requests. A piece ends after a head or a chunked body, which end with an empty
+line, or at the end of a body of known length.
 
     read      head | body of 5 | head | head | hea
     pieces   |head |body       |head  |head  |hea
@@ -10,12 +10,12 @@ empty line, or where a body of known length ends.
 
 from __future__ import annotations
 
-PIECE = 16384  # bytes of a head or of a chunked body that are parsed at a time: 3 ms where each chunk has one byte
+PIECE = 16384  # bytes of a head or of a chunked body that are parsed at a time: 3 ms if each chunk has one byte
 _EMPTY_LINE = b"\r\n\r\n"
 
 
 class Arrived:
-    """Owner: loop."""
+    """The unparsed bytes of a connection. Owner: loop."""
 
     __slots__ = ("_at", "_data")
 
@@ -27,12 +27,12 @@ class Arrived:
         return len(self._data) - self._at
 
     def add(self, data: bytes) -> None:
-        """Behind what is there."""
+        """Append bytes."""
         self._data = self._data[self._at :] + data if self else data
         self._at = 0
 
     def take(self, body_left: int) -> bytes:
-        """The next piece; `body_left`: bytes that the body of the current message still has, if that is known."""
+        """The next piece. `body_left`: bytes that the current message's body still has, 0 if unknown."""
         start, end = self._at, len(self._data)
         if body_left:
             stop = min(end, start + body_left)

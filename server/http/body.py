@@ -1,7 +1,7 @@
 """Request bodies: counted as they arrive, scanned, then decoded into the types of schema/.
 
 Owner: loop; bodies above 128 KiB are scanned and decoded in the pool. In: ASGI messages. Out: a schema struct, or 413,
-415, 408, 400. The bytes stay counted against the process-wide budget (http/incoming) until the struct is made.
+415, 408, 400. The bytes count against the process-wide budget (http/incoming) until the struct is made.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_VALUES = 1 << 16  # that a decoder makes in its one call, which holds the GIL for up to 10 ms
-POOL_BYTES = 2 * MOST_VALUES  # a body of so many bytes has no more values
-LONG_LIST = 16  # ids; shorter lists are the decoder's
-NEAR = 16  # bytes that are quoted on each side of a fault
-_AT = re.compile(r"\(byte (\d+)\)$")  # in what the decoder says
+MOST_VALUES = 1 << 16  # values that the decoder makes in one call, during which it holds the GIL for up to 10 ms
+POOL_BYTES = 2 * MOST_VALUES  # a body of this size cannot have more values
+LONG_LIST = 16  # ids in a list; the decoder reads shorter lists
+NEAR = 16  # bytes quoted on each side of an error
+_AT = re.compile(r"\(byte (\d+)\)$")  # in the decoder's error text
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 _SCAN_TEXTS = {
@@ -44,7 +44,7 @@ _MANY_VALUES = (
 
 
 async def read_json(request: Request, kind: type[T], limit: int) -> T:
-    """The body as `kind`; the content type must be JSON."""
+    """Read and decode the body as `kind`; the content type must be JSON."""
     state: AppState = request.scope["exchange"].state
     check_type(request)
     incoming = Incoming(request, limit)
@@ -82,19 +82,19 @@ async def read_bytes(incoming: Incoming) -> bytes:
 
 
 def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
-    """Scan, then typed decode. Raises ApiError only."""
+    """Scan the body, then decode it into `kind`. Raises only ApiError."""
     data = data.removeprefix(BOM_UTF8)  # files that PowerShell writes begin with a byte order mark
     check_scan(data, limits, limits.json_max_nodes, "the body holds more than {max_nodes} values")
     return decode_values(data, kind) if len(data) <= POOL_BYTES else decode_large(data, kind, limits)
 
 
 def decode_large(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
-    """Long lists of ids apart, for others get their turn while they are read; what is left must not be much."""
+    """Decode long lists of ids separately, in pieces between which other threads run; the rest must have few values."""
     names = {name.encode(): name for name in kind.__struct_fields__}  # type: ignore[attr-defined]
     lists = id_lists.find(data, LONG_LIST)
     short = without(data, lists)
     if any(short.count(b'"%s"' % name) > 1 for name in names.keys() & {name for name, *_ in lists}):
-        short, lists = data, []  # a name that stands there twice: the last one counts
+        short, lists = data, []  # the body repeats this name, and its last value counts
     check_scan(short, limits, MOST_VALUES, _MANY_VALUES)
     body = decode_values(short, kind)
     for name, index, start, end in lists:
@@ -112,7 +112,7 @@ def check_scan(data: bytes, limits: LimitsConfig, most: int, too_many: str) -> N
 
 
 def decode_values(data: bytes, kind: type[T]) -> T:
-    """The decoder's one call."""
+    """Decode in one call."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
@@ -127,20 +127,20 @@ def decode_values(data: bytes, kind: type[T]) -> T:
 
 
 def without(data: bytes, lists: list[tuple[bytes, int, int, int]]) -> bytes:
-    """The body with one id in each long list, by which the decoder knows the list's type."""
+    """The body with only one id in each long list; from this id the decoder knows the list's type."""
     starts, ends = [0, *(end for *_, end in lists)], [*(start for *_, start, _ in lists), len(data)]
     return b"".join(map(data.__getitem__, map(slice, starts, ends)))
 
 
 def append_ids(ids: list[int], data: bytes, start: int, end: int) -> None:
-    """The integers between `start` and `end`; other threads get their turn between two pieces."""
+    """Append the integers between `start` and `end`; other threads may run between two pieces."""
     while start < end:
         piece, start = id_lists.read(data, start, end)
         ids += piece
 
 
 def decode_loosely(data: bytes, kind: type[T]) -> T:
-    """Integers may arrive as 16.0: the slow way, taken only after the strict one met a float."""
+    """Decode a body in which integers are written as 16.0: slow, so only after the strict decoder found a float."""
     try:
         return msgspec.convert(whole_numbers(msgspec.json.decode(data)), kind)
     except msgspec.ValidationError as error:
@@ -160,7 +160,7 @@ def whole_numbers(value: Any) -> Any:
 
 
 def malformed(data: bytes, error: Exception) -> ApiError:
-    """Where a body stops being JSON, in the client's own text."""
+    """The error for a body that is not JSON; it quotes the place in the client's text."""
     text = "the body is not valid JSON"
     if not data.strip():
         text = "the body is empty; send a JSON object"

@@ -1,8 +1,8 @@
 """The cheap checks, in order of cost: headers, host, origin, key; then whether the server is ready for work.
 
-Owner: loop. Everything here looks at scope["path"] and raw headers, never at a URL rebuilt from them (SECURITY S1), and
-denies by default: the open paths are listed, the rest needs a key when keys are set. Browsers get CORS headers only
-for listed origins (S6).
+Owner: loop. Everything here reads scope["path"] and raw headers, never a URL rebuilt from them (SECURITY S1), and
+denies by default: the open paths are listed, all others need a key if keys are set. Browsers get CORS headers only for
+listed origins (S6).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from server.state import AppState
 
 HEADER_NAME = re.compile(rb"[a-z0-9-]{1,64}")
-EXPOSED = b"x-request-id, request-id, retry-after, x-structured-relaxed, x-replaced-frames"  # to a page's code
+EXPOSED = b"x-request-id, request-id, retry-after, x-structured-relaxed, x-replaced-frames"  # readable by pages
 LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 
 class Edge:
-    """Refuses what must not reach a handler."""
+    """Refuses requests that must not reach a handler."""
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self.app = app
@@ -74,9 +74,10 @@ class Edge:
             raise ApiError(403, "origin_not_allowed", "this origin is not on the server's list (--allowed-origins)")
 
     def is_own(self, origin: bytes, host: bytes) -> bool:
-        """Our own page: the origin is the host that was asked, by address, or by a name that is known to be ours.
+        """Whether the origin is our own page: it equals the requested host, which is an address or a name known to be
+        ours.
 
-        Any other name may have been pointed at us by the page that asks (DNS rebinding).
+        The requesting page may have pointed any other name at our address (DNS rebinding).
         """
         if origin.partition(b"://")[2].lower() != host.lower():
             return False
@@ -84,7 +85,7 @@ class Edge:
         return name in self.hosts or name in LOOPBACK or is_address(name)
 
     async def preflight(self, exchange: Exchange, scope: Scope, asked: bool) -> None:
-        """OPTIONS needs no key and does nothing; a browser's question gets the CORS answer."""
+        """Answer OPTIONS, which needs no key; a browser's preflight gets the CORS headers."""
         server = self.state.config.server
         headers = []
         if asked and any(name == b"access-control-allow-origin" for name, _ in exchange.headers):
@@ -97,9 +98,10 @@ class Edge:
         await exchange.answer(200, b"", headers)
 
     def headers_for(self, scope: Scope) -> list[bytes]:
-        """What a browser may send: the listed names, and those it asks for that begin as a listed `name-*` or `*` does.
+        """The headers that a browser may send: the listed names, and requested names that match a listed `name-*` or
+        `*`.
 
-        Patterns are not sent: browsers know only the pattern `*`, and it leaves out `authorization`.
+        Patterns are not sent: browsers know only the pattern `*`, which excludes `authorization`.
         """
         listed = [name.lower().encode() for name in self.state.config.server.allowed_headers]
         families = tuple(name[:-1] for name in listed if name.endswith(b"*"))
@@ -122,7 +124,7 @@ class Edge:
         exchange.key_name = name
 
     def is_open(self, method: str, path: str) -> bool:
-        """Probes, and the pages with their files, which ask for the key themselves."""
+        """Whether a path needs no key: probes, and the pages with their files, which ask the user for the key."""
         if path in self.open_paths or (method == "HEAD" and path == "/"):
             return True
         if self.has_page and (path == "/" or path.startswith("/playground/")):
@@ -131,7 +133,7 @@ class Edge:
 
 
 def one_of_each(scope: Scope) -> tuple[bytes, bytes, bytes]:
-    """(host, origin, requested CORS method); refuses a repeated Host or Content-Length, and a rank that is not here."""
+    """(host, origin, requested CORS method). Refuses a repeated Host or Content-Length, and a rank other than 0."""
     host = origin = asked = length = b""
     for name, value in scope["headers"]:
         if name == b"host":
@@ -152,7 +154,7 @@ def one_of_each(scope: Scope) -> tuple[bytes, bytes, bytes]:
 
 
 def check_rank(value: bytes) -> None:
-    """X-Data-Parallel-Rank of a picker: which engine behind this address is to answer; a server has one, rank 0."""
+    """Check X-Data-Parallel-Rank, by which a router selects an engine behind this address; a server has one, rank 0."""
     if not re.fullmatch(rb"0{1,9}", value.strip()):
         raise ApiError(
             400,
@@ -163,14 +165,14 @@ def check_rank(value: bytes) -> None:
 
 
 def host_name(host: bytes) -> bytes:
-    """Without the port, lower case."""
+    """The host without its port, in lower case."""
     if host.startswith(b"["):
         return host[: host.find(b"]") + 1].lower()
     return host.partition(b":")[0].lower()
 
 
 def is_address(name: bytes) -> bool:
-    """An IP address, in the form a browser sends it."""
+    """Whether this is an IP address, in the form that a browser sends."""
     try:
         ipaddress.ip_address(name.decode("latin1").strip("[]"))
     except ValueError:
@@ -179,7 +181,9 @@ def is_address(name: bytes) -> bool:
 
 
 class Gate:
-    """503 on every route but liveness while the server starts, drains or is dead; /metrics answers until the end."""
+    """Answers 503 on every route except liveness while the server starts, drains or is dead; /metrics works
+    until the end.
+    """
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self.app = app

@@ -1,7 +1,7 @@
-"""Exchange: one HTTP request and what becomes known about it; the outermost layer of the app.
+"""Exchange: one HTTP request and its state; the outermost layer of the app.
 
-Owner: loop. In: an ASGI request. Out: always a well-formed answer with X-Request-Id: an ApiError becomes its body,
-anything else a fixed 500 text. When it ends, one log line (no text, no URL query, no keys) and the HTTP metrics.
+Owner: loop. In: an ASGI request. Out: always a well-formed answer with X-Request-Id: an ApiError becomes its body, any
+other error a fixed 500 text. At its end: one log line (no text, no URL query, no keys) and the HTTP metrics.
 
     Exchanges -> Edge (headers, host, origin, key) -> Gate (starting, draining) -> Router -> handler
 """
@@ -43,24 +43,24 @@ class ClientGone(Exception):
 
 
 def nothing() -> None:
-    """Does nothing: the default of `on_drain`, and of `abort` on a server without our extension."""
+    """Default of `on_drain`, and of `abort` on a server without our extension."""
 
 
 def _not_now(piece: bytes) -> bool:
-    """A server without our extension takes pieces through `send` only."""
+    """Default of `chunk`: a server without our extension takes pieces only through `send`."""
     return False
 
 
 def _no_line() -> None:
-    """A server without our extension gives no access to its sockets."""
+    """Default of `line`: a server without our extension gives no access to its sockets."""
 
 
 def _untold(call: Callable[[], None], wanted: bool) -> None:
-    """A server without our extension does not report that a client has left; it drops later writes."""
+    """Default of `watch`: a server without our extension does not report disconnects; it drops later writes."""
 
 
 class Exchange:
-    """Owner: loop; lives as long as the request."""
+    """One request until its answer has ended. Owner: loop."""
 
     __slots__ = (
         "abort",
@@ -99,7 +99,7 @@ class Exchange:
         self.state = state
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.of_anthropic = self.path.startswith("/v1/messages") or (  # how refusals are written
+        self.of_anthropic = self.path.startswith("/v1/messages") or (  # whether errors have Anthropic's format
             self.path.startswith("/v1/models") and bool(header_of(scope, b"anthropic-version"))
         )
         self.raw_send = send
@@ -111,17 +111,17 @@ class Exchange:
         self.arrival = time.monotonic()
         self.request_id = request_label(scope)
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
-        self.route = "other"  # the route's template once it is known
+        self.route = "other"  # the route's template, once it is known
         self.key_name = ""
-        self.place: Place | None = None  # of the request among those that wait and run
+        self.place: Place | None = None  # its place among waiting and running requests
         self.address = state.proxies.client_of(scope)
         self.status = 0
         self.reason = ""
         self.started = False
-        self.answered = False  # the last byte was handed over
+        self.answered = False  # whether the last byte was passed to the connection
         self.first_token = 0.0
-        self.submitted = 0.0  # when the engine got it
-        self.queued_s = -1.0  # from arrival to the first step; below 0: there was none
+        self.submitted = 0.0  # time of submission to the engine
+        self.queued_s = -1.0  # seconds from arrival to the first step; below 0: no step yet
         self.generation: Generation | None = None  # set if `state.follows_requests`
         self.traceparent = header_of(scope, b"traceparent") if state.spans is not None else ""
         self.details: dict[str, object] = {}  # counts and lengths for the log line
@@ -129,38 +129,40 @@ class Exchange:
         self.replaced_frames: list[tuple[int, tuple[tuple[int, int], ...]]] = []
         self.answer_open: OpenAnswer | None = None  # set while the engine works for it
         self.task = asyncio.current_task()
-        self.on_drain: Callable[[], None] = nothing  # set by handlers that may wait for their client without end
+        self.on_drain: Callable[[], None] = nothing  # set by handlers that may wait for their client without a limit
 
     @property
     def client(self) -> str:
-        """Whose line and shares count: its key's name, or its address where it sent no key; clients that are trusted
-        and send none are as one."""
+        """The client for queues and shares: its key's name, or its address if it sent no key. Trusted clients without a
+        key count as one client."""
         return self.key_name or ("" if self.state.config.limits.trust_clients else home(self.address))
 
     def hold(self, count: int, kind: Kind = "answers") -> Place:
-        """Places for so many choices, held with `with`. Raises the 429."""
+        """Reserve places for `count` choices, for a `with` block. Raises the 429."""
         weight = self.state.keys.weight(self.key_name)
         self.place = self.state.places.hold(count, self.client, kind, weight)
         return self.place
 
     def begin(self) -> None:
-        """A choice has had its first step."""
+        """Note that a choice has had its first step."""
         if self.place is not None:
             self.place.begin()
 
     def drain(self) -> None:
-        """The server takes no more work: open answers go on; a handler that waits for its client's next input ends."""
+        """The server accepts no more work: open answers continue; a handler that waits for its client's next
+        input ends.
+        """
         self.on_drain()
 
     def cancel(self) -> None:
-        """The server is going: an open answer ends with an error, a request still in preparation is cancelled."""
+        """The server shuts down: an open answer ends with an error, and a request in preparation is cancelled."""
         if self.answer_open is not None:
             self.answer_open.fail(unavailable("draining", "the server is shutting down"))
         elif self.task is not None:
             self.task.cancel()
 
     async def send(self, message: Message) -> None:
-        """ASGI send for whole answers; streams use raw_send after their start."""
+        """ASGI send for complete answers; streams use raw_send after their start."""
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
@@ -170,12 +172,12 @@ class Exchange:
         await self.raw_send(message)
 
     async def accept(self, scope: Scope) -> None:
-        """Opens a WebSocket; from here on errors are events."""
+        """Open a WebSocket; later errors are sent as events."""
         self.started, self.status = True, 101
         await self.raw_send(accepting(scope, self.headers))
 
     async def answer(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """A whole answer in one go."""
+        """Send a complete answer."""
         sized = [*headers, (b"content-length", str(len(body)).encode())]
         await self.send({"type": "http.response.start", "status": status, "headers": sized})
         await self.send({"type": "http.response.body", "body": body})
@@ -193,12 +195,12 @@ class Exchange:
 
 
 def exchange_of(request: Request) -> Exchange:
-    """The exchange of a request that a handler was given."""
+    """The exchange of a handler's request."""
     return cast(Exchange, request.scope["exchange"])
 
 
 def state_of(request: Request) -> AppState:
-    """The server's state, for a handler."""
+    """The server's state of a handler's request."""
     return exchange_of(request).state
 
 
@@ -208,7 +210,7 @@ def header_of(scope: Scope, name: bytes) -> str:
 
 
 def request_label(scope: Scope) -> str:
-    """The client's X-Request-Id if it is printable ASCII of at most 128 characters, else 32 hex characters."""
+    """The client's X-Request-Id if it is printable ASCII of at most 128 characters; otherwise 32 hex characters."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _LABEL.match(value):
             return value.decode("ascii")
@@ -216,7 +218,7 @@ def request_label(scope: Scope) -> str:
 
 
 class Exchanges:
-    """The outermost ASGI app."""
+    """The outermost layer of the ASGI app."""
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self.app = app
@@ -265,12 +267,12 @@ class Exchanges:
         except Exception as caught:
             error = internal(exchange.request_id)
             fault.error("request failed: id=%s route=%s", exchange.request_id, exchange.route, exc_info=caught)
-        if exchange.started:  # an answer is half sent and cannot be repaired; uvicorn closes the connection
+        if exchange.started:  # a partly sent answer cannot be repaired; uvicorn closes the connection
             raise RuntimeError("answer cut short") from None
         await exchange.refuse(error.with_traceback(None))
 
     def note(self, exchange: Exchange) -> None:
-        """Metrics and one log line."""
+        """Update the metrics and write one log line."""
         seconds = time.monotonic() - exchange.arrival
         self.state.metrics.http(exchange.method, exchange.status, exchange.route, seconds)
         if self.state.follows_requests:
@@ -296,7 +298,7 @@ class Exchanges:
         )
 
     def follow(self, exchange: Exchange, ended: float) -> None:
-        """How the request went, to the timeline and to OpenTelemetry."""
+        """Report the request's times to the timeline and to OpenTelemetry."""
         state = self.state
         if exchange.route in PROBES:
             return

@@ -1,8 +1,8 @@
-"""Flow: when a connection is read, and what becomes of a client that reads nothing.
+"""Flow: when a connection is read, and how a client that reads nothing is cut off.
 
-Owner: loop, one per connection. Uvicorn pauses and resumes reading for bodies; `hold` stops reading as well, while
-enough bytes wait for the parser. `Reader` watches a client from the moment at which the transport is full or closes:
-a client that takes nothing for the stall timeout is cut off, as closing alone waits until everything is read.
+Owner: loop, one per connection. Uvicorn pauses and resumes reading for bodies; `hold` also stops reading, while enough
+bytes wait for the parser. `Reader` watches a client from the moment at which the transport is full or closing. A client
+that reads nothing for the stall timeout is cut off, because closing alone waits until everything is read.
 
     transport full or closing | watch | bytes taken: watch on | nothing taken for the stall timeout: abort
 """
@@ -15,18 +15,18 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from server.http.patience import moment
 
-LEAST_TAKEN = 16384  # bytes per stall timeout, of a client that reads slowly
+LEAST_TAKEN = 16384  # bytes per stall timeout that even a slow client must read
 
 
 class Flow(FlowControl):
-    """Uvicorn's, with a second reason to stop reading. Owner: loop."""
+    """Uvicorn's flow control, with a second reason to pause reading. Owner: loop."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
         self.held = False
 
     def hold(self, held: bool) -> None:
-        """Whether enough has arrived that waits for the parser."""
+        """Pause reading while enough bytes wait for the parser; resume it otherwise."""
         if held == self.held:
             return
         self.held = held
@@ -51,7 +51,7 @@ class Flow(FlowControl):
 
 
 class Reader:
-    """The client's end of a connection. Owner: loop."""
+    """Watches whether a connection's client reads. Owner: loop."""
 
     __slots__ = ("_left", "_stall", "_timer", "_transport")
 
@@ -59,15 +59,15 @@ class Reader:
         self._transport = transport
         self._stall = stall
         self._timer: asyncio.TimerHandle | None = None
-        self._left = 0  # bytes that the client has still to take
+        self._left = 0  # bytes that the client still has to read
 
     def watch(self) -> None:
-        """The client has to read from now on."""
+        """Start watching: the client must read from now on."""
         if self._timer is None:
             self._arm()
 
     def stop(self) -> None:
-        """Everything has been taken, or the connection has ended."""
+        """Stop watching: everything has been read, or the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
-"""Head: the size of a request's head while it arrives, and of the trailers behind its body (SECURITY S1).
+"""Head: counts a request's head while it arrives, and the trailers after its body (SECURITY S1).
 
-Owner: loop, one per connection. In: parser callbacks, sizes of pieces. Out: HeadLimit, at which the parser stops, with
-the refusal. The parser keeps an unfinished header to itself, so bytes are counted as well as headers: those of whole
-pieces, and never what stood in front of the head.
+Owner: loop, one per connection. In: parser callbacks, sizes of pieces. Out: HeadLimit, which stops the parser, and the
+refusal. The parser reports a header only when it is complete, so received bytes are counted as well: those of whole
+pieces, but never bytes that precede the head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class HeadLimit(Exception):
 
 
 class Head:
-    """Owner: loop."""
+    """The counts of one head. Owner: loop."""
 
     __slots__ = (
         "_bytes",
@@ -32,23 +32,23 @@ class Head:
     )
 
     def __init__(self, limits: LimitsConfig) -> None:
-        self.open = False  # its end has not come yet
-        self.silent = True  # nothing has come on this connection
-        self.body_length = 0  # as Content-Length says; 0: no body, or in chunks
+        self.open = False  # whether its end has not arrived yet
+        self.silent = True  # whether nothing has arrived on this connection
+        self.body_length = 0  # from Content-Length; 0: no body, or a chunked body
         self.refusal: ApiError | None = None
         self._limits = limits
         self._clear()
 
     def _clear(self) -> None:
-        self._bytes = 0  # names and values of complete headers
+        self._bytes = 0  # bytes in names and values of complete headers
         self._count = 0
         self._target = 0
         self._received = 0
-        self._fresh = True  # it began in the piece that is parsed
+        self._fresh = True  # whether it began in the current piece
 
     @property
     def most(self) -> int:
-        """Bytes of a head."""
+        """The most bytes that a head may have."""
         return self._limits.max_header_bytes + self._limits.max_target_bytes
 
     def begin(self) -> None:
@@ -57,7 +57,7 @@ class Head:
         self.body_length = 0
 
     def end(self) -> None:
-        """What is counted from here on are trailers."""
+        """The head has ended; counts restart for trailers."""
         self.open = False
         self._bytes = self._count = 0
 
@@ -67,7 +67,7 @@ class Head:
             raise self._over(f"path and query are longer than {self._limits.max_target_bytes} bytes")
 
     def count(self, name: bytes, value: bytes) -> bool:
-        """Whether it is a header; False: a trailer."""
+        """Count one header or trailer; True if it is a header."""
         limits = self._limits
         kind = "headers" if self.open else "trailers"
         self._bytes += len(name) + len(value) + 4
@@ -81,8 +81,8 @@ class Head:
         return self.open
 
     def is_too_long(self, piece: int, whole: bool) -> bool:
-        """Counts a piece in which the head has not ended. Whether it is too long; `whole`: a head that begins in this
-        piece is its first message."""
+        """Count a piece in which the head has not ended. Returns whether the head is too long. `whole`: the head begins
+        with this piece."""
         if not self.open:
             return False
         if whole or not self._fresh:

@@ -1,9 +1,9 @@
 """Incoming: one body while it arrives: its size, its deadlines, its minimum rate, its share of the budget.
 
-Owner: loop, one per body. In: ASGI messages. Out: pieces, or 413, 408, 429. What Content-Length promises is checked
-first and never believed. The first 64 KiB of a body are not counted against the budget (a connection buffers as much
-anyway), so that no crowd of large uploads refuses a small request. Sending quickly pays for a pause of at most
---body-idle-timeout: a body that has nearly arrived and then drips is not waited for.
+Owner: loop, one per body. In: ASGI messages. Out: pieces, or 413, 408, 429. Content-Length is checked first, but the
+bytes are counted too. The first 64 KiB of a body do not count against the budget (a connection buffers as much anyway),
+so many large uploads cannot make a small request fail. A body sent faster than the minimum rate may pause later, but
+for at most --body-idle-timeout.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from server.http.started import Started
 if TYPE_CHECKING:
     from server.state import AppState
 
-SMALL = 64 << 10  # bytes of each body outside the budget
-GRACE_S = 5.0  # before the minimum rate counts
+SMALL = 64 << 10  # bytes of each body that do not count against the budget
+GRACE_S = 5.0  # seconds before the minimum rate applies
 
 
 class Incoming:
-    """Owner: the handler that reads the body; `close` gives back its bytes."""
+    """One body. Owner: the handler that reads it; `close` releases its bytes."""
 
     __slots__ = (
         "_begun",
@@ -43,11 +43,11 @@ class Incoming:
     )
 
     def __init__(self, request: Request, limit: int) -> None:
-        """Raises where the body promises more than `limit`, or more than there is room for."""
+        """Raises ApiError if the announced length exceeds `limit` or the free budget."""
         state: AppState = request.scope["exchange"].state
         self.more = True
         self.size = 0
-        self.taken = 0  # from the budget
+        self.taken = 0  # bytes taken from the budget
         self._request = request
         self._limit = limit
         self._limits = state.config.limits
@@ -64,7 +64,7 @@ class Incoming:
                 raise self._budget.full(self._client, promised - SMALL)
 
     async def next(self) -> bytes:
-        """The next piece; what has come already is taken without a deadline."""
+        """The next piece; a piece that has already arrived needs no deadline."""
         receiving: Coroutine[Any, Any, dict[str, Any]] = self._request.receive()  # type: ignore[assignment]
         try:
             waiting = receiving.send(None)
@@ -80,7 +80,7 @@ class Incoming:
         return piece
 
     def close(self) -> None:
-        """Nothing of the body is held any more; idempotent."""
+        """Release the body's bytes; idempotent."""
         if self.taken:
             self._budget.give(self._client, self.taken)
             self.taken = 0

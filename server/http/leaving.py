@@ -1,7 +1,7 @@
-"""Leaving: notices that the client of one exchange leaves, on a server without our extension.
+"""Leaving: notices that the client of one exchange disconnects, on a server without our extension.
 
 Owner: loop, one per request. In: ASGI's `receive`, once the body has been read. Out: the registered calls (see LEAVING
-in http/protocol.py), when `http.disconnect` comes. The first call starts a task that waits for it.
+in http/protocol.py) when `http.disconnect` arrives. The first registration starts a task that waits for this message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from starlette.types import Receive
 
 
 class Leaving:
-    """Owner: loop. `watch` stands in for the extension; `close` ends the task."""
+    """Watches for a disconnect. Owner: loop. `watch` replaces the extension; `close` ends the task."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -22,7 +22,9 @@ class Leaving:
         self._gone = False
 
     def watch(self, call: Callable[[], None], wanted: bool) -> None:
-        """Calls `call` when the client leaves; of a client that has left already, in the loop's next turn."""
+        """Call `call` when the client disconnects; if it already has, in the loop's next turn. `wanted` False: remove
+        `call`.
+        """
         if not wanted:
             self._calls.discard(call)
             return
@@ -40,7 +42,7 @@ class Leaving:
             call()
 
     async def close(self) -> None:
-        """The exchange has ended; the calls and the task are dropped."""
+        """Drop the calls and the task: the exchange has ended."""
         self._calls.clear()
         if self._listening is not None:
             self._listening.cancel()

@@ -1,8 +1,8 @@
-"""Line: the plain socket under an answer, for writes past the transport (_fast/lane).
+"""Line: the plain socket under an answer, for writes that bypass the transport (_fast/lane).
 
-Owner: loop. In: uvicorn's state of a request. Out: transport and descriptor, or None: the answer is not
-chunked, not begun or ended, or the transport has TLS or gives no access to its socket (logged once); all pieces then go
-through the transport. This file reads uvicorn's attributes that http/protocol.py does not.
+Owner: loop. In: uvicorn's state of a request. Out: transport and descriptor; or None if the answer is not chunked, not
+begun or ended, or the transport has TLS or gives no access to its socket (logged once). Without a line all pieces go
+through the transport. Only this file and http/protocol.py read uvicorn's attributes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ log = logging.getLogger("omniloop.edge")
 
 
 class Line(NamedTuple):
-    """The descriptor stays the transport's: who writes to it asks the transport first, in the same turn of the loop."""
+    """The transport still owns the descriptor: check its write buffer before each write, in the same turn of
+    the loop.
+    """
 
     transport: asyncio.Transport
     fd: int
 
 
 class HeaderCase:
-    """`yes` until a transport gives no access to its socket. Owner: loop."""
+    """`yes` becomes False when a transport gives no access to its socket. Owner: loop."""
 
     yes = True
 
 
 def line_of(cycle: RequestResponseCycle) -> Line | None:
-    """See above."""
+    """The line of an answer, or None; see the module's docstring."""
     try:
         if not (HeaderCase.yes and cycle.response_started and cycle.chunked_encoding):
             return None
@@ -40,7 +42,7 @@ def line_of(cycle: RequestResponseCycle) -> Line | None:
             return None
         if transport.get_extra_info("sslcontext") is not None:
             return None
-        transport.get_write_buffer_size()  # asked before each write, so it has to be there
+        transport.get_write_buffer_size()  # the lane calls this before each write, so it must exist
         return Line(transport, transport.get_extra_info("socket").fileno())
     except (AttributeError, NotImplementedError) as error:
         HeaderCase.yes = False

@@ -1,8 +1,7 @@
 """Binds the listening socket, and makes the uvicorn server on it.
 
-Owner: loop. The socket is bound before anything is loaded, so a wrong address fails in the first moment and early
-clients get an answer (503) instead of a refused connection. Signals belong to start/process.py; uvicorn's handling is
-off.
+Owner: loop. The socket is bound before anything is loaded, so a wrong address fails at once and early clients get an
+answer (503) instead of a refused connection. start/process.py handles signals; uvicorn's own handling is off.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ OTHER_ADVICE = "set another --host, --port or --uds"
 
 
 class BindError(Exception):
-    """The address cannot be listened on; the text is the one line the operator sees."""
+    """The server cannot listen on the address; the text is the one line that the operator reads."""
 
 
 class Listener(uvicorn.Server):
@@ -47,7 +46,7 @@ class Listener(uvicorn.Server):
         yield
 
     def stop_now(self) -> None:
-        """Ends serve() without waiting for connections."""
+        """End serve() without waiting for connections."""
         self.should_exit = True
         self.force_exit = True
 
@@ -63,7 +62,7 @@ def bind(config: Config) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((server.host, server.port))
-            listener.listen(BACKLOG)  # connections wait here until the loop turns
+            listener.listen(BACKLOG)  # connections wait here until the loop runs
         except BaseException:
             listener.close()
             raise
@@ -75,7 +74,7 @@ def bind(config: Config) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """Binds a Unix socket; replaces one that a killed server left behind. Raises OSError if a process listens on it."""
+    """Bind a Unix socket; replaces the socket of a killed server. Raises OSError if a process listens on it."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
             if is_listening(path):
@@ -106,7 +105,7 @@ def is_listening(path: str) -> bool:
 
 
 def address(config: Config, listener: socket.socket) -> tuple[str, int]:
-    """(what `Listening on` says, port)."""
+    """(the address in `Listening on`, the port)."""
     if config.server.uds:
         return f"unix:{config.server.uds}", 0
     port = listener.getsockname()[1]

@@ -1,9 +1,9 @@
 """Parser: parses HTTP and ignores offers to switch protocols, except for WebSockets.
 
 Owner: loop, one per connection. Java's client offers HTTP/2 with its first request (`Upgrade: h2c`). A server may
-ignore the offer and answer the request; but httptools takes the bytes after the head for the other protocol, drops the
-body, and would read the body as the next request. So a new parser parses the head again, without `Upgrade`: the state
-of the first one depends on the other headers, such as `Connection: close`.
+ignore the offer and answer the request. But httptools treats the bytes after the head as the other protocol, drops the
+body, and would read the body as the next request. So a new parser parses the head again, without `Upgrade`. The first
+parser cannot be reused: its state depends on the other headers, such as `Connection: close`.
 
     POST, Upgrade: h2c | body      head -> declined -> a new parser: head without Upgrade, then the body
 """
@@ -16,7 +16,9 @@ import httptools
 
 
 class Parser:
-    """Owner: loop. `declined()` returns the head without the offer, to be parsed again; None: the offer is accepted."""
+    """A parser of one connection. Owner: loop. `declined()` returns the head without the offer, or None to accept the
+    offer.
+    """
 
     __slots__ = ("_declined", "_parser", "_protocol")
 
@@ -27,7 +29,7 @@ class Parser:
 
     def _renew(self) -> None:
         self._parser = httptools.HttpRequestParser(self._protocol)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # the same setting as uvicorn's
 
     def feed_data(self, data: bytes) -> None:
         left = memoryview(data)
@@ -57,7 +59,7 @@ class Parser:
 
 
 def head_without_offer(method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A request's head as it came, without its Upgrade headers."""
+    """A request's head as received, without its Upgrade headers."""
     lines = [b"%s %s HTTP/%s" % (method, url, version.encode())]
     lines += [b"%s: %s" % header for header in headers if header[0] != b"upgrade"]
     return b"\r\n".join([*lines, b"", b""])

@@ -1,8 +1,8 @@
-"""Patience: a timer that fires too late says that this process stood still, not that its client was slow.
+"""Patience: a timer that fires late shows that this process was stopped, not that its client was slow.
 
-Owner: loop. After a suspended machine, a stopped process or a long turn of the loop, timers fire before the sockets are
-read: a client whose request has lain there all the time would be closed without an answer. It gets a moment more, in
-which the loop reads what has come, and in which a client that stood still as well can go on.
+Owner: loop. After a suspended machine, a stopped process or a long turn of the loop, timers fire before sockets are
+read: a client whose request is already in the socket would be disconnected without an answer. So the client gets one
+more second, in which the loop reads its data, or in which a client that was stopped too can continue.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-LATE_S = 0.1  # the loop's turns are shorter, unless the process stands still
+LATE_S = 0.1  # turns of the loop are shorter, unless the process is stopped
 MOMENT_S = 1.0
 
 
 def moment(timer: asyncio.TimerHandle | None, call: Callable[[], object]) -> asyncio.TimerHandle | None:
-    """Another timer for `call`, if the one that fires now is late; None: it is not, and the client's time is over."""
+    """Another timer for `call` if the timer that fires now is late; None if it is on time, so the client was
+    too slow.
+    """
     loop = asyncio.get_running_loop()
     if timer is None or loop.time() - timer.when() <= LATE_S:
         return None

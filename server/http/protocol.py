@@ -1,8 +1,8 @@
 """Connection: uvicorn's httptools protocol with the limits it lacks: heads, requests per turn, timers, connections.
 
-Owner: loop, one per connection. Uvicorn parses and writes; this class counts while a head arrives, because nothing
-above sees it before it is complete (SECURITY S1), and gives the parser one message at a time, so that pipelined
-requests enter through the turnstile as those of a crowd do. There is no state without a timer (S11):
+Owner: loop, one per connection. Uvicorn parses and writes. This class counts while a head arrives, because the layers
+above get only complete heads (SECURITY S1). It passes one message at a time to the parser, so that pipelined requests
+go through the turnstile like requests of many connections. Every state has a timer (S11):
 
     silent or in a head   header timeout, until the request exists
     bytes wait to parse   a turn of the loop, the turnstile, or an answer that has to end first
@@ -42,20 +42,20 @@ log = logging.getLogger("omniloop.edge")
 
 
 # ASGI extensions
-ABORT = "omniloop.abort"  # drops the connection and what it has not taken yet
+ABORT = "omniloop.abort"  # closes the connection and drops its unsent bytes
 CHUNK = "omniloop.chunk"  # writes a piece of a streamed answer at once, if it can
 LINE = "omniloop.line"  # returns the socket to which a begun answer may be written past the transport
-LEAVING = "omniloop.leaving"  # adds or removes a call that is made when the client leaves
-LINGER_S = 2.0  # how long an answered client may go on sending before it is cut off
-MOST_WAITING = 16  # requests of a connection that wait or run; what comes behind them is not parsed
-MOST_UNPARSED = 64 << 10  # bytes; behind them a connection is not read
-TURN_S = 0.001  # of parsing, in one turn of the loop
+LEAVING = "omniloop.leaving"  # adds or removes a callback for the client's disconnect
+LINGER_S = 2.0  # how long a client may send after its answer before it is cut off
+MOST_WAITING = 16  # requests of a connection that wait or run; later ones are not parsed
+MOST_UNPARSED = 64 << 10  # bytes; with more, the connection is not read
+TURN_S = 0.001  # seconds of parsing in one turn of the loop
 
 
 class Connection(HttpToolsProtocol):
     """One client connection."""
 
-    limits: LimitsConfig  # these three are set once by `with_limits`
+    limits: LimitsConfig  # `with_limits` sets these three once
     turnstile: Turnstile
     seats: Seats
     flow: Flow
@@ -63,14 +63,14 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = Parser(self, self.head_again)  # type: ignore[assignment]
-        self.passed_over = b""  # the head of a message that offers another protocol, without its offer
+        self.passed_over = b""  # the head of a message without its offer of another protocol
         self.refusal: ApiError | None = None
         self.head = Head(self.limits)
         self.header_timer: asyncio.TimerHandle | None = None
         self.in_body = False
         self.body_left = 0  # bytes of a body whose length is known
         self.arrived = Arrived()
-        self.waits = False  # what has arrived is parsed in a later turn of the loop
+        self.waits = False  # whether received bytes are parsed in a later turn of the loop
         self.reader: Reader
         self.seat: Seat | None = None
         self.leaving: set[Callable[[], None]] = set()  # called when the client leaves
@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
         self.arm()
 
     def turn_away(self, full: ApiError) -> None:
-        """No seat is free: up to MOST_REFUSED connections at a time get the error, others are aborted."""
+        """No seat is free: up to MOST_REFUSED connections at a time get the error, all others are aborted."""
         self.seats.refused += 1
         if self.seats.refused <= MOST_REFUSED:
             self.refuse(full)
@@ -118,7 +118,7 @@ class Connection(HttpToolsProtocol):
         return self.parser is None
 
     def on_leaving(self, call: Callable[[], None], wanted: bool) -> None:
-        """See LEAVING. Where the client has left already, the call comes in the loop's next turn."""
+        """Register a LEAVING callback. If the client has already disconnected, it is called in the loop's next turn."""
         if not wanted:
             self.leaving.discard(call)
             return
@@ -126,12 +126,12 @@ class Connection(HttpToolsProtocol):
         if self.lost:
             self.loop.call_soon(call)
         else:
-            self.flow.resume_reading()  # where much has come at once nothing is read, its leaving included
+            self.flow.resume_reading()  # reading must go on to notice the disconnect
 
     # -- timers
 
     def arm(self) -> None:
-        """Headers must be complete within the header timeout."""
+        """Start the timer within which the headers must be complete."""
         self.disarm()
         self.header_timer = self.loop.call_later(self.limits.header_timeout, self.header_timeout)
 
@@ -144,7 +144,7 @@ class Connection(HttpToolsProtocol):
         late, self.header_timer = self.header_timer, None
         if self.transport.is_closing():
             return
-        if self.waits:  # for a turn of the loop: its head may have come in time
+        if self.waits:  # waits for a turn of the loop: the head may have come in time
             self.header_timer = self.loop.call_later(MOMENT_S, self.header_timeout)
             return
         self.header_timer = moment(late, self.header_timeout)
@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
             self.refuse(ApiError(408, "upload_timeout", "the headers arrived too slowly"))
 
     def shut(self) -> None:
-        """Closes once the client has read what was written, which it has to do in time."""
+        """Close once the client has read the written bytes; the Reader limits the time for this."""
         self.transport.close()
         if not self.lost:
             self.reader.watch()
@@ -171,7 +171,7 @@ class Connection(HttpToolsProtocol):
             self.reader.stop()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Idle for too long."""
+        """Close a connection that was idle for too long."""
         self.timeout_keep_alive_task = moment(self.timeout_keep_alive_task, self.timeout_keep_alive_handler)
         if self.timeout_keep_alive_task is not None:
             return
@@ -193,7 +193,7 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer: trailers are counted as headers are, and otherwise ignored (RFC 9110, 6.5.1)."""
+        """Count a header or a trailer; trailers are otherwise ignored (RFC 9110, 6.5.1)."""
         if self.head.count(name, value):
             super().on_header(name, value)
 
@@ -206,7 +206,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_headers_complete()  # the app begins in a later turn of the loop
         if takes:
-            if self.unanswered:  # a socket's frames would follow an answer that is still to come
+            if self.unanswered:  # the socket's frames would follow an unfinished answer
                 self.refusal = ApiError(400, "invalid_request", "a WebSocket begins on a connection of its own")
                 raise HeadLimit
             return
@@ -228,12 +228,12 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def head_again(self) -> bytes | None:
-        """See offers.py."""
+        """The head without its offer of another protocol; see offers.py."""
         head, self.passed_over = self.passed_over, b""
         return head or None
 
     def handle_websocket_upgrade(self) -> None:
-        """The connection is the socket's from here on, and so is its seat."""
+        """Pass the connection and its seat to the WebSocket protocol."""
         self.disarm()
         self.arrived.clear()
         seat, self.seat = self.seat, None
@@ -244,7 +244,7 @@ class Connection(HttpToolsProtocol):
     # -- from read to request, from answer to the next
 
     def data_received(self, data: bytes) -> None:
-        if self.refusal is not None:  # already answered; the rest of what was sent is not read
+        if self.refusal is not None:  # already answered; the rest of the input is ignored
             return
         self.head.silent = False
         self._unset_keepalive_if_required()
@@ -254,29 +254,29 @@ class Connection(HttpToolsProtocol):
         self.hold()
 
     def enter(self) -> None:
-        """Goes on in this turn of the loop where it has room, else in a later one."""
+        """Continue in this turn of the loop if the turnstile has room, otherwise in a later turn."""
         if self.turnstile.enter(self.go_on):
             self.go_on()
 
     def go_on(self) -> None:
-        """Parses what has waited."""
+        """Parse the bytes that have waited."""
         self.waits = False
         if not self.lost and not self.transport.is_closing():
             self.parse(entered=True)
             self.hold()
 
     def hold(self) -> None:
-        """Reads on while little waits, so that a client's leaving is seen."""
+        """Read on while few bytes wait, so that a disconnect is noticed."""
         if not self.lost and not self.transport.is_closing():
             self.flow.hold(len(self.arrived) > MOST_UNPARSED)
 
     def parse(self, entered: bool = False) -> None:
-        """Feeds the parser until a later turn, or an answer, has to come first; `entered`: the turnstile has let in the
-        next message."""
+        """Feed the parser until it has to wait for a later turn or for an answer. `entered`: the turnstile has admitted
+        the next message."""
         ends = time.perf_counter() + TURN_S
         while self.arrived and self.refusal is None and not self.transport.is_closing():
             if not (self.head.open or self.in_body):
-                if len(self.unanswered) >= MOST_WAITING:  # on_response_complete goes on
+                if len(self.unanswered) >= MOST_WAITING:  # on_response_complete continues
                     return
                 if not entered and not self.turnstile.enter(self.go_on):
                     self.waits = True
@@ -296,11 +296,11 @@ class Connection(HttpToolsProtocol):
         if self.head.is_too_long(len(piece), between):
             most = self.head.most
             self.refuse(ApiError(431, "headers_too_large", f"the headers are longer than {most} bytes"))
-        elif self.header_timer is None and not self.unanswered:  # an empty line in front of a request begins no head
+        elif self.header_timer is None and not self.unanswered:  # an empty line before a request begins no head
             self.arm()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        """A first request begins at once; one that was pipelined enters as others do."""
+        """Start a first request at once; pipelined requests go through the turnstile."""
         start = partial(self.start, cycle, app)
         if not self.unanswered or self.turnstile.enter(start):
             start()
@@ -318,7 +318,9 @@ class Connection(HttpToolsProtocol):
             self.reader.watch()
 
     def on_response_complete(self) -> None:
-        """An answer that came before the end of the body: what still arrives is dropped, for a short while."""
+        """An answer has ended. If it came before the end of its body, the rest of the body is dropped for a
+        short while.
+        """
         super().on_response_complete()
         if self.unanswered:
             self.unanswered.popleft()
@@ -332,7 +334,7 @@ class Connection(HttpToolsProtocol):
             self.loop.call_soon(self.again)
 
     def again(self) -> None:
-        """An answer has made room for the next request."""
+        """Continue parsing: an answer has made room for the next request."""
         self.waits = False
         if not self.lost and not self.transport.is_closing():
             self.parse()
@@ -345,11 +347,11 @@ class Connection(HttpToolsProtocol):
     # -- refusals
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn when the parser stops: our refusal, or plain bad HTTP."""
+        """Called by uvicorn when the parser stops, for our refusal or for invalid HTTP."""
         self.refuse(self.refusal or self.head.refusal or ApiError(400, "invalid_request", NOT_HTTP))
 
     def refuse(self, error: ApiError) -> None:
-        """Answers and closes, below the app."""
+        """Send an error below the app, and close."""
         self.refusal = error
         self.disarm()
         self.arrived.clear()
@@ -358,7 +360,7 @@ class Connection(HttpToolsProtocol):
         head += b"x-request-id: %s\r\n" % uuid.uuid4().hex.encode()
         for name, value in error.headers.items():
             head += f"{name}: {value}\r\n".encode()
-        # No error is written into an open answer: the connection closes as if its client had left.
+        # No error is written into an unfinished answer: its connection closes as after a disconnect.
         alone = self.in_body and len(self.unanswered) == 1 and not self.cycle.response_started
         if alone or not self.unanswered:
             self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
@@ -373,9 +375,9 @@ NOT_HTTP = "this is not a valid HTTP request"
 
 
 def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
-    """Writes a piece of an answer that has begun; False: it has to go through ASGI's `send`, which can wait.
+    """A function that writes a piece of a started answer. It returns False if the piece must go through ASGI's `send`.
 
-    A third of what `send` costs, which matters once per token.
+    It takes a third of the time of `send`, once per token.
     """
     flow, write = cycle.flow, cycle.transport.write
 
@@ -389,5 +391,5 @@ def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
 
 
 def with_limits(limits: LimitsConfig, turnstile: Turnstile, seats: Seats) -> type[Connection]:
-    """The protocol class for uvicorn, bound to this server's limits; its connections share a turnstile and seats."""
+    """The protocol class for uvicorn with this server's limits; its connections share a turnstile and seats."""
     return type("BoundConnection", (Connection,), {"limits": limits, "turnstile": turnstile, "seats": seats})

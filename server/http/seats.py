@@ -1,9 +1,9 @@
-"""Seats: open connections, counted in all and by address (SECURITY S11).
+"""Seats: open connections, counted in total and per address (SECURITY S11).
 
-Owner: loop, one per server. In: the peer's address when a connection opens. Out: a Seat, given back when it ends, also
-where it has become a WebSocket; or the 503. An address may take more while it holds less than eight times what is free,
-so one address that opens all it can leaves a ninth for others. Peers that --trusted-proxies lists stand for many
-clients and are bounded by --max-connections alone.
+Owner: loop, one per server. In: the peer's address when a connection opens. Out: a Seat, released when the connection
+ends, also as a WebSocket; or the 503. An address may take another seat while it holds less than eight times the number
+of free seats, so one address that opens all it can leaves a ninth for others. Peers in --trusted-proxies stand for many
+clients, so only --max-connections bounds them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from server.ops.limits import Shares
 from server.ops.proxies import TrustedProxies, home
 
 WEIGHT = 8
-MOST_REFUSED = 32  # that are answered at one time; a crowd behind them is cut off, as each holds a descriptor
+MOST_REFUSED = 32  # refusals sent at one time; further connections are cut off, since each holds a descriptor
 
 
 class Seat:
@@ -26,20 +26,20 @@ class Seat:
         self._address = address
 
     def leave(self) -> None:
-        """Once."""
+        """Release the seat; call once."""
         self._shares.give(self._address, 1)
 
 
 class Seats:
-    """Owner: loop."""
+    """The seats of a server. Owner: loop."""
 
     def __init__(self, limit: int, proxies: TrustedProxies, weight: float = WEIGHT) -> None:
         self.shares = Shares(limit, weight)
-        self.refused = 0  # connections that are open only until they have read their refusal
+        self.refused = 0  # connections that stay open only to read their refusal
         self._proxies = proxies
 
     def take(self, client: tuple[str, int] | None) -> Seat:
-        """Raises the 503 where there is no room."""
+        """Take a seat. Raises the 503 if there is no room."""
         shares = self.shares
         peer = self._proxies.peer(client)
         many = self._proxies.lists(peer)

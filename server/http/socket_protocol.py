@@ -1,14 +1,14 @@
-"""Socket: uvicorn's protocol of a WebSocket, for clients that send or read as they like.
+"""Socket: uvicorn's WebSocket protocol, with bounds for clients that send too much or do not read.
 
-Owner: loop. Imported with the first socket, or by `import_sockets`. One read may hold 40,000 frames. They are parsed
-a little at a time: up to the next message while none waits, for a millisecond per turn of the loop, and in a turn that
-the turnstile grants, so that no crowd of sockets holds the loop either.
+Owner: loop. Imported with the first socket, or by `import_sockets`. One read may hold 40,000 frames. They are parsed in
+small steps: up to the next message if none is queued, for a millisecond per turn of the loop, and in a turn that the
+turnstile grants, so that many sockets together do not block the loop.
 
     read   ping ping ping .. ping, message
     turns  |parse 1 ms|  others  |parse 1 ms|  others  |message -> queue|
 
-Frames without content (pings, pongs, empty fragments) are bounded: 200 in ten seconds, then the socket is closed with
-1008. A client that does not read what was written is cut off (Reader).
+Frames without content (pings, pongs, empty fragments) are bounded: with more than 200 in ten seconds, the socket is
+closed with 1008. A client that does not read is cut off (Reader).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from server.http.flow import Reader
 from server.http.seats import Seat
 from server.http.turnstile import Turnstile
 
-PIECE = 1024  # bytes that are parsed at a time: at most 170 frames
-TURN_S = 0.001  # of parsing
-MOST_UNPARSED = 64 << 10  # bytes; behind them a socket is not read
+PIECE = 1024  # bytes parsed at a time: at most 170 frames
+TURN_S = 0.001  # seconds of parsing per turn
+MOST_UNPARSED = 64 << 10  # bytes; with more, the socket is not read
 MOST_EMPTY, WINDOW_S = 200, 10.0  # frames without content
-MOST_FRAGMENTS = 4096  # of a message
+MOST_FRAGMENTS = 4096  # fragments of one message
 POLICY = 1008
 
 
 class Socket(WebSocketsSansIOProtocol):
-    """One client."""
+    """One client's socket."""
 
     def __init__(
         self, stall: float, turnstile: Turnstile | None = None, seat: Seat | None = None, **given: Any
@@ -44,8 +44,8 @@ class Socket(WebSocketsSansIOProtocol):
         self._turnstile = turnstile or Turnstile()
         self._seat = seat
         self._unparsed = memoryview(b"")
-        self._waits = False  # for a turn to parse in
-        self._held = False  # so much is unparsed that no more is read
+        self._waits = False  # for a turn in which to parse
+        self._held = False  # reading is paused because too many bytes are unparsed
         self._empty = 0  # frames without content since `_since`
         self._since = 0.0
         self._reader: Reader
@@ -61,7 +61,7 @@ class Socket(WebSocketsSansIOProtocol):
         self._hold()
 
     def _enter(self) -> None:
-        """Parses in this turn of the loop where it has room, else in a later one."""
+        """Parse in this turn of the loop if the turnstile has room, otherwise in a later turn."""
         if self._turnstile.enter(self._go_on):
             self._parse()
         else:
@@ -73,7 +73,7 @@ class Socket(WebSocketsSansIOProtocol):
         self._hold()
 
     def _parse(self) -> None:
-        """Up to the next message, or to the end of this socket's time."""
+        """Parse up to the next message, or until this socket's time is over."""
         ends = time.perf_counter() + TURN_S
         while self._unparsed and self.queue.empty():
             if self.transport.is_closing():
@@ -87,7 +87,7 @@ class Socket(WebSocketsSansIOProtocol):
         self._watch()
 
     def _enter_later(self) -> None:
-        """In a turn of the loop that has room, which this one has not."""
+        """Parse in a later turn of the loop."""
         self._waits = True
         self.loop.call_soon(self._again)
 
@@ -96,7 +96,7 @@ class Socket(WebSocketsSansIOProtocol):
         self._enter()
 
     def _hold(self) -> None:
-        """Reads no more while much is unparsed."""
+        """Pause reading while too many bytes are unparsed."""
         held = len(self._unparsed) > MOST_UNPARSED
         if held == self._held or self.transport.is_closing():
             return
@@ -145,7 +145,7 @@ class Socket(WebSocketsSansIOProtocol):
             self._fail(f"more than {MOST_EMPTY} frames without content in {WINDOW_S:g} s")
 
     def _fail(self, reason: str) -> None:
-        """Ends the socket: the client breaks a rule."""
+        """Close the socket: the client breaks a rule."""
         if self.close_sent or self.transport.is_closing():
             return
         self.stop_keepalive()
@@ -160,12 +160,14 @@ class Socket(WebSocketsSansIOProtocol):
     # -- the client's end
 
     async def send(self, message: Any) -> None:
-        """A socket that has closed by itself (too large a message, no pong) is as one that the client left."""
+        """Send a message; raises ClientDisconnected if the protocol has closed by itself (too large a message,
+        no pong).
+        """
         await self.writable.wait()
         if self.close_sent and self.initial_response is None:
             raise ClientDisconnected
         await super().send(message)
-        if self.initial_response is not None and self.close_sent:  # refused with an answer, which is no fault to log
+        if self.initial_response is not None and self.close_sent:  # refused with an answer, which is no error to log
             self.handshake_complete = True
 
     def keepalive_timeout(self) -> None:
@@ -186,7 +188,7 @@ class Socket(WebSocketsSansIOProtocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Where the transport closes, the client has to take what is left."""
+        """Watch whether the client reads the remaining bytes of a closing transport."""
         if self.transport.is_closing() and not self.disconnected:
             self._reader.watch()
 

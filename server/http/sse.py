@@ -1,10 +1,10 @@
 """EventStream: server-sent events, written by the engine's callback; no task polls for them.
 
-Owner: loop. In: finished frames (bytes) from the route. Out: each write goes straight to the transport while it takes
-more (http/protocol.py), and opens the lane by which plain tokens pass it (_fast/lane). The first and the last one, and
-those that meet a full transport, are ASGI messages; their send coroutine is driven by hand: it mostly ends at once, no
-task and no queue. Where it waits, a task carries it on, `paused` is set, and the route keeps tokens to itself, merged,
-until `on_writable` says that the reader is back.
+Owner: loop. In: finished frames (bytes) from the route. Out: each write goes straight to the transport while the
+transport has room (http/protocol.py), and opens the lane through which plain tokens bypass this class (_fast/lane). The
+first and the last write, and writes while the transport is full, are ASGI messages. Their send coroutine is driven by
+hand: mostly it ends at once, without a task or a queue. If it waits, a task continues it and `paused` is set; the route
+then merges its tokens until `on_writable` reports that the transport has room again.
 
     write ... write (transport full) -> paused ............ drained -> on_writable -> one merged write
                                           \\-- stall timeout -> lost
@@ -36,7 +36,7 @@ def _nothing() -> None:
 
 
 class EventStream:
-    """One streamed answer. Owner: loop. `ended` is done when the last byte was handed over or the reader was lost."""
+    """One streamed answer. Owner: loop. `ended` is done when the last byte was written or the client was cut off."""
 
     def __init__(self, exchange: Exchange, on_writable: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -44,12 +44,12 @@ class EventStream:
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self.paused = False
         self.lane: Lane | None = None
-        self.lost = False  # a stalled reader: nothing more can be written
+        self.lost = False  # the client stalled: nothing more can be written
         self._on_writable = on_writable
         self._send = exchange.raw_send
         self._chunk = exchange.chunk
         self._interval = exchange.state.config.server.sse_keep_alive_interval
-        self.opened = False  # the 200 has gone out; before that an error can still be a status
+        self.opened = False  # whether the 200 was sent; before it, an error can still send its own status
         self._last_write = self.loop.time()
         self._pump: asyncio.Task[None] | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -63,14 +63,14 @@ class EventStream:
         return not (self.paused or self.ended.done())
 
     def write(self, frames: bytes, more: bool = True) -> None:
-        """Hands finished frames to the connection; not while `paused`."""
+        """Write finished frames to the connection; not while `paused`."""
         assert not self.paused, "the route keeps what it has while the reader is away"
         if self.ended.done():
             return
         if self._interval:
             self._last_write = self.loop.time()
         if more and self.opened and frames and self._chunk(frames):
-            if self.lane is not None:  # all frames before it have been written
+            if self.lane is not None:  # all earlier frames have been written
                 self.lane.open = True
             return
         if not self.opened:
@@ -81,17 +81,17 @@ class EventStream:
         self._push({"type": "http.response.body", "body": frames, "more_body": more}, last=not more)
 
     def close(self) -> None:
-        """Leaves the stream, on every way out; idempotent."""
+        """End the stream, for every reason; idempotent."""
         for timer in (self._stall_timer, self._alive_timer):
             if timer is not None:
                 timer.cancel()
         if self._pump is not None and not self._pump.done():
             self._pump.cancel()
         self._finish()
-        self._on_writable = _nothing  # else route and stream would hold each other
+        self._on_writable = _nothing  # breaks the reference cycle between route and stream
 
     async def settle(self) -> None:
-        """Waits for a pump that `close` has cancelled."""
+        """Wait for a pump that `close` has cancelled."""
         if self._pump is not None:
             await asyncio.gather(self._pump, return_exceptions=True)
 
@@ -103,7 +103,7 @@ class EventStream:
         self._push(message, last=False)
 
     def _push(self, message: dict[str, Any], last: bool) -> None:
-        if self.paused:  # the start of the answer met a full transport already: queue behind it
+        if self.paused:  # the start of the answer found a full transport: queue after it
             assert self._pump is not None
             self._pump = self.loop.create_task(self._after(self._pump, message, last))
             return
@@ -129,7 +129,7 @@ class EventStream:
         self._resumed(last)
 
     def _resumed(self, last: bool) -> None:
-        if self._pump is not asyncio.current_task():  # another message waits behind this one, and goes first
+        if self._pump is not asyncio.current_task():  # another message is queued, and goes first
             return
         self.paused = False
         if self._stall_timer is not None:
@@ -148,7 +148,7 @@ class EventStream:
             self.ended.set_result(None)
 
     def give_up(self) -> None:
-        """Cuts off a client that has read nothing for too long, or for which too much text is buffered."""
+        """Cut off a client that has read nothing for too long, or has too much buffered text."""
         self.lost = True
         self.exchange.reason = "stalled"
         self._finish()

@@ -1,7 +1,7 @@
-"""Started: a coroutine that was driven to its first wait by hand, and goes on inside a task.
+"""Started: a coroutine that was run by hand up to its first wait, and continues inside a task.
 
-Owner: loop. Most of what a connection is asked for is done at once: a body that came with its head, a message that the
-transport takes. Such a call is driven without a task or a deadline; only the rest is awaited.
+Owner: loop. Most calls of a connection finish at once: a body that came with its head, a message that the transport
+takes. Such a call runs without a task or a deadline; only calls that wait are awaited.
 
     begin(step) -> done: its result
                 -> waits: a Started, to be awaited
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Started(Generic[T]):
-    """Owner: whoever awaits it, once."""
+    """The rest of a coroutine. Owner: the caller that awaits it, once."""
 
     __slots__ = ("_step", "_waiting")
 

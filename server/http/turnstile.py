@@ -1,8 +1,8 @@
-"""Turnstile: a crowd of requests begins a few at a time, so that tokens and probes go out in between.
+"""Turnstile: requests that arrive together begin a few at a time, so that tokens and probes are sent in between.
 
-Owner: loop. Parsing, checking and admitting a request takes the loop a quarter of a millisecond. Without this, 256 that
-arrive together would all do so in one turn of the loop, and every running stream would stand still meanwhile. It stands
-before the parser: a connection that has to wait keeps what it has read, and reads no more.
+Owner: loop. Parsing, checking and admitting a request takes the loop a quarter of a millisecond. Without a turnstile,
+256 simultaneous requests would do all this in one turn of the loop, and every running stream would wait. The turnstile
+is before the parser: a connection that waits for it buffers what it has read, and reads no more.
 
     256 arrive | 2 begin | tokens | 2 begin | tokens | ...
 """
@@ -17,15 +17,15 @@ PER_TURN = 2  # about half a millisecond of work
 
 
 class Turnstile:
-    """First come, first served. Owner: loop."""
+    """Admits requests, first come, first served. Owner: loop."""
 
     def __init__(self) -> None:
-        self._left = PER_TURN  # in this turn of the loop
+        self._left = PER_TURN  # requests that may still begin in this turn of the loop
         self._turning = False
         self._waiting: deque[Callable[[], None]] = deque()
 
     def enter(self, later: Callable[[], None]) -> bool:
-        """Whether this turn of the loop has room for one more; if not, `later` is called in one that has."""
+        """Whether this turn of the loop has room for one more; if not, `later` is called in a turn that has room."""
         if not self._turning:
             self._turning = True
             asyncio.get_running_loop().call_soon(self._turn)
@@ -36,7 +36,7 @@ class Turnstile:
         return False
 
     def _turn(self) -> None:
-        """A new turn of the loop; the turns stop after one that admitted no request."""
+        """Begin a new turn of the loop; no further turn is scheduled after one that admitted no request."""
         self._turning = bool(self._waiting) or self._left < PER_TURN
         self._left = PER_TURN
         if self._turning:

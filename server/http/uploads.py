@@ -1,9 +1,9 @@
 """Uploads: multipart/form-data, counted and parsed while it streams.
 
-Owner: loop. In: ASGI messages. Out: a Form, its texts by name and one file; or 413, 415, 408, 400. Nothing is
-written to disk: the bytes stay counted against the process-wide budget until `uploaded` is left. A field that comes
-again adds a value; the [] behind the name of a list is dropped. The file grows in a BytesIO, whose getvalue() gives its
-bytes away without a copy: joining pieces of 100 MB held the interpreter, and with it the loop, for 63 ms.
+Owner: loop. In: ASGI messages. Out: a Form, its texts by name and one file; or 413, 415, 408, 400. Nothing is written
+to disk: the bytes count against the process-wide budget until the `uploaded` block ends. A repeated field adds a value;
+the suffix [] of a list's name is dropped. The file grows in a BytesIO, whose getvalue() returns its bytes without a
+copy: joining pieces of 100 MB held the GIL, and so blocked the loop, for 63 ms.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from server.http.exchange import state_of
 from server.http.incoming import Incoming
 
 CHUNK = 64 << 10  # bytes parsed in one turn of the loop
-ALL_TEXTS = 4  # times --max-form-field-bytes: all texts of a form, with the parts' headers
+ALL_TEXTS = 4  # bytes of all texts of a form and the parts' headers, as a multiple of --max-form-field-bytes
 
 
 @dataclass(slots=True)
 class Form:
-    """What was uploaded."""
+    """The uploaded form."""
 
     texts: dict[str, list[str]] = field(default_factory=dict)
-    file: io.BytesIO | None = None  # its content
+    file: io.BytesIO | None = None  # the file's content
 
 
 @asynccontextmanager
 async def uploaded(request: Request, file_field: str, max_file_bytes: int) -> AsyncIterator[Form]:
-    """The form of a request, of which only `file_field` may be a file. Raises ApiError."""
+    """The form of a request, in which only the field `file_field` may be a file. Raises ApiError."""
     limits = state_of(request).config.limits
     max_file_bytes = min(max_file_bytes, limits.max_upload_bytes or max_file_bytes)
     reader = FormReader(boundary_of(request), file_field, max_file_bytes, limits)
@@ -55,7 +55,7 @@ async def uploaded(request: Request, file_field: str, max_file_bytes: int) -> As
 
 
 def boundary_of(request: Request) -> bytes:
-    """The boundary that the content type names."""
+    """The boundary given in the content type."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data":
         raise ApiError(415, "unsupported_media_type", "send the body as Content-Type: multipart/form-data")
@@ -69,17 +69,17 @@ def malformed(why: str) -> ApiError:
 
 
 class FormReader:
-    """One form as it arrives. Owner: loop."""
+    """Parses one form as it arrives. Owner: loop."""
 
     def __init__(self, boundary: bytes, file_field: str, max_file_bytes: int, limits: LimitsConfig) -> None:
         self._form = Form()
         self._file_field = file_field
         self._max_file = max_file_bytes
         self._max_parts, self._max_text = limits.max_form_parts, limits.max_form_field_bytes
-        self._header = [bytearray(), bytearray()]  # name and value of the header that is read
+        self._header = [bytearray(), bytearray()]  # name and value of the current header
         self._disposition = b""
         self._name = ""
-        self._content = io.BytesIO()  # of the part that is read
+        self._content = io.BytesIO()  # content of the current part
         self._size = 0
         self._is_file = False
         self._parts = 0
@@ -109,7 +109,7 @@ class FormReader:
             raise malformed("a part does not begin or end as it should") from None
 
     def finished(self) -> Form:
-        """The form, once all bytes have come."""
+        """The form, once all bytes have arrived."""
         if not self._ended:
             raise malformed("it is cut short")
         return self._form

@@ -1,8 +1,8 @@
-"""Disconnects and deadlines: the two ways a handler is cancelled from outside.
+"""Disconnects and deadlines: the two external reasons to cancel a handler.
 
-Owner: loop. After the body is read, the connection reports when the client leaves. The handler's task is then
-cancelled: it leaves its TokenStream, which aborts the request (SECURITY S12). A missed deadline is answered with 504.
-Both are used for every request, so they are plain objects: no task, no generator.
+Owner: loop. After the body is read, the connection reports a disconnect. The handler's task is then cancelled: it
+closes its TokenStream, which aborts the request (SECURITY S12). A missed deadline is answered with 504. Every request
+uses both, so they are plain objects: no task, no generator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def client_present(request: Request) -> ClientPresent:
-    """Cancels the body of the `async with` when the client disconnects, and turns that into ClientGone."""
+    """Cancel the body of the `async with` when the client disconnects, and raise ClientGone instead."""
     return ClientPresent(request.scope["exchange"])
 
 
@@ -55,7 +55,7 @@ class ClientPresent:
 
 
 def preparing(exchange: Exchange, what: str = "prompt") -> Within:
-    """504 `deadline` once the preparation of `what` has taken --prepare-timeout; 0 is no limit."""
+    """Raise the 504 `deadline` if the preparation of `what` takes longer than --prepare-timeout; 0 is no limit."""
     seconds = exchange.state.config.limits.prepare_timeout
     return Within(seconds, f"the {what} took longer than --prepare-timeout")
 

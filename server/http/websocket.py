@@ -1,8 +1,8 @@
-"""WebSocket: one as an Exchange, so that host, origin, key and phase are checked as for any request.
+"""WebSocket: a socket as an Exchange, so that host, origin, key and phase are checked as for any request.
 
-Owner: loop. In: an ASGI scope of a WebSocket. Out: the exchange that its handler gets. Until the socket is accepted a
-refusal is an HTTP answer with its status and body; behind that, errors are the handler's events. Browsers, which can
-send no header with a socket, give the key as the subprotocol that OpenAI's clients use.
+Owner: loop. In: an ASGI scope of a WebSocket. Out: the exchange for its handler. Until the socket is accepted, a
+refusal is an HTTP answer with its status and body; later errors are the handler's events. Browsers cannot send headers
+with a socket, so they send the key as the subprotocol that OpenAI's clients use.
 
     connect -> Edge, Gate -> handler: accept -> receive, send ... -> close
 """
@@ -18,14 +18,14 @@ from starlette.types import Message, Scope, Send
 from server.flags.config import LimitsConfig
 from server.http.turnstile import Turnstile
 
-METHOD = "WEBSOCKET"  # in the place of a request's method: never safe in the sense of GET, so origins are checked
+METHOD = "WEBSOCKET"  # used as the request's method; unlike GET it is not safe, so origins are checked
 MAX_MESSAGE = 4 << 20  # bytes
 KEY_PROTOCOL = b"openai-insecure-api-key."
 PROTOCOL = "realtime"
 
 
 def sockets(limits: LimitsConfig, turnstile: Turnstile) -> Callable[..., asyncio.Protocol]:
-    """Makes what speaks on a connection that becomes a WebSocket."""
+    """A factory for the protocol of a connection that becomes a WebSocket."""
 
     def made(**given: Any) -> asyncio.Protocol:
         return import_sockets()(limits.stream_stall_timeout, turnstile, **given)
@@ -34,14 +34,14 @@ def sockets(limits: LimitsConfig, turnstile: Turnstile) -> Callable[..., asyncio
 
 
 def import_sockets() -> type[Any]:
-    """The protocol's class. Its library takes a twentieth of a second to import, which no start should wait for."""
+    """The protocol's class. Importing its library takes a twentieth of a second, so it is not imported at start."""
     from server.http.socket_protocol import Socket
 
     return Socket
 
 
 def as_exchange_scope(scope: Scope) -> None:
-    """Gives a socket's scope what checks of requests read."""
+    """Add the fields to a socket's scope that checks of requests read."""
     scope["method"] = METHOD
     offered = [name.encode("latin-1") for name in scope.get("subprotocols", ())]
     keys = [name[len(KEY_PROTOCOL) :] for name in offered if name.startswith(KEY_PROTOCOL)]
@@ -50,7 +50,7 @@ def as_exchange_scope(scope: Scope) -> None:
 
 
 def refusing(send: Send) -> Send:
-    """Answers of a socket that is refused, in ASGI's words for them; what a socket says otherwise passes by."""
+    """Rename HTTP answers of a refused socket to ASGI's WebSocket messages; other messages pass unchanged."""
 
     async def send_message(message: Message) -> None:
         if message["type"].startswith("http."):

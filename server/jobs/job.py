@@ -1,10 +1,10 @@
-"""Job: one prompt of a request as the engine takes it.
+"""Job: one prompt of a request in the form that the engine takes.
 
 Owner: loop. In: a rendered Prompt and the checked parameters (Asked). Out: a Job with the engine's Request: media are
-loaded and spliced into the prompt, lengths are settled, cache scope and priority are set. Every endpoint that calls the
-engine makes its requests here, whatever it answers with.
+loaded and spliced into the prompt, lengths are checked, cache scope and priority are set. Every endpoint that calls the
+engine makes its requests here, for any form of answer.
 
-    Prompt -> media loaded -> placeholders widened -> lengths checked -> Job
+    Prompt -> media loaded -> placeholders expanded -> lengths checked -> Job
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from server.state import AppState
 from server.structure.structure import Structure
 from server.structure.thinking import FREE, behind_thinking, in_harmony, with_budget
 
-MAX_HEADER = 2048  # bytes of a header that lists frames; the body of a chat completion lists all
+MAX_HEADER = 2048  # bytes of the header that lists replaced frames; the body of a chat completion lists all
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Job:
     prompt: Prompt
     request: Request
     media_tokens: Mapping[Modality, int]  # prompt tokens per modality
-    param: str  # the field that the prompt came in
+    param: str  # the request's field with the prompt
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +58,9 @@ async def prepare(
     param: str = "messages",
     preload: MediaPreload | None = None,
 ) -> Job:
-    """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
+    """Load the media, expand the placeholders and check the lengths of one prompt. Raises ApiError, RenderError,
+    MediaError.
+    """
     if prompt.media or prompt.rows:
         spliced = await with_media(exchange, prompt, preload or media_preload(exchange, salt))
     else:
@@ -67,27 +69,27 @@ async def prepare(
 
 
 def scope_of(exchange: Exchange, salt: str) -> bytes:
-    """Whose caches a request reads: its key's, narrowed by its salt."""
+    """The scope of the caches that a request reads: its key's, narrowed by its salt."""
     if not exchange.key_name and not salt:
         return b""
     return hashlib.sha256(f"{exchange.key_name}\0{salt}".encode()).digest()
 
 
 def media_preload(exchange: Exchange, salt: str, options: MediaOptions | None = None) -> MediaPreload:
-    """The MediaPreload of a request; where `begin` is not called, `load` loads everything."""
+    """The MediaPreload of a request; without a call of `begin`, `load` loads everything."""
     return MediaPreload(exchange.state.media, scope_of(exchange, salt), options)
 
 
 def job_of(
     exchange: Exchange, prompt: Prompt, spliced: Spliced, asked: Asked, *, salt: str, priority: int, param: str
 ) -> Job:
-    """Lengths settled: how many tokens the prompt has and leaves."""
+    """The Job of a spliced prompt: checks the prompt's length and sets the answer's length."""
     state = exchange.state
     ids = spliced.prompt_token_ids
     if (state.engine.model.encoder_prefix or state.engine.model.adds_media) and not spliced.media:
         text = "this model only transcribes recordings; send them to /v1/audio/transcriptions"
         raise ApiError(400, "sound_required", text, param)
-    if state.engine.model.adds_media and asked.beam:  # beams would go on behind the sound's end
+    if state.engine.model.adds_media and asked.beam:  # beams would continue after the end of the sound
         raise not_here(
             "use_beam_search",
             "use_beam_search: this model takes audio while it answers and has no beam search; leave the field out",
@@ -100,7 +102,7 @@ def job_of(
     wanted = state.defaults.get("max_new_tokens", room) if asked.max_tokens is None else asked.max_tokens
     most = max(1, min(wanted, room))
     params, least = asked.params, min(asked.params.min_tokens, most)
-    if prompt.rows and params.repetition_penalty != 1.0:  # the checkpoint's; the ids that rows take mean nothing
+    if prompt.rows and params.repetition_penalty != 1.0:  # the checkpoint's default; the ids of rows mean nothing
         params = replace(params, repetition_penalty=1.0)
     if params.max_tokens != most or params.min_tokens != least:
         params = replace(params, max_tokens=most, min_tokens=least)
@@ -121,9 +123,10 @@ def job_of(
 
 
 async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsing: Parsing | None) -> list[Job]:
-    """The jobs, held to the form or the budget that the request names. Raises ApiError naming the keyword or the field.
+    """The jobs with the grammar or thinking budget that the request asks for. Raises ApiError with the keyword or
+    field.
 
-    Where the model thinks first (`parsing`), an answer is held behind its reasoning.
+    If the model writes reasoning first (`parsing`), the grammar applies after the reasoning.
     """
     state, budget = exchange.state, asked.thinking_budget
     structure = asked.structure or FREE
@@ -151,7 +154,7 @@ async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsin
 def behind(
     state: AppState, structure: Structure, prompt: Prompt, parsing: Parsing | None
 ) -> tuple[bytes, Callable[[], GrammarSpec]]:
-    """The structure's key and maker. Where an answer begins with reasoning, its grammar begins behind the reasoning."""
+    """The structure's key and maker. If an answer begins with reasoning, its grammar begins after the reasoning."""
     if parsing is None:
         return structure.key, structure.make
     if parsing.parsers.harmony is not None:
@@ -165,7 +168,7 @@ def behind(
 
 
 def note_media(exchange: Exchange, report: MediaReport) -> None:
-    """What the media took, for the log line and the metrics; frames that were replaced, for the client."""
+    """Report media times and counts to the log line and the metrics, and replaced frames to the client."""
     if not report.items:
         return
     exchange.state.metrics.media(report)
@@ -180,7 +183,7 @@ def note_media(exchange: Exchange, report: MediaReport) -> None:
 
 
 async def with_media(exchange: Exchange, prompt: Prompt, preload: MediaPreload) -> Spliced:
-    """The prompt with its placeholders widened to the loaded items."""
+    """The prompt with its placeholders expanded to the loaded items."""
     if not prompt.media:
         rows = [(item.start, item.rows) for item in prompt.rows]
         return splice(prompt.token_ids, (), (), None, rows)

@@ -1,8 +1,8 @@
-"""Media options: what the operator, and a request that the operator trusts, say about pictures and films.
+"""Media options: the settings for pictures and films from the operator, and from a request that the operator trusts.
 
-Owner: loop, pure functions. In: `mm_processor_kwargs` (names of MediaOptions) and `media_io_kwargs` (what is read of a
-film, the colour behind a picture), as flags or as fields of a chat body. Out: MediaOptions, or ValueError with the
-reason. Whatever they say, the ceilings of mm/limits.py stand.
+Owner: loop, pure functions. In: `mm_processor_kwargs` (names of MediaOptions) and `media_io_kwargs` (frames of a film,
+the colour behind a picture), as flags or as fields of a chat body. Out: MediaOptions, or ValueError with the reason.
+The limits of mm/limits.py hold for all settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
 
 def merged(processor: Mapping[str, Any], reading: Mapping[str, Any], **otherwise: Any) -> MediaOptions:
-    """`otherwise` stands where neither says anything."""
+    """MediaOptions from both; `otherwise` has the values of options that neither sets."""
     named: dict[str, Any] = {}
     for modality, given in reading.items():
         names = READING.get(modality, {})
@@ -41,7 +41,7 @@ def merged(processor: Mapping[str, Any], reading: Mapping[str, Any], **otherwise
 
 
 def colour(text: str) -> Colour:
-    """white, black, grey or #rrggbb."""
+    """Parse white, black, grey or #rrggbb."""
     if text in COLOURS:
         return COLOURS[text]
     if not re.fullmatch(r"#[0-9a-fA-F]{6}", text):
@@ -51,7 +51,7 @@ def colour(text: str) -> Colour:
 
 
 def of_request(state: AppState, body: ChatBody) -> MediaOptions | None:
-    """None: as the operator said. Raises ApiError."""
+    """The request's options; None: the operator's. Raises ApiError."""
     asked = [name for name in FIELDS if getattr(body, name)]
     if not asked:
         return None
@@ -70,6 +70,6 @@ def of_request(state: AppState, body: ChatBody) -> MediaOptions | None:
 
 
 def lowered(asked: MediaOptions, standing: MediaOptions) -> MediaOptions:
-    """The request's options; a number that the operator has set is the most (SECURITY S22)."""
+    """The request's options; numbers that the operator has set are upper bounds (SECURITY S22)."""
     both = {name: (getattr(asked, name), getattr(standing, name)) for name in ("num_frames", "fps", "max_pixels")}
     return dataclasses.replace(asked, **{name: min(pair) for name, pair in both.items() if None not in pair})

@@ -1,10 +1,9 @@
-"""MediaPreload: what a conversation embeds is loaded while its text is still rendered and tokenized.
+"""MediaPreload: loads the media embedded in a conversation while its text is still being rendered and tokenized.
 
-Owner: loop. Only media that came with the request are loaded so early: nothing is fetched for a request that may yet be
-refused. The text waits until a first decoder is at work, for a decoder needs no interpreter. A template holds the
-interpreter; base64 and hashes that run at the same time wait half a millisecond each time that they need it. Leaving
-(`async with`) ends a load that no caller awaits any more; the error of a text that cannot be rendered comes first, as
-if the media had waited.
+Owner: loop. Only media inside the request are loaded so early: nothing is fetched for a request that may yet be
+refused. Rendering waits until a first decoder runs, because decoders release the GIL while a template holds it: base64
+and hashes that run next to a template wait half a millisecond each time they need the GIL. Leaving the `async with`
+block cancels an unneeded load. If the text cannot be rendered, its error is raised first, as if loading had not begun.
 
     loop   | glance at the messages | begin             | render           | splice | load: awaits it
     pool                                    | base64, hash | decode ...
@@ -38,9 +37,9 @@ class MediaPreload:
         self._loading: asyncio.Task[list[Processed]] | None = None
 
     async def begin(self, refs: Sequence[MediaRef]) -> None:
-        """Loads what the messages were seen to hold, in order; a first decoder is at work when this returns.
+        """Start loading the media found in the messages, in order; returns when a first decoder runs.
 
-        It returns as well when the load is over, waits for a permit to decode, or is not the only load.
+        It also returns if the load has ended, waits for a permit to decode, or is not the only load.
         """
         if refs and self._loader is not None and all(ref.embedded for ref in refs):
             self._begun = tuple(refs)
@@ -57,7 +56,7 @@ class MediaPreload:
         )
 
     async def load(self, refs: Sequence[MediaRef]) -> list[Processed]:
-        """The prompt's items; their load has begun if they are the expected ones."""
+        """The prompt's items. An earlier `begin` with the same references has already started loading them."""
         if self._loading is not None and self._begun == tuple(refs):
             return await self._loading
         return await self._load(refs)
@@ -69,12 +68,12 @@ class MediaPreload:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self._loading is not None:
-            loading, self._loading = self._loading, None  # else the task's error holds the task, and with it the pixels
+            loading, self._loading = self._loading, None  # breaks the cycle of task, error and pixels
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
 
 
 def _loaded(decoding: asyncio.Future[None], _: object) -> None:
-    """The load is over or has failed: the text need not wait for a decoder any more."""
+    """The load has ended: rendering need not wait for a decoder any more."""
     if not decoding.done():
         decoding.set_result(None)

@@ -1,8 +1,8 @@
-"""Prompts of rows: what requests bring in `prompt_embeds`, checked and made into prompts.
+"""Prompts of rows: reads and checks `prompt_embeds` of requests, and makes them into prompts.
 
 Owner: loop; tensors are read in the pool. In: base64 in a completion's `prompt_embeds` or in chat parts of that type.
-Out: a Prompt whose positions the rows take, or the marks of a conversation. Refused where the operator has not allowed
-it, and with fields that need to know the prompt's tokens.
+Out: a Prompt whose positions the rows take, or the marks of a conversation. Refused if the operator has not enabled
+them, and together with fields that need the prompt's tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from server.render.row_marks import PLACEHOLDER, RowMarks, row_parts
 from server.schema.common import SamplingFields
 from server.state import AppState
 
-# Fields that speak of the prompt's tokens or text: what they are when they ask for nothing.
+# Fields that need the prompt's tokens or text, with their values that have no effect.
 NEEDS_TOKENS = {
     "echo": (None, False),
     "prompt_logprobs": (None,),
@@ -30,7 +30,7 @@ NEEDS_TOKENS = {
 
 
 def refuse_others(state: AppState, body: SamplingFields) -> None:
-    """Raises ApiError where rows are not allowed, or another field needs token ids, which rows do not have."""
+    """Raise ApiError if rows are not enabled, or if another field needs token ids, which rows do not have."""
     if not state.config.rows.enable_prompt_embeds:
         raise ApiError(
             403,
@@ -44,7 +44,7 @@ def refuse_others(state: AppState, body: SamplingFields) -> None:
 
 
 async def read(state: AppState, text: str, param: str) -> ClientRows:
-    """Rows of the model's width. Raises MediaError."""
+    """Decode rows of the model's width. Raises MediaError."""
     limits = state.engine.limits
     most = min(limits.max_model_len, limits.encoder_capacity)
     loop = asyncio.get_running_loop()
@@ -52,13 +52,13 @@ async def read(state: AppState, text: str, param: str) -> ClientRows:
 
 
 async def prompt_of(state: AppState, text: str, param: str) -> Prompt:
-    """A prompt of nothing but rows."""
+    """A prompt made only of rows."""
     rows = await read(state, text, param)
     return Prompt(np.full(len(rows.numbers), PLACEHOLDER, np.int32), rows=(PromptRows(0, rows),))
 
 
 async def marked(state: AppState, body: Any) -> RowMarks | None:
-    """The rows of a chat body, whose parts become marks; None where it has none."""
+    """The rows of a chat body, replaced by marks in its parts; None if it has none."""
     marks = None
     for content, at, path in row_parts(body.messages):
         if marks is None:

@@ -1,8 +1,8 @@
-"""From a request's fields to SamplingParams: defaults, ranges, contradictions, and features refused by name.
+"""Make SamplingParams from a request's fields: defaults, ranges, contradictions, and features refused by name.
 
 Owner: loop, pure functions. Order of defaults: the request, --override-generation-config, the checkpoint's
-generation_config.json, the table of API.md section 4. Every number is finite and in range when it leaves here
-(SECURITY S25, S27, S28); the engine checks again. Prompt-dependent limits (context) are settled in jobs/job.py.
+generation_config.json, the table of API.md section 4. Every number that leaves here is finite and in range (SECURITY
+S25, S27, S28); the engine checks again. jobs/job.py checks limits that depend on the prompt (context).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from server.schema.common import RepetitionFields, SamplingFields
 from server.schema.pooling import InputFields
 from server.structure.structure import STRUCTURES, Structure, structure_of
 
-COLDEST = 0.01  # lower temperatures than this are treated as this
+COLDEST = 0.01  # lower temperatures are raised to this
 PRIORITY = re.compile(r"-?[0-9]{1,9}\Z")  # X-Vllm-Priority
 MAX_PATTERN = 256  # tokens of a repeated pattern
 BEAM_CANNOT = (
@@ -31,7 +31,7 @@ BEAM_CANNOT = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logprob_token_ids",
     "return_routed_experts",
 )  # fmt: skip
-# Fields that most requests leave out; `special_fields` reads them.
+# Fields that most requests leave out, read by `special_fields`.
 SPECIAL = (
     "stop_token_ids", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids",
     "prompt_logprobs", "return_routed_experts",
@@ -45,7 +45,7 @@ class Asked:
     """A request's sampling, checked; `max_tokens` None means the rest of the context."""
 
     params: SamplingParams
-    max_tokens: int | None  # 0: the prompt is only scored
+    max_tokens: int | None  # 0: only score the prompt
     n: int
     stop: tuple[str, ...]
     include_stop: bool
@@ -53,17 +53,17 @@ class Asked:
     include_usage: bool
     continuous_usage: bool
     interval: int  # tokens per chunk
-    beam: bool = False  # the n best of beam search, instead of n draws
+    beam: bool = False  # the n best answers of beam search, instead of n samples
     length_penalty: float = 1.0
     repetition: Repetition | None = None
-    structure: Structure | None = None  # what the answers must look like
-    thinking_budget: int | None = None  # tokens of reasoning; None: as many as the model likes
+    structure: Structure | None = None  # the required form of the answers
+    thinking_budget: int | None = None  # most tokens of reasoning; None: no limit
 
 
 def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's sampling defaults: its generation_config.json, and the operator's word over it."""
+    """The model's sampling defaults: its generation_config.json, overridden by the operator's."""
     found = {name: generation[name] for name in FILE_DEFAULTS if generation.get(name) is not None}
-    if generation.get("do_sample") is False:  # the checkpoint asks for greedy
+    if generation.get("do_sample") is False:  # the checkpoint's default is greedy
         found["temperature"] = 0.0
         found.pop("top_p", None)
         found.pop("top_k", None)
@@ -71,7 +71,7 @@ def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) ->
 
 
 def check_defaults(defaults: Mapping[str, Any], config: Config, vocabulary: Vocabulary) -> None:
-    """Raises ConfigError where a request that asks for nothing would be refused for a default."""
+    """Raise ConfigError if a default is invalid, which would refuse even a request without sampling fields."""
     try:
         resolve(SamplingFields(), None, None, defaults, config, vocabulary)
         if "max_new_tokens" in defaults:
@@ -91,7 +91,7 @@ def resolve(
     config: Config,
     vocabulary: Vocabulary,
 ) -> Asked:
-    """All fields that both routes share; raises ApiError naming the first one that is wrong."""
+    """Check all fields that both routes share; raises ApiError naming the first wrong one."""
     limits, number = config.limits, partial(number_of, body, defaults)
     stream = bool(body.stream)
     options = body.stream_options
@@ -127,7 +127,7 @@ def resolve(
         stream=stream,
         include_usage=bool(options and options.include_usage) or config.chat.enable_force_include_usage,
         continuous_usage=bool(options and options.continuous_usage_stats),
-        interval=max(interval, config.scheduler.stream_interval),  # the request's, never below the server's
+        interval=max(interval, config.scheduler.stream_interval),  # the request's, but at least the server's
         beam=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else in_range("length_penalty", body.length_penalty, -10, 10),
         repetition=None if body.repetition_detection is None else repetition_of(body.repetition_detection),
@@ -138,7 +138,7 @@ def resolve(
 def special_fields(
     body: SamplingFields, logprobs: int | None, max_tokens: int | None, limits: LimitsConfig, vocabulary: Vocabulary
 ) -> dict[str, Any]:
-    """What SamplingParams has of `SPECIAL`, and of log-probabilities."""
+    """The SamplingParams for the fields in `SPECIAL` and for log-probabilities."""
     return {
         "stop_token_ids": token_ids("stop_token_ids", body.stop_token_ids, limits.max_stop_ids, vocabulary),
         "min_tokens": min_tokens_of(body, max_tokens),
@@ -155,7 +155,7 @@ def special_fields(
 def check_beam(
     body: SamplingFields, params: SamplingParams, n: int, max_tokens: int | None, limits: LimitsConfig, mode: str
 ) -> None:
-    """Beam search, n wide, must not meet fields that it would ignore."""
+    """Check that beam search of width n has no fields that it would ignore."""
     if body.stream:
         raise invalid(
             "use_beam_search",
@@ -174,7 +174,7 @@ def check_beam(
 
 
 def repetition_of(fields: RepetitionFields) -> Repetition | None:
-    """`repetition_detection`, checked; None when its patterns have no length."""
+    """`repetition_detection`, checked; None if its patterns have length 0."""
     if not fields.max_pattern_size:
         return None
     name = "repetition_detection"
@@ -188,7 +188,7 @@ def repetition_of(fields: RepetitionFields) -> Repetition | None:
 def number_of(
     body: SamplingFields, defaults: Mapping[str, Any], name: str, low: float, high: float, default: float
 ) -> float:
-    """The request's, else the model's, else `default`."""
+    """The request's value, otherwise the model's, otherwise `default`."""
     value = getattr(body, name)
     if value is None and name not in defaults:
         return default
@@ -201,7 +201,7 @@ def number_of(
 
 
 def in_range(name: str, value: Any, low: float, high: float) -> Any:
-    """`lo <= x <= hi` on a finite number; NaN fails both comparisons."""
+    """Check `low <= value <= high` on a finite number; NaN fails both comparisons."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise invalid(name, f"{name}: got {quoted(value)}; must be {_bound(low)} to {_bound(high)}")
     return value
@@ -225,7 +225,7 @@ def top_count(name: str, value: int | None, limits: LimitsConfig) -> int | None:
 
 
 def token_ids(name: str, ids: list[int] | None, most: int, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Ids inside the logits, `most` at most."""
+    """Checked ids within the vocabulary, at most `most`."""
     if not ids:
         return ()
     if len(ids) > most:
@@ -314,7 +314,9 @@ def salt_of(body: SamplingFields | InputFields) -> str:
 
 
 def priority_of(body: SamplingFields | InputFields, config: Config, header: str = "") -> int:
-    """Lower goes first; only the priority policy looks at it. A gateway's header counts where the body is silent."""
+    """The priority; lower runs first, only under the priority policy. A gateway's header counts if the body
+    has none.
+    """
     priority = body.priority or 0
     if body.priority is None and config.scheduler.scheduling_policy == "priority" and PRIORITY.match(header):
         priority = int(header)

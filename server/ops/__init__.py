@@ -1,1 +1,1 @@
-"""Operation: metrics, logs, timelines and spans, and the limits that a request takes its share of."""
+"""Operation: metrics, logs, timelines and spans, and the limits shared by all requests."""

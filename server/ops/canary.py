@@ -1,9 +1,9 @@
-"""Canary: a request of our own, by which a server that stands idle finds out whether the engine still answers (S41).
+"""Canary: a request of our own by which an idle server checks that the engine still answers (S41).
 
-Owner: loop. In: the engine's steps, looked at every --canary-interval seconds. Out: `late` where a token that was asked
-for did not come within --step-timeout, and `wrong` where it was not the first canary's; the probes read both. Where
-steps go on, the engine answers its clients and no canary is sent; one costs a step of four tokens. A model whose
-prompts need media is asked for a turn of the device thread instead.
+Owner: loop. In: the engine's step count, read every --canary-interval seconds. Out: `late` if a token did not come
+within --step-timeout, and `wrong` if it differs from the first canary's token; the probes read both. If the step count
+has grown, the engine answers its clients and no canary is sent; a canary costs a step of four tokens. If a model's
+prompts need media, the canary only waits for a turn of the device thread.
 
     look (steps went on) .. look (none) -> canary -> token: right | wrong | late .. look (steps went on): right again
 """
@@ -23,13 +23,13 @@ from engine.engine import Engine
 log = logging.getLogger("omniloop")
 
 PROMPT = np.arange(4, dtype=np.int32)
-WRONG = 2  # answers in a row after which the server is not ready: one may fall between two tokens that are as likely
-NEAR = 0.05  # of vectors, relative: batches of other sizes round otherwise
+WRONG = 2  # wrong answers in a row after which the server is not ready; a tie of two tokens may cause one
+NEAR = 0.05  # relative tolerance of vectors: batches of other sizes round differently
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a canary brought."""
+    """The result of a canary."""
 
     token: int = -1
     pooled: np.ndarray | None = None
@@ -41,13 +41,13 @@ class Answer:
 
 
 class Canary:
-    """From `start` to `close`."""
+    """Sends canaries between `start` and `close`."""
 
     def __init__(self, engine: Engine, interval: float) -> None:
-        """`interval`: seconds between two looks; 0: none."""
+        """`interval`: seconds between two checks; 0: no checks."""
         self.late = False
-        self.wrong = 0  # in a row
-        self.answered = 0  # each took one step
+        self.wrong = 0  # wrong answers in a row
+        self.answered = 0  # canaries answered; each took one step
         self._engine = engine
         self._interval = interval
         self.right: Answer | None = None
@@ -75,7 +75,7 @@ class Canary:
         self.start()
 
     async def ask(self) -> None:
-        """One canary, and what becomes of it."""
+        """Send one canary and record its result."""
         engine, answer = self._engine, Answer()
         try:
             async with asyncio.timeout(engine.config.step_timeout):
@@ -96,7 +96,7 @@ class Canary:
             log.error("the engine answers a check with %s, before it was %s", answer, self.right)
 
     async def _answer(self) -> Answer:
-        """Raises EngineError where it ends with an error."""
+        """Run the canary's request. Raises EngineError if it ends with an error."""
         found = Answer()
         async with self._engine.submit(request(self._engine)) as stream:
             async for delta in stream:
@@ -110,7 +110,7 @@ class Canary:
 
 
 def request(engine: Engine) -> Request:
-    """One token, or one pooled input; nothing of it is found in a cache that clients read."""
+    """A request for one token, or one pooled input; its cache entries are separate from those of clients."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     pooling = PoolingParams(np.array([0, len(PROMPT)])) if engine.limits.pools else None
     ids = PROMPT % engine.limits.num_embeddings

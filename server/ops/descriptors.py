@@ -1,8 +1,8 @@
 """Descriptors: how many connections this process can hold in addition to the files that it opens (RLIMIT_NOFILE).
 
-Owner: main thread, once, before the socket is served. In: --max-connections. Out: as many, or fewer where the system
-allows fewer files; the soft limit is raised as far as the hard one lets it. What is left over is for files, fetches,
-helpers and libraries that are imported late: without it, a crowd of connections makes those fail.
+Owner: main thread, once, before the socket is served. In: --max-connections. Out: the same number, or fewer if the
+system allows fewer files; the soft limit is raised up to the hard limit. The reserved descriptors are for files,
+fetches, helpers and late imports, which would otherwise fail when many connections are open.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import resource
 
 log = logging.getLogger("omniloop")
 
-RESERVED = 256  # descriptors that connections never take; of a small limit most
+RESERVED = 256  # descriptors that connections never take; most of a small limit
 
 
 def room_for(connections: int) -> int:
-    """How many connections to take."""
+    """The number of connections to accept."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + RESERVED
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,8 +1,8 @@
 """ExpertWatch: the expert load, in /metrics and, with --log-level debug, in the log.
 
-Owner: loop. In: a scrape, or a tick of the status line, requests counts; at most one step in EVERY is counted. Out: the
-newest counts. A scrape does not wait for the counts that it requests: the next scrape or tick reports them. Without
-scrapes and ticks nothing is counted.
+Owner: loop. In: a scrape or a tick of the status line, which requests counts; at most one step in EVERY is counted.
+Out: the newest counts. A scrape does not wait for the counts that it requests: the next scrape or tick reports them.
+Without scrapes and ticks nothing is counted.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniloop.experts")
 
-EVERY = 128  # steps between two looks, at least
+EVERY = 128  # least number of steps between two counts
 
 
 class ExpertWatch:
-    """Of one engine whose model has experts."""
+    """The expert load of one engine whose model has experts."""
 
     def __init__(self, engine: Engine) -> None:
-        self.layers: list[LayerLoad] = []  # of the newest step that was counted
+        self.layers: list[LayerLoad] = []  # counts of the newest counted step
         self._engine = engine
-        self._looked_at = 0  # steps of the engine at the newest look
+        self._looked_at = 0  # the engine's step number at the newest count
         self.looking: asyncio.Task[None] | None = None
 
     def ask(self) -> None:
-        """Has the engine look, unless it did so less than EVERY steps ago."""
+        """Request counts from the engine, unless it counted less than EVERY steps ago."""
         steps = self._engine.stats.steps
         if steps - self._looked_at < EVERY or (self.looking is not None and not self.looking.done()):
             return
@@ -41,12 +41,12 @@ class ExpertWatch:
         self.looking = asyncio.get_running_loop().create_task(self._look())
 
     def close(self) -> None:
-        """Cancels a look that the engine has not answered."""
+        """Cancel a count that the engine has not returned."""
         if self.looking is not None:
             self.looking.cancel()
 
     async def _look(self) -> None:
-        with contextlib.suppress(NotReadyError):  # it stops
+        with contextlib.suppress(NotReadyError):  # the engine stops
             found = await self._engine.look_at_experts()
             if found:
                 self.layers = found
@@ -54,6 +54,8 @@ class ExpertWatch:
 
 
 def line(layers: list[LayerLoad]) -> str:
-    """Of each layer the experts that tokens chose, and the busiest expert's share of the tokens."""
+    """A log line: for each layer, the number of experts that tokens chose, and the busiest expert's share of
+    the tokens.
+    """
     shares = "; ".join(f"{layer.layer}: {layer.touched}, {layer.largest:.1%}" for layer in layers)
     return f"experts of a step by layer, and the share of tokens at the busiest one: {shares}"

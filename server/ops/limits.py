@@ -1,4 +1,4 @@
-"""Who may ask, and how much at a time: API keys, wrong-key throttle, body budget.
+"""Access and quantity limits: API keys, throttle of wrong keys, body budget.
 
 Owner: loop. Each limit is one object that every route passes (SECURITY ground rule 2). Keys are stored as SHA-256 and
 compared in constant time with every stored one; a server that was given keys never answers without one.
@@ -25,14 +25,15 @@ log = logging.getLogger("omniloop")
 ADMIN = "admin"  # the name of the admin key
 MAX_ADDRESSES = 4096
 MOST_WEIGHT = 1000
-USUAL_PART = 3.0  # a client may take more of what all use while it has less than so many times what is free
+USUAL_PART = 3.0  # a client may take more while it holds less than this multiple of the free amount
 
 
 class ApiKeys:
-    """The keys clients may use, by name. Owner: loop; reread on SIGHUP.
+    """The keys of clients, by name. Owner: loop; reread on SIGHUP.
 
-    A name is what a client's stored responses, cached prefixes and counts belong to. It is the operator's, or made of
-    the key's digest: never of its place among others, which another key takes when a line goes.
+    A client's stored responses, cached prefixes and counts belong to its key's name. The operator gives the name, or it
+    is made of the key's digest. It never depends on the key's position in the file, which changes when a line is
+    removed.
     """
 
     def __init__(self, keys: tuple[str, ...], path: str = "") -> None:
@@ -43,11 +44,11 @@ class ApiKeys:
         self.reload()
 
     def __bool__(self) -> bool:
-        """Whether a key is needed: what the operator asked for, however many keys there are."""
+        """Whether a key is needed: the operator gave a flag or file for keys, even if it holds none."""
         return bool(self._flags or self._path)
 
     def reload(self) -> None:
-        """Reads the file again. Raises ConfigError, and then the keys stay as they were."""
+        """Read the file again. If this raises ConfigError, the keys do not change."""
         found = [KeyLine("", key, "--api-key") for key in self._flags]
         if self._path:
             found += keys_of(self._path)
@@ -60,7 +61,9 @@ class ApiKeys:
         return self._weights.get(name, 1)
 
     def match(self, presented: bytes) -> str | None:
-        """The name of the key, or None. Compares with all stored keys, so its time does not depend on the match."""
+        """The name of the key, or None. Compares with all stored keys, so that its time does not depend on the
+        match.
+        """
         digest = hashlib.sha256(presented).digest()
         found: str | None = None
         for name, stored in self._digests:
@@ -75,14 +78,14 @@ class KeyLine(NamedTuple):
     name: str
     key: str
     where: str
-    weight: int = 1  # its share where keys wait for their turns
+    weight: int = 1  # share of the key among waiting requests
 
 
 def named(lines: list[KeyLine]) -> list[tuple[str, bytes]]:
-    """(name, digest) of each key. Raises ConfigError where two keys have one name, or one key has two."""
+    """(name, digest) of each key. Raises ConfigError if two keys have one name, or one key has two."""
     names: dict[bytes, str] = {}
     places: dict[str, str] = {}
-    for name, key, where, _ in sorted(lines, key=lambda line: not line.name):  # names that were given come first
+    for name, key, where, _ in sorted(lines, key=lambda line: not line.name):  # given names come first
         digest = hashlib.sha256(key.encode()).digest()
         if digest in names and (not name or name == names[digest]):
             continue
@@ -99,12 +102,12 @@ def named(lines: list[KeyLine]) -> list[tuple[str, bytes]]:
 
 
 def digest_name(key: str) -> str:
-    """The name of a key that the operator gave none: 32 bits of a digest, which say nothing of a random key."""
+    """The name of a key without a given name: 32 bits of a digest, which reveal nothing about a random key."""
     return f"key-{hashlib.sha256(b'omniloop key ' + key.encode()).hexdigest()[:8]}"
 
 
 def keys_of(path: str) -> list[KeyLine]:
-    """The lines of a key file. Raises ConfigError where there is none, or a line without its key."""
+    """The lines of a key file. Raises ConfigError if the file is missing or a line has no key."""
     where = f"--api-key-file {path}"
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -129,7 +132,7 @@ def keys_of(path: str) -> list[KeyLine]:
 
 
 def weighed(line: str, where: str) -> tuple[str, int]:
-    """A line of the key file without ` weight=N`, and the number."""
+    """A line of the key file without ` weight=N`, and this number."""
     key, space, word = line.rpartition(" ")
     if not space or not word.startswith("weight="):
         return line, 1
@@ -140,7 +143,7 @@ def weighed(line: str, where: str) -> tuple[str, int]:
 
 
 def presented_key(scope: Scope) -> bytes | None:
-    """What the client sent as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    """The key that the client sent as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
     for name, value in scope["headers"]:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             return value[7:].strip()
@@ -150,14 +153,14 @@ def presented_key(scope: Scope) -> bytes | None:
 
 
 class WrongKeys:
-    """Counts refusals per address and minute; bounded. Right keys never get here. Owner: loop."""
+    """Counts refusals per address and minute, for a bounded number of addresses. Owner: loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()  # address -> (minute, count)
 
     def note(self, address: str) -> None:
-        """A wrong or missing key. Raises the 429 once this address has had its refusals of this minute."""
+        """Count a wrong or missing key. Raises the 429 once this address has too many refusals in this minute."""
         now = int(time.monotonic() // 60)
         minute, count = self._seen.pop(address, (now, 0))
         count = count + 1 if minute == now else 1
@@ -169,30 +172,31 @@ class WrongKeys:
 
 
 class Shares:
-    """A bounded quantity that clients share: each may take more while it holds less than `weight` times what is free.
+    """A bounded quantity that clients share: each may take more while it holds less than `weight` times the free
+    amount.
 
-    A client alone gets weight / (weight + 1) of all. Many that take what they can leave room for each newcomer: the
-    free part is 1 / (1 + weight x clients) of all, and nothing has to be known of clients beforehand. With an infinite
-    weight there are no shares. Owner: loop.
+    A single client gets weight / (weight + 1) of all. Many clients that take all they can leave room for a newcomer:
+    the free part is 1 / (1 + weight x clients) of all, without knowing the clients beforehand. An infinite weight gives
+    no shares. Owner: loop.
     """
 
     def __init__(self, limit: int, weight: float) -> None:
         self.limit = limit
         self.used = 0
         self._weight = weight
-        self._of: dict[str, int] = {}  # by key name or address, of those that hold something
+        self._of: dict[str, int] = {}  # amounts by key name or address
 
     def has_room(self, client: str, size: int) -> bool:
-        """Whether a client may take so much now."""
+        """Whether a client may take `size` now."""
         free = self.limit - self.used
         return size <= free and self._of.get(client, 0) < self._weight * free
 
     def take(self, client: str, size: int) -> bool:
-        """Takes so much, or nothing where there is no room."""
+        """Take `size` if there is room; returns whether it was taken."""
         return self.has_room(client, size) and self.take_any(client, size)
 
     def take_any(self, client: str, size: int) -> bool:
-        """The same for a client that may take all there is."""
+        """Take `size` for a client that may take everything."""
         if self.used + size > self.limit:
             return False
         self.used += size
@@ -214,17 +218,17 @@ class Shares:
 
 
 class BodyBudget(Shares):
-    """Bytes of bodies held at one time: in all, and by each client. Owner: loop."""
+    """Bytes of bodies held at one time: in total and by each client. Owner: loop."""
 
     def __init__(self, limit: int, weight: float = USUAL_PART) -> None:
         super().__init__(limit, weight)
-        self.closed = False  # the server is short of memory
+        self.closed = False  # whether the server is short of memory
 
     def has_room(self, client: str, size: int) -> bool:
         return not self.closed and super().has_room(client, size)
 
     def require(self, client: str, size: int) -> None:
-        """Takes so many bytes. Raises the 429 where there is no room."""
+        """Take `size` bytes. Raises the 429 if there is no room."""
         if not self.take(client, size):
             raise self.full(client, size)
 
@@ -241,7 +245,7 @@ class BodyBudget(Shares):
 
 
 class Sessions:
-    """Realtime sessions that are open: in all, and of each client. Owner: loop."""
+    """Open realtime sessions: in total and of each client. Owner: loop."""
 
     def __init__(self, limit: int, per_key: int = 0, weight: float = USUAL_PART) -> None:
         self.shares = Shares(limit, weight)
@@ -249,7 +253,7 @@ class Sessions:
 
     @contextmanager
     def hold(self, client: str) -> Iterator[None]:
-        """A session while it lives. Raises the 429 where there is no room."""
+        """Hold one session during the `with` block. Raises the 429 if there is no room."""
         shares = self.shares
         if self._per_key and shares.held(client) >= self._per_key:
             text = f"this client may have {self._per_key} realtime sessions open at one time; end one"
@@ -264,7 +268,7 @@ class Sessions:
 
 
 def wrong_key() -> ApiError:
-    """One text for a missing and a wrong key."""
+    """The error for a missing and for a wrong key."""
     return ApiError(
         401,
         "invalid_api_key",

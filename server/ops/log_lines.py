@@ -1,8 +1,8 @@
-"""LineWriter: lines to a pipe, a file or a terminal, written by a thread that alone waits for whatever reads them.
+"""LineWriter: log lines to a pipe, a file or a terminal, written by its own thread, so that only this thread blocks.
 
-Owner: any thread adds lines; the writer's own thread writes them. A reader that has stopped (a paused pager, a stuck
-collector) or a full disk costs lines, never the loop's time: what does not fit into 4 MiB is dropped and counted, and
-the count is written in front of the next line that gets through.
+Owner: any thread adds lines; the writer's own thread writes them. A stopped reader (a paused pager, a stuck collector)
+or a full disk loses lines, but never blocks the loop: beyond 4 MiB, lines are dropped and counted, and the count is
+written before the next line that can be written.
 
     loop     add .. add .. add (full: dropped) ..         add
     thread        write ..... waits for the reader ..... write "3 lines were left out", write
@@ -16,26 +16,26 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-MOST_BYTES = 4 << 20  # that wait
+MOST_BYTES = 4 << 20  # most bytes that wait
 FLUSH_S = 1.0
 
 
 class LineWriter:
-    """See above. The thread starts with the first line."""
+    """Queues and writes lines. The thread starts with the first line."""
 
     def __init__(self, descriptor: int, failed: Callable[[], None] | None = None) -> None:
         """`failed` is called in the writer's thread when lines could not be written."""
-        self.dropped = 0  # in all
+        self.dropped = 0  # since the start
         self._failed = failed
         self._descriptor = descriptor
         self._lines: deque[bytes] = deque()
-        self._waiting = 0  # bytes in `_lines`, and of those that are written now
-        self._unsaid = 0  # dropped since the last line that was written
+        self._waiting = 0  # bytes in `_lines`, and of those being written
+        self._unsaid = 0  # dropped since the last written line
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def add(self, line: str) -> None:
-        """Never waits for the reader."""
+        """Queue a line; never waits for the reader."""
         data = line.encode("utf-8", "backslashreplace")
         with self._change:
             if self._waiting + len(data) > MOST_BYTES:
@@ -50,7 +50,7 @@ class LineWriter:
                 self._change.notify_all()
 
     def flush(self, seconds: float = FLUSH_S) -> bool:
-        """Whether everything has been written, within so many seconds."""
+        """Wait until everything is written, for at most `seconds`; returns whether it is."""
         with self._change:
             return self._change.wait_for(lambda: not self._waiting, seconds)
 
@@ -77,15 +77,15 @@ class LineWriter:
                 self._failed()
 
     def _write(self, data: bytes) -> bool:
-        """Waits for the reader (thread)."""
+        """Write all bytes, waiting for the reader (thread). Returns False if the write failed."""
         left = memoryview(data)
         try:
             while left:
                 try:
                     left = left[os.write(self._descriptor, left) :]
-                except BlockingIOError:  # a terminal that another process has made non-blocking
+                except BlockingIOError:  # another process has made the terminal non-blocking
                     select.select([], [self._descriptor], [])
-        except OSError:  # nothing reads any more, or no space is left: the next line may get through
+        except OSError:  # no reader any more, or no space left: a later line may still be written
             return False
         return True
 

@@ -1,9 +1,9 @@
-"""What the log looks like: one line per event, control characters escaped, repeats counted.
+"""The format of the log: one line per event, control characters escaped, repeats counted.
 
 Owner: any thread (logging's own lock); another thread writes (log_lines). Lines never hold prompts, outputs, media,
-queries, headers, keys (SECURITY S9); the callers see to that, this module to the rest: format, rate, tracebacks of our
-own faults without locals. Only the logger omniloop.words may hold text, and only while the operator has switched that
-on.
+queries, headers, keys (SECURITY S9): the callers ensure this. This module does the rest: format, rate limit, tracebacks
+of our own errors without locals. Only the logger omniloop.words may log text, and only while the operator has enabled
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.base.request import Request, SamplingParams
 from server.flags.config import ServerConfig
 from server.ops.log_lines import LineWriter
 
-words = logging.getLogger("omniloop.words")  # what clients and the model say; only where the operator asks for it
+words = logging.getLogger("omniloop.words")  # text of clients and of the model, only if the operator enables it
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in [*range(32), 127, *range(128, 160)]} | {
     0x2028: "\\u2028",
@@ -28,7 +28,7 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in [*range(32), 127, *range(128, 160
 
 
 class TextLines(logging.Formatter):
-    """`2026-01-02 03:04:05.678 info omniloop.access ...`."""
+    """Formats lines such as `2026-01-02 03:04:05.678 info omniloop.access ...`."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
@@ -40,7 +40,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line; a request's line has its numbers as fields of their own."""
+    """Formats one JSON object per line; a request's line has its numbers as separate fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         content = {
@@ -56,7 +56,7 @@ class JsonLines(logging.Formatter):
 
 
 class Rate(logging.Filter):
-    """At most so many lines per second of one format string; says how many were left out."""
+    """Passes at most `limit` lines per second of one format string; reports how many were left out."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Rate(logging.Filter):
 
 
 class Written(logging.Handler):
-    """Formats on the thread that logs; another one writes."""
+    """Formats in the thread that logs; the writer's thread writes."""
 
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Written(logging.Handler):
         self._writer.add(self.format(record) + "\n")
 
     def flush(self) -> None:
-        """At the end of the process; a reader that has stopped is not waited for."""
+        """Flush at the end of the process, without waiting for a stopped reader."""
         self._writer.flush()
 
 
@@ -98,17 +98,17 @@ _errors, _output = LineWriter(2), LineWriter(1, _no_output)
 
 
 def lines_dropped() -> int:
-    """Lines of this process that nothing read in time."""
+    """Number of log lines that were dropped because no reader took them in time."""
     return _errors.dropped
 
 
 def say(text: str) -> None:
-    """A line to standard output, for whoever has started the server."""
+    """Print a line to standard output, for the process that started the server."""
     _output.add(text + "\n")
 
 
 def configure(server: ServerConfig) -> None:
-    """Once, before anything logs."""
+    """Configure logging; call once, before anything logs."""
     handler = Written(_errors)
     handler.setFormatter(JsonLines() if server.log_format == "json" else TextLines())
     handler.addFilter(Rate(server.log_rate))
@@ -120,7 +120,7 @@ def configure(server: ServerConfig) -> None:
 
 
 def log_prompt(request_id: str, text: str | None, request: Request, max_len: int) -> None:
-    """The beginning of a prompt, and how it is to be continued (--enable-log-requests); without text, token ids."""
+    """Log the beginning of a prompt and its parameters (--enable-log-requests); token ids if it has no text."""
     ids = request.prompt_token_ids
     text = text if text is not None else " ".join(map(str, ids[: max_len // 4].tolist()))
     params = ", ".join(f"{name}={value!r}" for name, value in changed_parameters(request.sampling))
@@ -128,7 +128,7 @@ def log_prompt(request_id: str, text: str | None, request: Request, max_len: int
 
 
 def changed_parameters(sampling: SamplingParams) -> Iterator[tuple[str, Any]]:
-    """The parameters that differ from their defaults."""
+    """The sampling parameters that differ from their defaults."""
     for item in dataclasses.fields(sampling):
         value = getattr(sampling, item.name)
         if value != item.default and item.name != "eos_token_ids":
@@ -136,12 +136,12 @@ def changed_parameters(sampling: SamplingParams) -> Iterator[tuple[str, Any]]:
 
 
 def log_text(request_id: str, text: str, num_tokens: int, finish_reason: str | None) -> None:
-    """The beginning of an answer (--enable-log-outputs)."""
+    """Log the beginning of an answer (--enable-log-outputs)."""
     words.info("%s gets: %s | %d tokens, %s", request_id, text, num_tokens, finish_reason)
 
 
 def log_startup(seconds: Mapping[str, float], total: float) -> None:
-    """How long the start took, with its longest phases; each phase at debug level. Phases run side by side."""
+    """Log the duration of the start and its longest phases; each phase at debug level. Phases overlap."""
     log = logging.getLogger("omniloop")
     for name, duration in seconds.items():
         log.debug("start: %-24s %.3f s", name, duration)

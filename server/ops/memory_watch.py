@@ -1,9 +1,10 @@
-"""MemoryWatch: sheds load before the kernel ends the process for its memory, and ends it in order if it must.
+"""MemoryWatch: sheds load before the kernel kills the process for its memory, and shuts it down cleanly if it must.
 
-Owner: loop. In: once a second, the bytes that this process and its helpers have (engine/device/host_memory: without
-pages of files, which the kernel drops by itself). Out: above the soft limit no media and no large bodies are taken, the
-cache of media is emptied and freed memory is given back; below nine tenths of it they are taken again. Above the hard
-limit `exhausted` is called once: the server drains and exits, and its supervisor starts a new one.
+Owner: loop. In: once a second, the memory of this process and its helpers in bytes (engine/device/host_memory: without
+pages of files, which the kernel drops by itself). Out: above the soft limit, media and large bodies are refused, the
+cache of media is emptied and freed memory is returned to the system; below nine tenths of this limit they are accepted
+again. Above the hard limit `exhausted` is called once: the server drains and exits, and its supervisor starts a new
+one.
 
     held   ......... soft ---- no media, no large bodies ---- hard ---- drain, exit 70
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("omniloop")
 
 LOOK_S = 1.0
-ENOUGH = 0.9  # of the soft limit: below, load is taken again
+ENOUGH = 0.9  # load is accepted again below this fraction of the soft limit
 GIB = 1 << 30
 Level = Literal["ok", "soft", "hard"]
 
@@ -49,7 +50,7 @@ class Watched(Protocol):
 
 
 class MemoryWatch:
-    """From `start` to `close`."""
+    """Watches the memory between `start` and `close`."""
 
     def __init__(
         self,
@@ -58,11 +59,11 @@ class MemoryWatch:
         held: Callable[[], int] | None = None,
         limit: int = 0,
     ) -> None:
-        """`held`, `limit`: bytes; None and 0: what the kernel says."""
+        """`held`, `limit`: bytes; None and 0: read from the kernel."""
         self.level: Level = "ok"
         self.held = 0
         self.limit = limit or memory_limit()
-        self.shed = 0  # times that load was shed
+        self.shed = 0  # how often load was shed
         health = state.config.health
         self.soft, self.hard = health.rss_soft_fraction * self.limit, health.rss_hard_fraction * self.limit
         self._state = state
@@ -72,7 +73,9 @@ class MemoryWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """The model is loaded. Limits below what it takes would shed load for good: they are raised, in words."""
+        """Start watching, once the model is loaded. Limits that loading already exceeds are raised, with a warning in
+        the log.
+        """
         self.held = self._read()
         if self.held >= self.soft:
             usual, most = self.soft, max(self.limit, self.held)
@@ -89,7 +92,7 @@ class MemoryWatch:
         self.look()
 
     def numbers(self) -> MemoryNumbers:
-        """For metrics."""
+        """Numbers for the metrics."""
         return MemoryNumbers(self.limit, self.held, self.shed)
 
     def close(self) -> None:
@@ -98,7 +101,7 @@ class MemoryWatch:
             self._timer = None
 
     def look(self) -> None:
-        """Once a second; what it finds decides what is taken."""
+        """Check the memory and set the level, once a second."""
         self.held = self._read()
         if self.held >= self.hard and self._state.config.health.rss_hard_fraction < 1:
             self._set("hard")

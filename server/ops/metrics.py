@@ -1,8 +1,8 @@
-"""What /metrics shows: names, labels and buckets that dashboards made for vLLM expect.
+"""The content of /metrics: the names, labels and buckets that dashboards made for vLLM expect.
 
-Owner: loop. In: one call per step (StepStats), per stream end, per HTTP exchange. Out: Prometheus text at any time,
-without waiting for the engine. Histograms are plain arrays (_fast/histogram), because the clients' library takes a lock
-per observation; labels come from closed sets, so the number of series is fixed by the routes (SECURITY S8).
+Owner: loop. In: one call per step (StepStats), per end of a stream, per HTTP exchange. Out: Prometheus text at any
+time, without waiting for the engine. Histograms are plain arrays (_fast/histogram), because the client library takes a
+lock per observation. Labels come from closed sets, so the routes determine the number of series (SECURITY S8).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 24
 ITERATION = [2**k for k in range(15)]
 CHOICES = [1, 2, 5, 10, 20]
 PART = [5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1]
-PARTS = ("schedule", "launch", "wait", "commit", "device")  # of a step, as StepStats names them
+PARTS = ("schedule", "launch", "wait", "commit", "device")  # parts of a step, named as in StepStats
 GAP = [5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.01, 0.1]
-RECOVERY = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60]  # a failed step to a good one
+RECOVERY = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60]  # failed step to a good one
 MEDIA = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60]
-MEDIA_PARTS = ("fetch", "decode", "prepare")  # of a request's media, as MediaReport names them
+MEDIA_PARTS = ("fetch", "decode", "prepare")  # parts of loading a request's media, named as in MediaReport
 HTTP = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
-HISTOGRAMS = {  # what each of them counts
+HISTOGRAMS = {  # help texts
     "time_to_first_token_seconds": "Seconds from the request to the first token.",
     "inter_token_latency_seconds": "Seconds per token between two steps of a stream.",
     "request_time_per_output_token_seconds": "Mean seconds per output token of a choice, after the first.",
@@ -71,7 +71,7 @@ HISTOGRAMS = {  # what each of them counts
 
 
 def one_two_five(limit: int) -> list[float]:
-    """1, 2, 5, 10 ... up to `limit`."""
+    """The buckets 1, 2, 5, 10 ... up to `limit`."""
     found: list[float] = []
     scale = 1
     while scale <= limit:
@@ -90,23 +90,23 @@ class Metrics:
         self.max_series = max_series
         self.finished = dict.fromkeys(FINISHED, 0)
         self.rejections = dict.fromkeys(REJECTIONS, 0)
-        self.relaxed: dict[str, int] = {}  # by keyword: schemas of tools that are not enforced in full
+        self.relaxed: dict[str, int] = {}  # keyword -> number of tool schemas in which it is not enforced
         self.http_count: dict[tuple[str, str, str], int] = {}
-        self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by method and handler
+        self.http_seconds: dict[tuple[str, str], Histogram] = {}  # key: (method, handler)
         self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
-        self.helpers: Callable[[], HelperCounts] | None = None  # where media are decoded in processes of their own
-        self.experts: Callable[[], list[LayerLoad]] = list  # of one step in many, by layer
-        self.failed_at = 0.0  # when a step failed that no good one has followed yet
+        self.helpers: Callable[[], HelperCounts] | None = None  # set if separate processes decode media
+        self.experts: Callable[[], list[LayerLoad]] = list  # loads of sampled steps, by layer
+        self.failed_at = 0.0  # time of a failed step without a good step after it
         self.memory: Callable[[], MemoryNumbers] | None = None
         self.resize(1 << 17)
 
     def relax(self, keywords: Sequence[str]) -> None:
-        """A grammar leaves these keywords of tools' schemas out; they come from a fixed table."""
+        """Count keywords of tools' schemas that a grammar does not enforce; they come from a fixed table."""
         for keyword in keywords:
             self.relaxed[keyword] = self.relaxed.get(keyword, 0) + 1
 
     def resize(self, max_model_len: int) -> None:
-        """Called once when the model is known: token buckets reach its context."""
+        """Make the histograms, once the model is known: buckets of tokens reach its context length."""
         tokens = one_two_five(max_model_len)
         self.histograms = {
             "time_to_first_token_seconds": Histogram(FIRST_TOKEN),
@@ -132,7 +132,7 @@ class Metrics:
         self.gaps = self.histograms["inter_token_latency_seconds"]
 
     def step(self, stats: StepStats) -> None:
-        """Counts a step. The idle time of an accelerator before it is measured for one step in 64."""
+        """Count a step. On an accelerator, the idle time before it is measured for one step in 64."""
         self.histograms["iteration_tokens_total"].observe(stats.num_tokens)
         parts = (stats.schedule_s, stats.launch_s, stats.wait_s, stats.commit_s, stats.device_s)
         for observe, seconds in zip(self.observe_parts, parts):
@@ -143,7 +143,7 @@ class Metrics:
             self.histograms["step_gap_seconds"].observe(stats.gap_s)
 
     def _recovery(self, stats: StepStats) -> None:
-        """A step failed, now or before: the time until one produces a token again."""
+        """Measure the time from a failed step until a step produces a token again."""
         if stats.failed:
             self.failed_at = self.failed_at or time.monotonic()
         elif stats.num_sampled:
@@ -151,14 +151,14 @@ class Metrics:
             self.failed_at = 0.0
 
     def media(self, report: MediaReport) -> None:
-        """Once per prompt with media. What cost no time was not done: the item was known, or came with the request."""
+        """Count a prompt's media. A time of 0 is not counted: the item was cached, or came with the request."""
         for part in MEDIA_PARTS:
             seconds = getattr(report, f"{part}_s")
             if seconds:
                 self.histograms[f"mm_{part}_seconds"].observe(seconds)
 
     def http(self, method: str, status: int, route: str, seconds: float) -> None:
-        """Once per exchange; `route` is a template, never a path. Dashboards ask for status classes: 2xx, 5xx."""
+        """Count an exchange; `route` is a template, never a path. Dashboards expect status classes: 2xx, 5xx."""
         key = (method if method in METHODS else "other", f"{status // 100}xx", route)
         if key not in self.http_count and len(self.http_count) >= self.max_series:
             key = ("other", "other", "other")
@@ -208,13 +208,13 @@ class Metrics:
             "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.", labels=[*names, "reason"]
         )
         reasons.add_metric([*values, "capacity"], stats.waiting if stats else 0)
-        reasons.add_metric([*values, "deferred"], 0)  # nothing here waits for anything but room
+        reasons.add_metric([*values, "deferred"], 0)  # here requests wait only for capacity
         yield reasons
         sleep = GaugeMetricFamily(
             "vllm:engine_sleep_state", "1 for the current sleep state.", labels=[*names, "sleep_state"]
         )
         for state in SLEEP_STATES:
-            sleep.add_metric([*values, state], float(state == "awake"))  # this engine does not sleep
+            sleep.add_metric([*values, state], float(state == "awake"))  # this engine has no sleep state
         yield sleep
         queries, hits = self.mm_cache()
         encoder = stats.encoder if stats else EncoderCounts()
@@ -309,7 +309,7 @@ class Metrics:
 
 
 def helper_families(counts: HelperCounts) -> Iterator[Metric]:
-    """Processes that decode media, by state."""
+    """Series of the processes that decode media."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     processes = GaugeMetricFamily("media_helpers", "Processes that decode media, by state.", labels=["state"])
@@ -326,7 +326,7 @@ def helper_families(counts: HelperCounts) -> Iterator[Metric]:
 
 
 class MemoryNumbers(NamedTuple):
-    """Bytes that the process may have and has, and how often that made it shed load."""
+    """Bytes that the process may use and uses, and how often load was shed."""
 
     limit: int
     held: int
@@ -334,7 +334,7 @@ class MemoryNumbers(NamedTuple):
 
 
 def memory_families(numbers: MemoryNumbers) -> Iterator[Metric]:
-    """Memory of the host."""
+    """Series of the host memory."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     gauge = GaugeMetricFamily("host_memory_bytes", "Memory that the process may have, and has.", labels=["kind"])
@@ -347,7 +347,7 @@ def memory_families(numbers: MemoryNumbers) -> Iterator[Metric]:
 
 
 def exposition(metrics: Metrics) -> bytes:
-    """The scrape: our series, then the process's."""
+    """The response to a scrape: our series, then the process's."""
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)

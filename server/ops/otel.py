@@ -1,7 +1,8 @@
 """Spans: one OpenTelemetry span per request, by the semantic conventions of GenAI, sent over OTLP/HTTP.
 
-Owner: loop, which adds; the SDK's own thread sends. In: RequestTimes when an exchange ends. The span is a child of the
-client's where the request has a `traceparent`. A collector that does not answer costs spans, never a request.
+Owner: loop, which adds; the SDK's own thread sends. In: RequestTimes when an exchange ends. If the request has a
+`traceparent`, the span is a child of the client's span. If a collector does not answer, spans are lost, but no request
+is affected.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ OPERATIONS = {
     "/v1/audio/transcriptions": "transcription",
     "/v1/audio/translations": "translation",
 }
-QUEUE = 4096  # spans that wait for the collector; more are dropped
-CLOSE_MS = 2000  # for the last ones, when the server ends
+QUEUE = 4096  # spans that wait for the collector; further ones are dropped
+CLOSE_MS = 2000  # time to send the last spans when the server ends
 
 
 class Spans:
-    """Raises ConfigError where the SDK is not installed or the endpoint is no URL."""
+    """Sends spans to a collector. Raises ConfigError if the SDK is not installed or the endpoint is no URL."""
 
     def __init__(self, endpoint: str) -> None:
         if not endpoint.startswith(("http://", "https://")):
@@ -53,14 +54,14 @@ class Spans:
         self._tracer = self._provider.get_tracer("omniloop", __version__)
 
     def add(self, times: RequestTimes) -> None:
-        """A request has ended."""
+        """Add the span of a request that has ended."""
         operation = OPERATIONS.get(times.route)
         if operation is None:
             return
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        clock_offset = time.time() - time.monotonic()  # spans are dated by the wall's clock
+        clock_offset = time.time() - time.monotonic()  # spans use wall-clock time
         parent = TraceContextTextMapPropagator().extract({"traceparent": times.traceparent})
         span = self._tracer.start_span(
             f"{operation} {times.model}",
@@ -76,7 +77,7 @@ class Spans:
         span.end(nanoseconds(times.ended + clock_offset))
 
     def close(self) -> None:
-        """Sends what waits, within CLOSE_MS or so; blocks."""
+        """Send the waiting spans, in about CLOSE_MS; blocks."""
         self._provider.force_flush(CLOSE_MS)
         self._provider.shutdown()
 
@@ -86,7 +87,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def attributes_of(times: RequestTimes, operation: str) -> dict[str, Any]:
-    """The span's attributes; never what was said."""
+    """The span's attributes; never text of prompts or answers."""
     found: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "omniloop",
@@ -106,7 +107,7 @@ def attributes_of(times: RequestTimes, operation: str) -> dict[str, Any]:
 
 
 def generation_attributes(done: Generation) -> dict[str, Any]:
-    """What was asked of the model, and the counts of what it made."""
+    """The request's parameters, and the counts of the answer."""
     found: dict[str, Any] = {
         "gen_ai.request.choice.count": done.n,
         "gen_ai.request.max_tokens": done.max_tokens,

@@ -1,10 +1,11 @@
-"""Places: who may begin, by how many are open and by how long a newcomer would wait (SECURITY S42).
+"""Places: admits requests by the number of open choices and by a new request's expected wait (SECURITY S42).
 
-Owner: loop. In: a request of a kind of route, with its caller (a key's name or an address) and how many choices it
-wants, before anything dear happens. Out: a Place that is held until the request has ended, or a 429. The expected wait
-is what stands in front, divided by the rate at which the kind's choices have ended while others waited. Callers are
-served in turn (_fast/turns), so what stands in front of a caller is its own line times the callers that wait, or all
-that waits, if that is less. Retry-After is the time until the wait is short enough for all that were sent away before.
+Owner: loop. In: a request of a kind of route, its caller (a key's name or an address) and its number of choices, before
+any expensive work. Out: a Place that is held until the request has ended, or a 429. The expected wait is the number of
+choices that come first, divided by the rate at which choices of this kind have ended while others waited. Callers are
+served in turn (_fast/turns), so the choices that come first are the caller's own waiting choices times the number of
+waiting callers, or all waiting choices if these are fewer. Retry-After is the time until the wait is short enough for
+all requests that were refused before.
 
     hold -- waits -- begin -- runs -- leave          rate: ends per second of the time in which a request waits
 """
@@ -22,32 +23,32 @@ from server.errors import ApiError, queue_full
 Kind = Literal["answers", "inputs", "speech", "texts"]
 KINDS: tuple[Kind, ...] = ("answers", "inputs", "speech", "texts")
 
-SPAN_S, MOST_SPAN_S = 10.0, 300.0  # seconds of waiting that a rate is measured over: at least, at most
-ROW_S, TEXT_S = 1.0, 0.01  # that a row, or a thread, is taken for, as long as none has ended
+SPAN_S, MOST_SPAN_S = 10.0, 300.0  # a rate is measured over this many seconds of waiting, least and most
+ROW_S, TEXT_S = 1.0, 0.01  # assumed seconds of a choice (or text) until the first has ended
 MOST_RETRY_S = 60
-MOST_CALLERS = 4096  # that are remembered as sent away
-PART = 8  # a caller may take more while it has less than so many times what is free
+MOST_CALLERS = 4096  # callers whose refusals are remembered
+PART = 8  # a caller may take more while it holds less than this multiple of the free places
 
 
 class Line:
     """Choices of one kind: how many wait and run, and how fast they end. Owner: Places."""
 
     def __init__(self, usual_s: float) -> None:
-        """`usual_s`: what a choice takes, as long as none has ended."""
+        """`usual_s`: assumed seconds of a choice until the first has ended."""
         self._usual_s = usual_s
-        self.waiting: Counter[str] = Counter()  # by caller
-        self.weights: dict[str, int] = {}  # of those that wait
+        self.waiting: Counter[str] = Counter()  # choices by caller
+        self.weights: dict[str, int] = {}  # weights of waiting callers
         self.total_waiting = 0
         self.running = 0
-        self.busy = False  # a request waits for others to end
-        self._at = 0.0  # of the last event
-        self._ended = 0.0  # choices, and
-        self._seconds = 0.0  # seconds of waiting, both of the last while
-        self._runs_s = 0.0  # seconds from first step to end, of a request, and
-        self._guess = 0.0  # choices that would end in a second if all rows ran such requests
+        self.busy = False  # whether a request waits for others to end
+        self._at = 0.0  # time of the last event
+        self._ended = 0.0  # choices that ended while others waited, decaying
+        self._seconds = 0.0  # seconds in which requests waited, decaying
+        self._runs_s = 0.0  # mean seconds of a request from first step to end
+        self._guess = 0.0  # choices per second if all rows ran such requests
 
     def tick(self, now: float) -> None:
-        """Time passes up to an event."""
+        """Update the decaying sums to the time of an event."""
         if self.busy and now > self._at:
             span = max(SPAN_S, min(2.0 * self._runs_s, MOST_SPAN_S))
             left = math.exp((self._at - now) / span)
@@ -56,7 +57,7 @@ class Line:
         self._at = now
 
     def end(self, count: int, ran_s: float, rows: int) -> None:
-        """Choices of a request that had begun have ended together."""
+        """Count `count` choices of one started request that have ended together."""
         if self.busy:
             self._ended += count
         guess = max(rows, count) / max(ran_s, 1e-4)
@@ -64,13 +65,15 @@ class Line:
         self._guess += 0.1 * (guess - self._guess) if self._guess else guess
 
     def rate(self, rows: int) -> float:
-        """Choices that end in a second while others wait. What one request took counts as far as that is not known."""
+        """Choices that end per second while others wait. Before this is measured, the duration of single
+        requests counts.
+        """
         guess = self._guess or rows / self._usual_s
         trust = 1.0 / (1.0 + self._seconds)
         return max((self._ended + guess * trust) / (self._seconds + trust), 1e-3)
 
     def share(self, caller: str, weight: int) -> float:
-        """The part of the turns that a caller has while others wait."""
+        """The fraction of turns that a caller has while others wait."""
         return weight / (sum(self.weights.values()) + (0 if caller in self.weights else weight))
 
     def enter(self, caller: str, weight: int, count: int) -> None:
@@ -91,11 +94,11 @@ class Places:
     def __init__(
         self, limit: int, per_key: int = 0, tokens: int = 0, max_wait: float = 0.0, shared: bool = True
     ) -> None:
-        """`max_wait`: seconds, 0: any; `shared`: no caller takes nearly all of the places."""
+        """`max_wait`: seconds, 0: no limit; `shared`: no caller may take nearly all of the places."""
         self.limit = limit
         self.rows = self.threads = 1
-        self.per_key = per_key  # 0: no limit
-        self.max_tokens = tokens  # prompt tokens of all open choices
+        self.per_key = per_key  # most choices per caller; 0: no limit
+        self.max_tokens = tokens  # most prompt tokens of all open choices
         self.max_wait = max_wait
         self.shared = shared
         self.taken = 0
@@ -103,14 +106,14 @@ class Places:
         self.tokens = 0
         self.lines: dict[Kind, Line] = {kind: Line(TEXT_S if kind == "texts" else ROW_S) for kind in KINDS}
         self._of: Counter[str] = Counter()  # choices by caller
-        self._sent_away: dict[str, tuple[float, float]] = {}  # caller -> choices that will come again, at which time
+        self._sent_away: dict[str, tuple[float, float]] = {}  # caller -> (refused choices that will return, time)
 
     def size(self, limit: int, rows: int, threads: int) -> None:
-        """What the engine and the pool have: places, rows that run at one time, threads that texts take."""
+        """Set the engine's number of places and rows, and the pool's number of threads for texts."""
         self.limit, self.rows, self.threads = limit, rows, threads
 
     def hold(self, count: int, caller: str, kind: Kind = "answers", weight: int = 1) -> Place:
-        """Places for all choices of a request while it lives (`with`). Raises the 429."""
+        """Places for all choices of a request, for a `with` block. Raises the 429."""
         self._check_count(count, caller, kind, weight)
         wait = self.expected_wait(caller, kind, weight)
         if 0.0 < self.max_wait < wait:
@@ -123,7 +126,7 @@ class Places:
         return Place(self, count, caller, kind, weight)
 
     def hold_more(self, count: int, caller: str, kind: Kind) -> Place:
-        """More places, of those that are `spare`, for a request that has begun."""
+        """More places, out of `spare`, for a request that has begun."""
         return Place(self, count, caller, kind, 1, begun=True)
 
     def _check_count(self, count: int, caller: str, kind: Kind, weight: int) -> None:
@@ -142,13 +145,13 @@ class Places:
             )
 
     def expected_wait(self, caller: str, kind: Kind = "answers", weight: int = 1) -> float:
-        """Seconds until a choice of the caller would begin, by what waits now."""
+        """Seconds until a choice of the caller would begin, from the choices that wait now."""
         line = self.lines[kind]
         in_front = line.total_waiting - self._free(kind)
         if in_front <= 0:
             return 0.0
         line.tick(time.monotonic())
-        if kind == "texts":  # the pool takes them as they come
+        if kind == "texts":  # the pool takes texts in order of arrival
             return in_front / line.rate(self.threads)
         by_turns = (line.waiting.get(caller, 0) + 1) / line.share(caller, weight)
         return min(float(in_front), by_turns) / line.rate(self.rows)
@@ -159,7 +162,7 @@ class Places:
         return max(0, min(left, self.per_key - self._of.get(caller, 0)) if self.per_key else left)
 
     def take_tokens(self, count: int) -> None:
-        """Prompt tokens, once they are known; given back with `give_tokens`."""
+        """Take a prompt's tokens from the budget; `give_tokens` returns them."""
         if self.max_tokens and self.tokens + count > self.max_tokens:
             raise queue_full(self.retry_after(), "too many prompt tokens run or wait; try again later")
         self.tokens += count
@@ -168,10 +171,10 @@ class Places:
         self.tokens -= count
 
     def retry_after(self, kind: Kind = "answers") -> int:
-        """Seconds until one of those that run or wait is likely to end."""
+        """Seconds until one of the choices that run or wait will probably end."""
         return self._whole_seconds(1.0 / self.lines[kind].rate(self._width(kind)))
 
-    # -- what a Place reports
+    # -- called by a Place
 
     def enter(self, place: Place) -> None:
         line = self.lines[place.kind]
@@ -185,7 +188,7 @@ class Places:
         self._note(place.kind)
 
     def begin(self, place: Place, count: int) -> None:
-        """Choices of a place have had their first step."""
+        """Count choices of a place that have had their first step."""
         line = self.lines[place.kind]
         line.leave(place.caller, count)
         line.running += count
@@ -199,7 +202,7 @@ class Places:
         self._of[place.caller] -= place.count
         if self._of[place.caller] <= 0:
             del self._of[place.caller]
-        if place.kind == "texts":  # these run as soon as a thread of the pool is free
+        if place.kind == "texts":  # texts run as soon as a thread of the pool is free
             line.end(place.count, now - place.since, self.threads)
         elif begun:
             line.end(begun, now - place.since, self.rows)
@@ -217,13 +220,13 @@ class Places:
         return self.threads if kind == "texts" else self.rows
 
     def _free(self, kind: Kind) -> int:
-        """Rows, or threads, that nothing has."""
+        """Number of free rows, or the pool's threads for texts."""
         if kind == "texts":
             return self.threads
         return max(0, self.rows - sum(line.running for name, line in self.lines.items() if name != "texts"))
 
     def _retry(self, count: int, caller: str, kind: Kind, weight: int, seconds: float) -> int:
-        """Retry-After of a request that is sent away: behind what was sent away before and has not come again."""
+        """Retry-After of a refused request: after the requests that were refused before and have not returned."""
         line, now = self.lines[kind], time.monotonic()
         rate = line.rate(self._width(kind)) * line.share(caller, weight)
         pending, since = self._sent_away.pop(caller, (0.0, now))
@@ -239,7 +242,7 @@ class Places:
 
 
 class Place:
-    """What one request holds of Places; left once. Owner: the handler's task, or what it hands the place to."""
+    """One request's part of Places; left once. Owner: the handler's task, or the task to which it passes the place."""
 
     __slots__ = ("caller", "count", "kind", "places", "since", "waiting", "weight")
 
@@ -250,10 +253,10 @@ class Place:
         self.kind: Kind = kind
         self.weight = weight
         self.waiting = 0 if begun else count  # choices without a first step
-        self.since = time.monotonic()  # of the first step, once there is one
+        self.since = time.monotonic()  # time of the first step, once there is one
 
     def begin(self) -> None:
-        """The first step of one more choice has run."""
+        """Note the first step of one more choice."""
         if self.waiting:
             if self.waiting == self.count:
                 self.since = time.monotonic()

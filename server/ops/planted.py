@@ -1,7 +1,7 @@
-"""Where handlers and decoders pass planted faults (engine/base/faults); made only where --debug-faults is given.
+"""Injects faults into handlers and decoders (engine/base/faults); used only with --debug-faults.
 
-Owner: loop for handlers, threads of the pool for decoders. In: what is armed. Out: a handler that raises or takes its
-time, a decoder that raises or hangs, or processes that decode and end.
+Owner: loop for handlers, threads of the pool for decoders. In: the armed faults. Out: a handler that raises or is slow,
+a decoder that raises or hangs, or decoding processes that crash.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 class Loading(Protocol):
-    """AppState, whose engine comes late."""
+    """AppState, whose engine is set after loading."""
 
     engine: Engine
 
 
 def faults_of(state: Loading) -> Faults | None:
-    """What tests let fail; None without --debug-faults, and while the engine loads."""
+    """The armed faults of tests; None without --debug-faults, and while the engine loads."""
     engine = getattr(state, "engine", None)
     return None if engine is None else engine.config.faults
 
 
 def into_handlers(app: ASGIApp, armed: Callable[[], Faults | None]) -> ASGIApp:
-    """The app, each of whose answers begins at the point; `armed` is None while the engine loads."""
+    """The app with a fault point before each answer; `armed` returns None while the engine loads."""
 
     async def planted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/v1/") and (faults := armed()) is not None:
@@ -45,7 +45,7 @@ def into_handlers(app: ASGIApp, armed: Callable[[], Faults | None]) -> ASGIApp:
 
 
 def into_decoders(media: MediaLoader, faults: Faults) -> None:
-    """Each decoder that begins asks first."""
+    """Add a fault point before each decoding."""
 
     def begins() -> None:
         for pid in media.helpers.pids() if faults.takes("decoder", "crash") else ():

@@ -1,6 +1,6 @@
-"""Pool: the threads for text and media; while a trace is taken, their work is in it.
+"""Pool: the threads for text and media; a trace records their work.
 
-Owner: loop, which submits. Without a trace a submit is ThreadPoolExecutor's own.
+Owner: loop, which submits. Without a trace, `submit` is ThreadPoolExecutor's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.base.trace import Trace
 
 
 class Pool(ThreadPoolExecutor):
-    """`trace`: where spans of its work go; None: nowhere."""
+    """A thread pool. `trace`: records spans of its work; None: no recording."""
 
     trace: Trace | None = None
 
@@ -25,7 +25,7 @@ class Pool(ThreadPoolExecutor):
 
 
 def timed(trace: Trace, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of `work`, whose span goes into the trace."""
+    """Run `work` and add its span to the trace; returns its result."""
     begun = time.perf_counter()
     try:
         return work(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""TrustedProxies: the client's address, where a proxy stands between (SECURITY S1, S2).
+"""TrustedProxies: the client's address behind proxies (SECURITY S1, S2).
 
 Owner: none, a value made from --trusted-proxies. In: an ASGI scope. Out: an address as text. X-Forwarded-For counts
-only when the peer is on the operator's list; it is read from its end, past other listed proxies, because whatever
-stands before the first address that no listed proxy has written is the client's own word.
+only if the peer is on the operator's list. It is read from its end, past other listed proxies. The first address that
+is no listed proxy is the client's; the client may have invented everything before it.
 
     X-Forwarded-For: invented by the client, client, proxy A     peer: proxy B     -> client, where A and B are listed
 """
@@ -13,12 +13,12 @@ import ipaddress
 
 from starlette.types import Scope
 
-SOCKET = "unix"  # on the list: whatever comes over the Unix socket; as an address: its peer, which has none
+SOCKET = "unix"  # in the list: all peers of the Unix socket; as an address: such a peer, which has no address
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TrustedProxies:
-    """The peers whose word about their own peers is believed."""
+    """The peers whose X-Forwarded-For is trusted."""
 
     def __init__(self, listed: tuple[str, ...]) -> None:
         """Raises ValueError with the entry that is neither an address, nor a network, nor `unix`."""
@@ -33,15 +33,15 @@ class TrustedProxies:
                 raise ValueError(entry) from None
 
     def peer(self, client: tuple[str, int] | None) -> str:
-        """The other end of a connection."""
+        """The address of a connection's other end."""
         return str((client or (SOCKET,))[0])
 
     def lists(self, peer: str) -> bool:
-        """Whether a peer stands for clients of its own."""
+        """Whether a peer is a listed proxy, which forwards other clients' requests."""
         return bool(self._networks or self._socket) and self._trusts(peer)
 
     def client_of(self, scope: Scope) -> str:
-        """The address that failures are counted for."""
+        """The client's address, for counting failures."""
         found = self.peer(scope.get("client"))
         if not self._networks and not self._socket:
             return found
@@ -63,7 +63,9 @@ class TrustedProxies:
 
 
 def home(address: str) -> str:
-    """The address or network whose share of a bounded quantity a client takes: of IPv6 one host has a network."""
+    """The address or network that counts as one client: for IPv6 the /64 network, since one host has a whole
+    network.
+    """
     found = read(address) if ":" in address else None
     if not isinstance(found, ipaddress.IPv6Address):
         return address
@@ -71,7 +73,7 @@ def home(address: str) -> str:
 
 
 def read(text: str) -> Address | None:
-    """An address, as proxies write it: bare, with a port, in brackets; None for anything else."""
+    """An address in a form that proxies write: bare, with a port, or in brackets; None for anything else."""
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -1,4 +1,4 @@
-"""RequestTimes: one request's moments and counts, for the timeline (engine/base/trace) and for spans (server/ops/otel).
+"""RequestTimes: one request's times and counts, for the timeline (engine/base/trace) and for spans (server/ops/otel).
 
 Owner: loop. Made when an exchange ends, if a timeline or spans are on. Times are seconds of time.monotonic, which is
 time.perf_counter's clock on Linux.
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a request asked of the model and got; one per exchange that reached the engine."""
+    """A request's parameters and results; one per exchange that reached the engine."""
 
     submitted: float
-    queued_s: float  # from its arrival to its first step; below 0: it had none
+    queued_s: float  # from its arrival to its first step; below 0: no step
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
@@ -32,22 +32,22 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """An exchange that has ended; a moment of 0 never came."""
+    """An exchange that has ended; a time of 0 means that the event did not happen."""
 
     request_id: str
     method: str
     route: str
     status: int
-    reason: str  # why it was refused
+    reason: str  # reason of its refusal
     model: str
-    traceparent: str  # the client's own span, in W3C's form
+    traceparent: str  # the client's span, in W3C's format
     arrival: float
     first_token: float
     ended: float
     generation: Generation | None
 
     def phases(self) -> Sequence[tuple[str, float, float]]:
-        """What it did one after the other: (name, begin, end)."""
+        """Its consecutive phases: (name, begin, end)."""
         done = self.generation
         if done is None:
             return [("answer", self.arrival, self.ended)]

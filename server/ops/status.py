@@ -1,7 +1,7 @@
-"""One line in the log every ten seconds in which the engine worked; off with --disable-log-stats.
+"""One line in the log for every ten seconds in which the engine worked; off with --disable-log-stats.
 
-Owner: loop. In: the totals that /metrics reads. Out: rates over the time since the line before. A quiet server writes
-nothing; the line after the last work says that it has ended. Nothing is computed between two lines.
+Owner: loop. In: the totals that /metrics reads. Out: rates since the previous line. An idle server writes nothing; the
+line after the last work shows that it has ended. Nothing is computed between two lines.
 
     running 12, waiting 0; 812 tokens/s, prompts 1,240 tokens/s; step 9.4 ms; KV cache 31.0 %, prefix cache hits 42.0 %
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("omniloop.status")
 
 INTERVAL_S = 10.0
-OF_A_STEP = ("schedule", "launch", "wait", "commit")  # what a turn of the device thread consists of
+OF_A_STEP = ("schedule", "launch", "wait", "commit")  # parts of a turn of the device thread
 
 
 class Checked(Protocol):
-    """A Canary."""
+    """The part of a Canary that the line reads."""
 
-    answered: int  # each took a step
+    answered: int  # each canary took a step
 
 
 class Counted(Protocol):
@@ -41,12 +41,12 @@ class Counted(Protocol):
 
     @property
     def canary(self) -> Checked | None:
-        """None until the engine is ready."""
+        """The canary; None until the engine is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts since the start, at one moment."""
+    """Counts since the start, at one time."""
 
     at: float
     steps: int
@@ -73,7 +73,7 @@ class Totals:
 
 
 class StatusLine:
-    """Owner: loop; begins when the server is ready, ends with it."""
+    """Writes the line every INTERVAL_S, from the server's readiness to its end. Owner: loop."""
 
     def __init__(self, state: Counted) -> None:
         self._state = state
@@ -94,7 +94,7 @@ class StatusLine:
         self.start()
 
     def write(self) -> None:
-        """The line, where there was work since the one before."""
+        """Write the line if there was work since the previous one."""
         before, now = self._before, Totals.of(self._state)
         self._before = now
         if now.steps > before.steps or self._state.engine.stats.waiting:
@@ -102,7 +102,7 @@ class StatusLine:
 
 
 def line(state: Counted, before: Totals, now: Totals) -> str:
-    """What happened between two moments."""
+    """The line for the time between two totals."""
     stats = state.engine.stats
     seconds = max(now.at - before.at, 1e-9)
     steps = now.steps - before.steps

@@ -1,6 +1,6 @@
 """Tracing: starts and ends the timeline of loop, pool and device threads, and makes its file.
 
-Owner: loop; the file is made in the pool. In: --trace FILE, which lasts as long as the server, or /start_profile and
+Owner: loop; the file is made in the pool. In: --trace FILE, for the server's whole life, or /start_profile and
 /stop_profile. Out: JSON that ui.perfetto.dev and chrome://tracing open.
 """
 
@@ -25,7 +25,7 @@ log = logging.getLogger("omniloop")
 
 
 class Traced(Protocol):
-    """The parts of AppState that a timeline is attached to."""
+    """The parts of AppState that a trace is attached to."""
 
     engine: Engine
     pool: Pool
@@ -33,14 +33,14 @@ class Traced(Protocol):
 
 
 def begin(state: Traced) -> Trace:
-    """From now on everything is noted."""
+    """Start a trace; everything is recorded from now on."""
     trace = Trace()
     state.engine.trace = state.pool.trace = state.trace = trace
     return trace
 
 
 def stopped(state: Traced) -> Trace:
-    """Nothing more is noted; what was."""
+    """Stop recording; returns the trace."""
     trace = state.trace
     assert trace is not None
     state.engine.trace = state.pool.trace = state.trace = None
@@ -48,20 +48,20 @@ def stopped(state: Traced) -> Trace:
 
 
 async def end(state: Traced) -> bytes:
-    """The file of the trace, which ends here."""
+    """End the trace; returns its file."""
     trace = stopped(state)
     return await asyncio.get_running_loop().run_in_executor(state.pool, lambda: orjson.dumps(trace.document()))
 
 
 def check_place(path: str) -> None:
-    """Raises ConfigError at start where the file could not be written at the end."""
+    """Raise ConfigError at start if the file could not be written at the end."""
     folder = Path(path).parent
     if Path(path).is_dir() or not os.access(folder, os.W_OK):
         raise ConfigError(f"--trace {path}: cannot be written; name a file in a folder that this user may write")
 
 
 async def write(state: Traced, path: str) -> None:
-    """Ends the trace of --trace and writes its file; a fault is logged, since the server is going."""
+    """End the trace of --trace and write its file; an error is only logged, since the server is ending."""
     trace = stopped(state)
 
     def work() -> None:

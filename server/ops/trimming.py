@@ -1,7 +1,7 @@
-"""Trimming: memory that was freed goes back to the system once it is much, or when nothing runs.
+"""Trimming: returns freed memory to the system once there is enough of it, or when no request is open.
 
-Owner: loop. In: once a second, the bytes that the process has, and whether a request is open. What lies free between
-buffers in use stays with the process otherwise (mm/heap). A trim takes a thread of the pool some milliseconds.
+Owner: loop. In: once a second, the bytes that the process holds, and whether a request is open. Otherwise, free memory
+between used buffers stays with the process (mm/heap). A trim takes a thread of the pool some milliseconds.
 
     held since the last trim   + 32 MiB: trim        + 4 MiB and no request is open: trim
 """
@@ -14,21 +14,21 @@ from typing import Protocol
 
 from mm.heap import trim_heap
 
-MUCH, IDLE = 32 << 20, 4 << 20  # bytes above what was held after the last trim: with open requests, without
+MUCH, IDLE = 32 << 20, 4 << 20  # growth in bytes since the last trim that causes a trim: with open requests, without
 
 
 class Submits(Protocol):
-    """The pool of threads."""
+    """The thread pool's `submit`."""
 
     def submit(self, work: Callable[[], bool], /) -> Future[bool]: ...
 
 
 class Trimming:
-    """From the first `look` on."""
+    """Decides when to trim, at each `look`."""
 
     def __init__(self, pool: Submits) -> None:
         self._pool = pool
-        self._least: int | None = None  # bytes held since the last trim
+        self._least: int | None = None  # fewest bytes held since the last trim
         self._running: Future[bool] | None = None
 
     def look(self, held: int, idle: bool) -> None:

@@ -1,1 +1,1 @@
-"""Answers: token ids and log-probabilities in, text and the bodies of choices out."""
+"""Answers: from token ids and log-probabilities to text and the bodies of choices."""

@@ -1,10 +1,10 @@
-"""Choices: what the engine's Deltas mean for a client, and the bodies of finished choices and of `usage`.
+"""Choices: turns the engine's Deltas into text and events, and makes the bodies of finished choices and of `usage`.
 
 Owner: the loop; one ChoiceStream per choice of a request. In: Delta. Out: Piece (text that can be sent, the tokens and
 log-probabilities that belong to it, and at the end the reason), and plain dicts ready for orjson.
 
     Delta (token ids) -> ChoiceStream.take -> Piece -> a chunk of a stream, or gathered into one body
-                              └ stop string found: Piece.stop_engine: the caller must end the choice
+                             └ stop string found: Piece.stop_engine: the caller must end the choice
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from server.output.text import StopStrings, TextStream
 from server.render.prompt import Prompt
 from server.render.tokenizer import Tokenizer
 
-# The choice ended with a token that is no part of its text.
+# Ends by a token that is not part of the text.
 ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
 
 
 @dataclass(slots=True)
 class Piece:
-    """What one Delta adds to a choice."""
+    """The text, tokens and end that one Delta adds to a choice."""
 
     text: str
-    token_ids: list[int]  # up to and with the one that completed a stop string
+    token_ids: list[int]  # up to and including the one that completed a stop string
     logprobs: list[TokenLogprob] | None = None  # one per token id
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # the stop token's id or the stop string; None for EOS
-    events: list[Event] | None = None  # what a parser makes of the text
-    stop_engine: bool = False  # the text has ended and the engine does not know: call TokenStream.stop_choice
+    events: list[Event] | None = None  # the parser's events for the text
+    stop_engine: bool = False  # the text has ended, but not in the engine: call TokenStream.stop_choice
 
 
 class ChoiceStream:
-    """One choice as it grows. `parser` turns its text into events; `table` then holds the markers' characters."""
+    """One choice as it grows. `parser` turns its text into events; `table` then has a character for each marker."""
 
     __slots__ = ("_feed", "_include_stop", "_runs_free", "_watch", "ended", "index", "parser", "plain", "text")
 
@@ -71,22 +71,22 @@ class ChoiceStream:
         self._include_stop = include_stop
         self._watch = None if repetition is None else RepetitionWatch(repetition, min_tokens)
         self._feed = self.text.feed
-        self._runs_free = self._watch is None and self.text.stops.compiled is None  # only the engine ends it
-        self.plain = self._runs_free and parser is None  # and its text goes out as it is
+        self._runs_free = self._watch is None and self.text.stops.compiled is None  # only the engine can end the choice
+        self.plain = self._runs_free and parser is None  # and its text is sent unchanged
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens that count, the ending one included."""
+        """Number of generated tokens, including the one that ended the choice."""
         return self.text.machine.num_tokens
 
     def grow(self, delta: Delta) -> str | None:
-        """The new text, where nothing can end with this Delta; None: `take` has to look closer. Once per token."""
+        """The new text, if nothing can end with this Delta; None if `take` must be called instead. Once per token."""
         if not self.plain or delta.finish_reason or self.ended:
             return None
         return self._feed(delta.token_ids)
 
     def parse(self, delta: Delta) -> list[Event] | None:
-        """The new events of a parsed choice, where nothing can end with this Delta; None as for `grow`."""
+        """The new events of a parsed choice, if nothing can end with this Delta; None as for `grow`."""
         parser = self.parser
         if parser is None or not self._runs_free or delta.finish_reason or self.ended:
             return None
@@ -95,7 +95,7 @@ class ChoiceStream:
         return parser.take()
 
     def take(self, delta: Delta) -> Piece:
-        """Reads the next Delta of this choice. One that comes after a stop string adds nothing."""
+        """Process the next Delta of this choice. A Delta after a stop string adds nothing."""
         if self.ended:
             return Piece("", [])
         runs_on, before = not delta.finish_reason, self.num_tokens
@@ -122,7 +122,7 @@ class ChoiceStream:
         return piece
 
     def _parse(self, ids: Sequence[int]) -> str:
-        """The text of tokens; feeds the parser token by token, so that it knows which tokens are reasoning."""
+        """The text of tokens. Feeds the parser token by token, so that it can count the tokens of reasoning."""
         assert self.parser is not None
         texts = []
         for token_id in ids:
@@ -133,7 +133,7 @@ class ChoiceStream:
         return "".join(texts)
 
     def _rest(self) -> str:
-        """Ends the text: the text that was held back, also fed to the parser."""
+        """End the text; returns the text that was held back, after feeding it to the parser."""
         assert self.parser is not None
         text = self.text.finish()
         if text:
@@ -141,7 +141,7 @@ class ChoiceStream:
         return text
 
     def _events(self, ended: bool, cut: bool = False) -> list[Event] | None:
-        """What the parser has made of the text since the last call."""
+        """The parser's events since the last call."""
         if self.parser is None:
             return None
         if ended:
@@ -162,7 +162,9 @@ class ChoiceStream:
 
 
 def _repeated(delta: Delta, said: int) -> Delta:
-    """The Delta up to the token that completed a repetition; an end of its own at that very token stands."""
+    """The Delta up to the token that completed a repetition; if the Delta itself ends at that token, it is
+    unchanged.
+    """
     if delta.finish_reason and said == len(delta.token_ids):
         return delta
     logprobs = None if delta.logprobs is None else delta.logprobs[:said]
@@ -170,7 +172,7 @@ def _repeated(delta: Delta, said: int) -> Delta:
 
 
 def reasoning_names(field: str) -> tuple[str, ...]:
-    """The names under which chat shows reasoning."""
+    """The field names under which chat sends reasoning."""
     return ("reasoning", "reasoning_content") if field == "both" else (field,)
 
 
@@ -182,7 +184,7 @@ def chat_message(
     reasoning_field: str = "both",
     tool_calls: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """`message` of a chat choice. Reasoning goes out under both of its names unless one is asked for."""
+    """`message` of a chat choice. Reasoning is sent under both names, unless the server is set to one."""
     message: dict[str, Any] = {"role": role, "content": content, "refusal": None}
     if reasoning is not None:
         message.update(dict.fromkeys(reasoning_names(reasoning_field), reasoning))
@@ -253,7 +255,7 @@ def usage(
     multimodal_tokens: Mapping[str, int] | None = None,
     reasoning_tokens: int = 0,
 ) -> dict[str, Any]:
-    """`usage` of generation endpoints; both details are always there."""
+    """`usage` of generation endpoints; both details are always included."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -267,5 +269,5 @@ def usage(
 
 
 def echo_text(tokenizer: Tokenizer, prompt: Prompt) -> str:
-    """The prompt as `echo` shows it: the client's text, or what its token ids say."""
+    """The prompt for `echo`: the client's text, or the decoded token ids."""
     return prompt.text if prompt.text is not None else tokenizer.decode(prompt.token_ids)

@@ -1,7 +1,7 @@
-"""completed: what is left of JSON arguments that a length has cut.
+"""completed: the complete part of JSON arguments that were truncated by a length limit.
 
-Owner: none, a pure function. In: the text of an object, whole or its beginning. Out: a dict: all members that had
-ended, and of the last one what makes sense of it. Anthropic's `input` is an object even where the model was cut short.
+Owner: none, a pure function. In: the text of an object, whole or truncated. Out: a dict with all complete members, and
+the last member as far as it can be read. Anthropic's `input` must be an object even if the model was cut off.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import orjson
 
 
 def completed(text: str) -> dict[str, Any]:
-    """The object; {} where nothing of it makes sense."""
+    """The object; {} if nothing can be read."""
     cuts = [len(text), *_cuts(text)[-8:][::-1]]
     for cut in cuts:
         try:
@@ -24,20 +24,20 @@ def completed(text: str) -> dict[str, Any]:
 
 
 def _tail(text: str) -> str:
-    """What closes all that is open at the end of a text."""
+    """The quotes and brackets that close everything open at the end of a text."""
     stack, inside = _walk(text, [])
     return ('"' if inside else "") + "".join(reversed(stack))
 
 
 def _cuts(text: str) -> list[int]:
-    """Where members end: at the commas and behind the brackets that open."""
+    """Places where members end: at commas and after opening brackets."""
     cuts: list[int] = []
     _walk(text, cuts)
     return cuts
 
 
 def _walk(text: str, cuts: list[int]) -> tuple[list[str], bool]:
-    """(what closes the open brackets, whether the text ends in a string)."""
+    """(closing brackets of the open ones, whether the text ends inside a string)."""
     stack: list[str] = []
     inside = escaped = False
     for at, char in enumerate(text):

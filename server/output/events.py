@@ -1,10 +1,10 @@
-"""Events: what the parsers of a model's output say, and the Sink that a parser says it to.
+"""Events: the output of parsers of a model's text, and the Sink to which a parser writes.
 
 Owner: loop, one Sink per choice. In: pieces of reasoning, of content and of calls, in the order of the model's text.
-Out: events, neighbours of one kind merged, ready for any dialect. The Sink keeps the rules that hold for every
-parser: white space around calls is no content, a call has an id, calls beyond the first are dropped where the client
-wants one only, calls and arguments beyond the server's limits are content (SECURITY S31), and a marker token inside a
-text shows as its spelling or not at all.
+Out: events, adjacent ones of one kind merged, for any API. The Sink has the rules common to all parsers: white space
+around calls is no content; a call has an id; further calls are dropped if the client wants only one; calls and
+arguments beyond the server's limits become content (SECURITY S31); a marker token inside a text is written as its
+spelling or left out.
 
     reasoning(text) · content(text) · call_start(call, id, name) · call_arguments(call, text) · call_end(call)
 """
@@ -26,41 +26,41 @@ class Content(NamedTuple):
 
 
 class CallStart(NamedTuple):
-    call: int  # its number in the answer
+    call: int  # index of the call in the answer
     id: str
     name: str
 
 
 class CallArguments(NamedTuple):
-    call: int  # its number in the answer
+    call: int  # index of the call in the answer
     text: str
 
 
 class CallEnd(NamedTuple):
-    call: int  # its number in the answer
+    call: int  # index of the call in the answer
 
 
 Event = Reasoning | Content | CallStart | CallArguments | CallEnd
-NewId = Callable[[str, int], str]  # (name of the tool, number of the call in this answer) -> id
+NewId = Callable[[str, int], str]  # (name of the tool, index of the call in this answer) -> id
 
 
 class TooManyCalls(Exception):
-    """A call begins beyond the limit: its text buffered in the Source, and all text after it, is content."""
+    """A call begins beyond the limit: its text buffered in the Source, and all text after it, becomes content."""
 
 
 class Spelling(NamedTuple):
-    """What marker characters (output/markers.py) become outside of markers: in a text, and in a JSON string."""
+    """Replacements for marker characters (output/markers.py) outside of markers: in a text, and in a JSON string."""
 
     text: Mapping[int, str]
     json: Mapping[int, str]
 
 
 class CallBounds(NamedTuple):
-    """How many calls an answer may have; 0: any number."""
+    """Bounds on the calls of an answer; 0: no bound."""
 
-    most: int  # those beyond are dropped, for the client wants no more
-    limit: int  # those beyond are content
-    argument_bytes: int  # of one call; those beyond are content
+    most: int  # further calls are dropped: the client wants no more
+    limit: int  # further calls become content
+    argument_bytes: int  # the most bytes of one call; further bytes become content
 
 
 PLAIN = Spelling({}, {})
@@ -68,15 +68,15 @@ PLAIN = Spelling({}, {})
 
 @dataclass(slots=True)
 class OpenCall:
-    """What is known of the newest call's arguments."""
+    """State of the newest call's arguments."""
 
-    size: int = 0  # bytes
+    size: int = 0  # in bytes
     begun: bool = False
-    cut: bool = False  # they are content from here on
+    cut: bool = False  # whether further arguments become content
 
 
 class Sink:
-    """What parsers write to. `spaced`: white space is held until it is clear that no call follows."""
+    """Collects the events of parsers. `spaced`: white space is held until it is clear that no call follows."""
 
     __slots__ = (
         "_bounds",
@@ -107,10 +107,10 @@ class Sink:
         shows_reasoning: bool = True,
         spelling: Spelling = PLAIN,
     ) -> None:
-        self.num_calls = 0  # begun, the dropped ones included
-        self.after_call = False  # no text has come since the newest call's last word
-        self.thinking = False  # the newest token is reasoning
-        self.muted = False  # content is left out from here on
+        self.num_calls = 0  # calls begun, including dropped ones
+        self.after_call = False  # whether no text has come since the newest call's arguments
+        self.thinking = False  # whether the newest token is reasoning
+        self.muted = False  # whether further content is left out
         self._new_id = new_id
         self._bounds = CallBounds(most_calls, call_limit, argument_limit)
         self._newest = OpenCall()
@@ -118,10 +118,10 @@ class Sink:
         self._spelling = spelling
         self._shows_reasoning = shows_reasoning
         self._events: list[Event] = []
-        self._parts: list[str] = []  # of the newest event, still growing
+        self._parts: list[str] = []  # texts of the newest event, which still grows
         self._kind: type[Reasoning] | type[Content] | type[CallArguments] | None = None
         self._space: list[str] = []
-        self._rejected = False  # the newest opening marker began no call
+        self._rejected = False  # whether the newest opening marker began no call
 
     def take(self) -> list[Event]:
         """Events since the last call."""
@@ -147,7 +147,7 @@ class Sink:
             self._space = [text[len(stripped) :]] if len(stripped) < len(text) else []
 
     def call(self, name: str) -> None:
-        """A call begins. Raises TooManyCalls where calls are bounded and not dropped."""
+        """Begin a call. Raises TooManyCalls if the limit is reached, unless further calls are dropped."""
         if self.is_full:
             raise TooManyCalls
         self._space.clear()
@@ -160,7 +160,7 @@ class Sink:
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """More of the arguments' JSON text."""
+        """Add text to the arguments' JSON."""
         newest, bounds = self._newest, self._bounds
         newest.begun = True
         if 0 < bounds.most < self.num_calls:
@@ -175,7 +175,7 @@ class Sink:
         self.content(text)
 
     def end_call(self) -> None:
-        """The call is complete; without arguments, they are an empty object."""
+        """End the call; a call without arguments gets an empty object."""
         if not self._newest.begun:
             self.arguments("{}")
         self._close()
@@ -183,23 +183,23 @@ class Sink:
             self._events.append(CallEnd(self.num_calls - 1))
 
     def reject(self, text: str) -> None:
-        """What looked like a call and is none."""
+        """Turn text that began like a call into content."""
         self._rejected = True
         self.content(text)
 
     def stray(self, marker: str) -> None:
-        """A closing marker outside of calls: content where its opening marker was, else nothing."""
+        """Handle a closing marker outside of calls: content if its opening marker was content, otherwise left out."""
         if self._rejected:
             self.content(marker)
         else:
             self._space.clear()
 
     def drop_space(self) -> None:
-        """White space in front of a marker that is no content."""
+        """Drop white space before a marker."""
         self._space.clear()
 
     def finish(self) -> None:
-        """White space at the end of an answer without calls is content."""
+        """End the answer; if it has no calls, held white space becomes content."""
         if self._space and not self.num_calls:
             self._add(Content, "".join(self._space))
         self._space.clear()
@@ -211,7 +211,7 @@ class Sink:
 
     @property
     def is_full(self) -> bool:
-        """Whether another call is content."""
+        """Whether another call becomes content."""
         return 0 < self._bounds.limit <= self.num_calls and not self._dropped
 
     @property
@@ -242,7 +242,7 @@ class Sink:
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """The same with neighbours of one kind put together."""
+    """The events with adjacent ones of one kind merged."""
     found: list[Event] = []
     for _, group in groupby(events, lambda event: (type(event), getattr(event, "call", 0))):
         first, *rest = group
@@ -254,7 +254,7 @@ def merged(events: list[Event]) -> list[Event]:
 
 @dataclass(slots=True)
 class Call:
-    """A call as far as it is known."""
+    """A call collected so far."""
 
     id: str
     name: str
@@ -263,7 +263,7 @@ class Call:
 
 
 class Said:
-    """Events put together: reasoning, content and calls of an answer that is not streamed."""
+    """The merged events of an answer that is not streamed: reasoning, content and calls."""
 
     def __init__(self, events: list[Event]) -> None:
         self.reasoning = "".join(event.text for event in events if type(event) is Reasoning)

@@ -1,9 +1,9 @@
-"""Harmony: gpt-oss's output, in which every message names its channel and may name whom it goes to.
+"""Harmony: gpt-oss's output, in which every message names its channel and may name a recipient.
 
-Owner: loop, a generator per choice. In: a Source from the first generated token on, behind `<|start|>assistant`. Out:
+Owner: loop, a generator per choice. In: a Source from the first generated token on, after `<|start|>assistant`. Out:
 the analysis channel as reasoning, the final channel and commentary without a recipient as content, messages to a
-function as calls. One machine reads both, because channels take turns: there may be several of each in one answer.
-A header without a message is content, unless all its words are the format's own.
+function as calls. One machine reads all channels, because they alternate: an answer may have several messages in each.
+A header without a message is content, unless all its words belong to the format.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.NAME<|message|>{...}
 """
@@ -17,7 +17,7 @@ from server.output.source import Reader, Source, accept, ignore, space, until
 from server.output.tools.json_text import copy_json
 
 RECIPIENT = "to="
-WORDS = ("assistant", "analysis", "commentary", "final", "json")  # of headers that name no function
+WORDS = ("assistant", "analysis", "commentary", "final", "json")  # words of headers other than names of functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,18 @@ class Harmony:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What ends a text."""
+        """The markers that end a text."""
         return (self.end, self.call, self.stop, self.start, self.channel, self.message)
 
 
 def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: bool) -> Reader[None]:
-    """All messages of an answer. Without `reasons` the analysis is content, without `calls` messages to functions."""
+    """Read all messages of an answer. Without `reasons`, analysis is content; without `calls`, so are messages to
+    functions.
+    """
     source.keep()
     yield from space(source)
     marker = yield from accept(source, RECIPIENT, form.channel, form.start, form.message)
-    if not marker:  # text in front of the first channel
+    if not marker:  # text before the first channel
         sink.content(source.take_buffered())
         marker = yield from until(source, form.marks, sink.content)
     while marker:
@@ -67,13 +69,13 @@ def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: 
 
 
 def _says_something(words: list[str], cut: bool) -> bool:
-    """Whether a header without a message holds more than the format's own words; a `cut` one may end inside a word."""
+    """Whether a header without a message has words other than the format's; a `cut` header may end inside a word."""
     last = words.pop() if cut and words else WORDS[0]
     return not {*words} <= {*WORDS} or not any(word.startswith(last) for word in WORDS)
 
 
 def _body(source: Source, sink: Sink, form: Harmony, words: list[str], reasons: bool, calls: bool) -> Reader[str]:
-    """One message, and the marker behind it."""
+    """Read one message; returns the marker after it."""
     recipient = next((word.removeprefix(RECIPIENT) for word in words if word.startswith(RECIPIENT)), "")
     if recipient and calls:
         return (yield from _call(source, sink, form, recipient))
@@ -86,7 +88,7 @@ def _body(source: Source, sink: Sink, form: Harmony, words: list[str], reasons: 
 
 
 def _call(source: Source, sink: Sink, form: Harmony, recipient: str) -> Reader[str]:
-    """The arguments of a call; tools of OpenAI's own take text instead of JSON."""
+    """Read the arguments of a call; OpenAI's own tools take text instead of JSON."""
     sink.call(recipient.removeprefix("functions."))
     if (yield from space(source)) == "{":
         ended = yield from copy_json(source, sink.arguments, "".join({mark[0] for mark in form.marks}))

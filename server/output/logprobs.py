@@ -1,7 +1,8 @@
-"""Log-probabilities as clients read them: the chat form, the completion form and the prompt's.
+"""Log-probabilities in the forms that clients read: of chat, of completions and of prompts.
 
 Owner: the loop. In: TokenLogprob of the engine (raw log-probabilities). Out: plain dicts ready for orjson. JSON has no
-infinity, so -inf is written as -9999.0, and NaN never appears. Tokens show as text, or as `token_id:N` when asked.
+infinity, so -inf is written as -9999.0, and NaN never appears. Tokens are written as text, or as `token_id:N` on
+request.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ LOWEST = -9999.0
 
 
 def finite(value: float) -> float:
-    """The number JSON can hold; NaN fails the comparison too."""
+    """A number that JSON can hold; NaN fails the comparison too."""
     return value if value >= LOWEST else LOWEST
 
 
 def num_chars(data: bytes) -> int:
-    """Characters that begin in these bytes; over a text cut into tokens they add up to its length."""
+    """Number of characters that begin in these bytes; over the tokens of a text they add up to its length."""
     return len(data) if data.isascii() else sum(byte & 0xC0 != 0x80 for byte in data)
 
 
@@ -35,11 +36,11 @@ class TokenNames:
         self.as_ids = as_ids
 
     def text(self, token_id: int) -> str:
-        """As text; bytes that are no character show as U+FFFD."""
+        """The token as text; bytes that are no character become U+FFFD."""
         return f"token_id:{token_id}" if self.as_ids else self.tokenizer.token_text(token_id)
 
     def key(self, token_id: int) -> str:
-        """As a key among others: two tokens never share one because their bytes are no text."""
+        """The token as a key of a dict, unique even if its bytes are no valid text."""
         if self.as_ids:
             return f"token_id:{token_id}"
         data = self.tokenizer.token_bytes(token_id)
@@ -51,7 +52,7 @@ class TokenNames:
     # -- chat
 
     def chat(self, entries: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
-        """`logprobs` of a chat choice or chunk; `top` most likely tokens at each place (-1: all there are)."""
+        """`logprobs` of a chat choice or chunk; the `top` likeliest tokens at each place (-1: all)."""
         return {"content": [self._chat_entry(entry, top) for entry in entries]}
 
     def _chat_entry(self, entry: TokenLogprob, top: int) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class TokenNames:
     # -- prompt
 
     def prompt(self, entries: Sequence[TokenLogprob | None], top: int = -1) -> list[dict[str, Any] | None]:
-        """`prompt_logprobs`: for each place the `top` most likely tokens and the one that stands there, by id."""
+        """`prompt_logprobs`: at each place, the `top` likeliest tokens and the prompt's token, by id."""
         return [None if entry is None else self._prompt_entry(entry, top) for entry in entries]
 
     def _prompt_entry(self, entry: TokenLogprob, top: int) -> dict[str, Any]:
@@ -85,25 +86,25 @@ class TokenNames:
 
 
 class CompletionLogprobs:
-    """`logprobs` of one completion choice, in one piece or chunk by chunk: `text_offset` runs on."""
+    """`logprobs` of one completion choice, whole or chunk by chunk with a running `text_offset`."""
 
     __slots__ = ("_names", "_offset", "_show_special", "_top")
 
     def __init__(self, names: TokenNames, top: int, *, show_special: bool = False, offset: int = 0) -> None:
         self._names = names
         self._top = top
-        self._show_special = show_special  # special tokens are part of the text
+        self._show_special = show_special  # whether special tokens are part of the text
         self._offset = offset
 
     def add_prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]) -> dict[str, Any]:
-        """The echoed prompt; nothing is known about its first token."""
+        """Add the echoed prompt, whose first token has no log-probability."""
         out = _empty()
         for token_id, entry in zip(token_ids, entries):
             self._add(out, int(token_id), entry)
         return out
 
     def add(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Generated tokens."""
+        """Add generated tokens."""
         out = _empty()
         for entry in entries:
             self._add(out, entry.token_id, entry)
@@ -122,7 +123,7 @@ class CompletionLogprobs:
         value = finite(entry.logprob)
         most = len(entry.top_ids) if self._top < 0 else self._top
         best = {names.key(i): finite(logprob) for i, logprob in zip(entry.top_ids[:most], entry.top_logprobs[:most])}
-        best[names.key(token_id)] = value  # always there, and the very same number
+        best[names.key(token_id)] = value  # always included, with exactly the same number
         out["token_logprobs"].append(value)
         out["top_logprobs"].append(best)
 
@@ -132,5 +133,5 @@ def _empty() -> dict[str, Any]:
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two stretches of completion log-probabilities as one."""
+    """Two consecutive parts of completion log-probabilities as one."""
     return {key: first[key] + second[key] for key in first}

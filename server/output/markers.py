@@ -19,7 +19,7 @@ from server.output.events import PLAIN, Spelling
 from server.output.tools.json_text import escaped
 from server.render.tokenizer import Tokenizer
 
-PRIVATE = range(0x100000, 0x10F000)  # code points for private use
+PRIVATE = range(0x100000, 0x10F000)  # private-use code points
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""OutputParser: one choice's text into events; and Parsing, what a request wants parsed.
+"""OutputParser: one choice's text into events. Parsing: what to parse in a request's answers.
 
 Owner: loop; an OutputParser belongs to one choice, Parsers to the server. In: text as it is detokenized, token by
-token. Out: events (output/events.py), and how many tokens were reasoning. Reasoning comes first, then content and
-calls; both readers share one Source, so nothing is looked at twice.
+token. Out: events (output/events.py), and the number of reasoning tokens. Reasoning comes first, then content and
+calls; both readers share one Source, so no text is read twice.
 
     text -> Source -> think() -> calls machine -> Sink -> events -> dialect
 """
@@ -40,19 +40,19 @@ class OutputParser:
         marks: Sequence[str] = (),
         must_call: bool = False,
     ) -> None:
-        """`marks`: what calls are written with. `must_call`: the grammar lets the model write nothing but calls."""
+        """`marks`: markers of calls. `must_call`: the grammar allows only calls."""
         self._source = source
         self._sink = sink
         self._run = run
         self._marks = marks
         self._must_call = must_call
         self._ended = False
-        self._waiting = 0  # tokens of reasoning that may yet turn out to be its end marker
+        self._waiting = 0  # reasoning tokens that may still turn out to be the end marker
         self.reasoning_tokens = 0
         self._advance()
 
     def feed(self, text: str) -> None:
-        """The text of one token; "" where it has none yet."""
+        """Parse the text of one token; "" if it has none yet."""
         was_thinking = self._sink.thinking
         if text and not self._ended:
             self._source.feed(text)
@@ -68,7 +68,9 @@ class OutputParser:
             self._waiting = 0
 
     def finish(self, cut: bool = False) -> None:
-        """The answer has ended; `cut`: by a length. Where calls must come, what waits is the beginning of a call."""
+        """End the answer; `cut`: by a length limit. If only calls are allowed, unfinished text is dropped, not
+        content.
+        """
         if not self._ended:
             self._drop_cut_mark()
             self._sink.muted = cut and self._must_call
@@ -79,7 +81,9 @@ class OutputParser:
             self._sink.finish()
 
     def _drop_cut_mark(self) -> None:
-        """The beginning of a mark, where a call's answer was cut inside it, is neither content nor an argument."""
+        """Drop the beginning of a marker if the answer was cut off inside it after a call: it is no content and no
+        argument.
+        """
         source = self._source
         rest = source.text[source.at :]
         if rest and self._sink.after_call and any(mark.startswith(rest) and mark != rest for mark in self._marks):
@@ -94,7 +98,7 @@ class OutputParser:
             return
         try:
             self._ended = next(self._run, True) is True
-        except TooManyCalls:  # the one that begins, and all behind it, as the model wrote it
+        except TooManyCalls:  # this call and all text after it become content, as the model wrote them
             self._sink.reject(self._source.take_buffered())
             self._run = _plain(self._source, self._sink)
             self._ended = next(self._run, True) is True
@@ -102,15 +106,15 @@ class OutputParser:
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """The server's parsers, in the spelling of its vocabulary."""
+    """The server's parsers, with markers in the spelling of its vocabulary."""
 
     markers: Markers
-    reasoning: ReasoningFormat | None = None  # with the markers' characters
+    reasoning: ReasoningFormat | None = None  # with markers as single characters
     tools: ToolFormat | None = None
-    written: ReasoningFormat | None = None  # the same reasoning as prompts spell it
+    written: ReasoningFormat | None = None  # the same reasoning format as written in prompts
     written_tools: ToolFormat | None = None
-    harmony: Harmony | None = None  # reads what is set here, in place of the other two
-    reads_reasoning: bool = False  # by harmony
+    harmony: Harmony | None = None  # if set, reads reasoning and calls in place of the other two
+    reads_reasoning: bool = False  # whether harmony reads reasoning
     reads_calls: bool = False
     reasoning_name: str = "none"
     tools_name: str = "none"
@@ -126,7 +130,7 @@ class Parsers:
 
     @property
     def can_end_reasoning(self) -> bool:
-        """Whether a budget can force the end of reasoning: its markers are tokens."""
+        """Whether a budget can force the end of reasoning: its markers must be tokens."""
         form, ids = self.written, self.markers.ids
         if form is None or form.suffix or self.harmony is not None:
             return False
@@ -137,7 +141,7 @@ class Parsers:
         return self.tools is not None or self.reads_calls
 
     def that_call(self) -> Parsers:
-        """The same where calls must come: a model without a format of its own writes a JSON array."""
+        """The parsers for required calls: a model without its own format writes a JSON array."""
         if self.can_call:
             return self
         return replace(self, tools=ANY_MODEL, written_tools=ANY_MODEL, tools_name="json")
@@ -145,22 +149,22 @@ class Parsers:
 
 @dataclass(frozen=True, slots=True)
 class Parsing:
-    """One request's wishes."""
+    """The parsing that one request needs."""
 
     parsers: Parsers
-    tools: Sequence[Mapping[str, Any]] | None = None  # calls are looked for where there are tools
-    most_calls: int = 0  # the others are dropped; 0: none are
-    must_call: bool = False  # nothing but calls is written
-    call_limit: int = 0  # calls behind so many are content; 0: none are
-    argument_limit: int = 0  # bytes of a call's arguments, likewise
+    tools: Sequence[Mapping[str, Any]] | None = None  # without tools, no calls are parsed
+    most_calls: int = 0  # further calls are dropped; 0: no limit
+    must_call: bool = False  # whether the answer may contain only calls
+    call_limit: int = 0  # further calls become content; 0: no limit
+    argument_limit: int = 0  # most bytes of a call's arguments; 0: no limit
     continued: str | None = None  # text of the message that the answer continues
     id_prefix: str = "chatcmpl-tool-"
-    own_ids: bool = True  # ids as the model's template wants them
+    own_ids: bool = True  # whether ids have the form of the model's template
     shows_special: bool = False
     shows_reasoning: bool = True
 
     def parser(self, prompt: Prompt) -> OutputParser | None:
-        """Of one choice; None where its text needs no parser."""
+        """The parser of one choice; None if its text needs no parser."""
         parsers, text = self.parsers, prompt.text or ""
         form = parsers.written
         state, fresh = self.reasoning_state(prompt)
@@ -182,14 +186,14 @@ class Parsing:
             run = harmony(source, sink, parsers.harmony, reasons=parsers.reads_reasoning, calls=calls)
         else:
             tools, reasoning = parsers.tools if calls else None, parsers.reasoning
-            if reasoning is not None and not calls:  # then a call does not end it either
+            if reasoning is not None and not calls:  # then a call's marker does not end reasoning either
                 reasoning = replace(reasoning, stops=())
             run = _answer(source, sink, reasoning, state, fresh, tools, Schemas(self.tools))
         marks = parsers.tools.marks if calls and parsers.tools is not None else ()
         return OutputParser(source, sink, run, marks, calls and self.must_call)
 
     def reasoning_state(self, prompt: Prompt) -> tuple[State, bool]:
-        """What the prompt says about reasoning, and whether the prompt ends with the marker that opens it."""
+        """The state of reasoning at the end of the prompt, and whether the prompt ends with the opening marker."""
         form = self.parsers.written
         if form is None:
             return "closed", False
@@ -199,7 +203,9 @@ class Parsing:
         return state, fresh
 
     def _new_id(self, prompt: str) -> NewId:
-        """Ids of calls: random, nine characters for Mistral, the tool's name and a running number for Kimi."""
+        """A function that makes ids of calls: random; nine characters for Mistral; tool name and running
+        number for Kimi.
+        """
         form = self.parsers.tools
         kind = form.ids if form is not None and self.own_ids else "hex"
         if kind == "mistral":
@@ -219,13 +225,13 @@ def _answer(
     tools: ToolFormat | None,
     schemas: Schemas,
 ) -> Reader[None]:
-    """Reasoning, then content and calls."""
+    """Read reasoning, then content and calls."""
     wrappers: tuple[str, ...] = ()
     if reasoning is not None:
         yield from think(source, sink, reasoning, state, fresh)
         wrappers = reasoning.wrappers
     if tools is not None:
-        if wrappers:  # they stand around calls too
+        if wrappers:  # wrappers surround calls too
             tools = replace(tools, skips=tuple(dict.fromkeys((*tools.skips, *wrappers))))
         yield from tools.machine(source, sink, tools, schemas)
     while (yield from until(source, wrappers, sink.content)):
@@ -233,5 +239,5 @@ def _answer(
 
 
 def _plain(source: Source, sink: Sink) -> Reader[None]:
-    """Content to the end."""
+    """Read everything as content."""
     yield from until(source, (), sink.content)

@@ -1,8 +1,8 @@
-"""Which parsers a server uses: what the operator names, else what the checkpoint's template and vocabulary show.
+"""Chooses a server's parsers: those that the operator names, otherwise by signs in the checkpoint's chat template.
 
 Owner: none, pure functions; called once while the server loads. In: --tool-call-parser, --reasoning-parser, the
-operator's plugin files, the tokenizer and its chat templates. Out: Parsers. Signs are read from the first match of a
-table, most telling first; a model_type decides where templates say nothing.
+operator's plugin files, the tokenizer and its chat templates. Out: Parsers. The first entry of a table whose signs are
+all in the template decides, so the most specific signs come first; without signs, the model_type decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from server.output.tools.formats import HARMONY_TOOLS, TOOLS
 from server.render.tokenizer import Tokenizer
 
 TOOLS_FLAG, REASONING_FLAG = "--tool-call-parser", "--reasoning-parser"
-# (texts that all stand in the chat template, parser). Templates may join markers of parts: "<" + dsml + "invoke".
+# (texts that are all in the chat template, parser). Templates may build markers from parts: "<" + dsml + "invoke".
 TOOL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>", "functions"), "openai"),
     (("<seed:tool_call>",), "seed_oss"),
@@ -88,7 +88,7 @@ REASONING_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<｜Assistant｜>", "</think>"), "deepseek_r1"),
     (("<think>", "</think>"), "deepseek_v3"),
 )
-# model_type of config.json, for checkpoints whose template shows no sign
+# model_type of config.json, for checkpoints whose template has no sign
 TOOLS_OF_TYPE = {"gpt_oss": "openai", "phi3": "phi4_mini_json", "jamba": "jamba", "minimax_m2": "minimax_m2"}
 REASONING_OF_TYPE = {"gpt_oss": "openai_gptoss", "minimax_m2": "minimax_m2", "step3": "step3"}
 
@@ -102,7 +102,7 @@ def choose_parsers(
     reasoning: str = "auto",
     plugins: Iterable[str] = (),
 ) -> Parsers:
-    """The server's parsers; raises ConfigError for a name that is not known."""
+    """The server's parsers; raises ConfigError for an unknown name."""
     tool_table, reasoning_table = tables(plugins)
     templates_text = "\n".join(templates)
     chat_format = getattr(tokenizer, "chat_format", None)
@@ -117,7 +117,7 @@ def choose_parsers(
 
 
 def tables(plugins: Iterable[str]) -> tuple[dict[str, ToolFormat], dict[str, ReasoningFormat]]:
-    """All formats by name, the operator's included."""
+    """All formats by name, including the operator's."""
     tools, reasoning = dict(TOOLS), dict(REASONING)
     for path in plugins:
         read_plugin(path, tools, reasoning)
@@ -125,7 +125,7 @@ def tables(plugins: Iterable[str]) -> tuple[dict[str, ToolFormat], dict[str, Rea
 
 
 def check_names(tools: str, reasoning: str, plugins: Iterable[str]) -> None:
-    """Refuses names that are not known and plugins that do not load, before anything is loaded for them."""
+    """Refuse unknown names and invalid plugins, before anything is loaded."""
     tool_table, reasoning_table = tables(plugins)
     if tools != "auto":
         known(TOOLS_FLAG, tools, (*tool_table, *HARMONY_TOOLS))
@@ -140,7 +140,7 @@ def made(
     reasoning_name: str,
     reasoning: ReasoningFormat | None,
 ) -> Parsers:
-    """Formats in the spelling of this vocabulary."""
+    """Parsers with markers in the spelling of this vocabulary."""
     by_harmony = tools_name in HARMONY_TOOLS or reasoning_name in HARMONY_NAMES
     harmony = Harmony() if by_harmony else None
     used = [form for form in (tools, reasoning, harmony) if form is not None]
@@ -160,12 +160,12 @@ def made(
 
 
 def by_signs(template: str, signs: tuple[tuple[tuple[str, ...], str], ...]) -> str:
-    """The first parser whose signs the template shows; "" for none."""
+    """The first parser whose signs are all in the template; "" if there is none."""
     return next((name for texts, name in signs if all(text in template for text in texts)), "")
 
 
 def known(flag: str, name: str, names: Iterable[str]) -> str:
-    """The name as the table has it; `-` and `_` are equal."""
+    """The name as in the table; `-` and `_` are equal."""
     if name in ("none", ""):
         return "none"
     table = {entry.replace("-", "_"): entry for entry in names}
@@ -176,7 +176,7 @@ def known(flag: str, name: str, names: Iterable[str]) -> str:
 
 
 def read_plugin(path: str, tools: dict[str, ToolFormat], reasoning: dict[str, ReasoningFormat]) -> None:
-    """Adds the formats of an operator's Python file: its TOOLS and REASONING, as the tables here."""
+    """Add the formats of an operator's Python file: its TOOLS and REASONING, in the form of the tables here."""
     source = Path(path)
     if not source.is_file():
         raise ConfigError(f"parser plugin {path}: there is no such file")

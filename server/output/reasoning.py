@@ -1,8 +1,8 @@
-"""Reasoning: the part of an answer in which a model thinks, and the table of all formats (PARSERS.md section 1).
+"""Reasoning: the part of an answer in which a model reasons, and the table of all formats (PARSERS.md section 1).
 
 Owner: none, frozen values and a generator over a Source. In: the answer from its first token on, and whether the prompt
-has opened the block. Out: reasoning to the Sink, up to and without the end marker; the text after the marker is left to
-the tool parser. Line ends next to markers are dropped, as many as the format specifies.
+has opened the block. Out: reasoning to the Sink, up to the end marker; the text after the marker is left to the tool
+parser. As many newlines next to markers are dropped as the format specifies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from server.output.events import Sink
 from server.output.source import Reader, Source, accept, newlines, space, until
 
-State = Literal["open", "may open", "closed"]  # what the prompt says: opened, nothing, opened and closed again
+State = Literal["open", "may open", "closed"]  # state of the block at the prompt's end; may open: no marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class ReasoningFormat:
 
     begins: tuple[str, ...] = ("<think>",)
     ends: tuple[str, ...] = ("</think>",)
-    stops: tuple[str, ...] = ()  # markers of calls that end reasoning too, and are left to the tool parser
-    always: bool = False  # the model thinks even where nothing opens the block
-    lines: tuple[int, int, int] = (1, 1, 2)  # line ends dropped behind `begins`, before `ends`, behind `ends`
-    wrappers: tuple[str, ...] = ()  # markers around the answer itself
-    suffix: bool = False  # more may stand between a marker and its `>`
-    prefix: str = ""  # text put in front of the content, where the reasoning stays in it
+    stops: tuple[str, ...] = ()  # markers of calls that also end reasoning; the tool parser reads them
+    always: bool = False  # the model reasons even if no marker opens the block
+    lines: tuple[int, int, int] = (1, 1, 2)  # newlines dropped after `begins`, before `ends`, after `ends`
+    wrappers: tuple[str, ...] = ()  # markers around the answer after the reasoning
+    suffix: bool = False  # whether a marker may have a suffix before its `>`
+    prefix: str = ""  # text added before the content if the reasoning stays part of it
 
 
 NO_LINES = (0, 0, 0)
-LONGEST_SUFFIX = 32  # characters
+LONGEST_SUFFIX = 32  # in characters
 THINK = ReasoningFormat()
 ALWAYS = ReasoningFormat(always=True)
 BARE = ReasoningFormat(lines=NO_LINES)
@@ -88,9 +88,9 @@ HARMONY_NAMES = ("openai_gptoss", "gpt_oss")
 
 
 def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh: bool) -> Reader[None]:
-    """Reads the reasoning. `fresh`: the prompt ends with the marker, so line ends behind the marker are still to come.
+    """Read the reasoning. `fresh`: the prompt ends with the opening marker, so the newlines after it are still to come.
 
-    Nothing is read where the model does not think.
+    Reads nothing if the model does not reason.
     """
     before, behind = form.lines[1], form.lines[2]
     if state == "closed":
@@ -112,7 +112,7 @@ def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh
     sink.thinking = True
     if fresh:
         yield from newlines(source, form.lines[0])
-    held = [""]  # line ends that may stand in front of the end marker
+    held = [""]  # newlines that may precede the end marker
 
     def emit(text: str) -> None:
         text = held[0] + text
@@ -136,7 +136,7 @@ def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh
 
 
 def _closed(source: Source) -> Reader[bool]:
-    """Reads the suffix of a marker and its `>`. False, and nothing read, where the text is no suffix."""
+    """Read a marker's suffix and its `>`. Returns False, without reading, if the text is no suffix."""
     while True:
         suffix, end, _ = source.text[source.at : source.at + LONGEST_SUFFIX + 1].partition(">")
         if len(suffix) > LONGEST_SUFFIX or any(char == "<" or char.isspace() for char in suffix):
@@ -150,10 +150,10 @@ def _closed(source: Source) -> Reader[bool]:
 
 
 def state_of(form: ReasoningFormat, prompt: str) -> tuple[State, bool]:
-    """(what the end of the prompt says, whether it ends with the marker itself).
+    """(state of reasoning at the end of the prompt, whether the prompt ends with the opening marker).
 
-    Only a marker with nothing but white space behind it counts: the template has put it there. A client's text that
-    holds one is followed by what opens the model's turn.
+    A marker counts only at the end of the prompt, before white space: there the template has written it. A marker in a
+    client's text is followed by the tokens that open the model's turn.
     """
     end = prompt[-64:].rstrip()
     if end.endswith(form.begins or ("\0",)):
@@ -164,7 +164,7 @@ def state_of(form: ReasoningFormat, prompt: str) -> tuple[State, bool]:
 
 
 def continued_state(form: ReasoningFormat, text: str, state: State) -> State:
-    """What the text of a message says that the answer continues: the last marker in it counts."""
+    """The state of reasoning after the text of a message that the answer continues: its last marker counts."""
     begun = max((text.rfind(marker) for marker in form.begins), default=-1)
     ended = max((text.rfind(marker) for marker in form.ends), default=-1)
     if begun < 0 and ended < 0:

@@ -1,8 +1,8 @@
-"""Repetition: an answer that says the same few tokens over and over, noticed as it grows.
+"""Repetition: detects an answer that repeats the same few tokens, while it grows.
 
-Owner: the loop; one RepetitionWatch per choice. In: token ids. Out: how many of them were said when the pattern was
-complete. For each pattern length p it keeps how long the newest tokens have equalled those p places before, so the
-work per token does not grow with the answer.
+Owner: the loop; one RepetitionWatch per choice. In: token ids. Out: how many of them there were when a repetition was
+complete. For each pattern length p it counts how many of the newest tokens in a row equal the token p places before, so
+the work per token does not grow with the answer.
 
     a b c b c b c     length 2: three times "b c"  ->  4 tokens in a row equal the one 2 places before
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """What counts as repetition: `min_count` times in a row the same `shortest` to `longest` tokens."""
+    """The rule: a pattern of `shortest` to `longest` tokens, `min_count` times in a row."""
 
     shortest: int
     longest: int
@@ -25,7 +25,7 @@ class Repetition:
 
 
 class RepetitionWatch:
-    """One choice's newest tokens against themselves."""
+    """Compares one choice's newest tokens with earlier ones."""
 
     __slots__ = ("_min_tokens", "_needed", "_num_tokens", "_runs", "_shortest", "_tail")
 
@@ -39,7 +39,7 @@ class RepetitionWatch:
         self._min_tokens = min_tokens
 
     def feed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens there were when a repetition was complete; 0: none is."""
+        """How many of these tokens there were when a repetition was complete; 0 if none is complete."""
         for count, token in enumerate(token_ids, 1):
             self._runs += 1
             self._runs *= self._tail[self._shortest - 1 :] == token

@@ -1,8 +1,9 @@
 """ResponseRecord: replays the events of one response from any number on, while it runs and after it has ended.
 
-Owner: loop. In: the output items as they grow and, at the end, the last state. Out: frames with the numbers of
-the response's own stream, so a client that was cut off goes on with `starting_after`. Stored are the items' texts and
-log-probabilities (after the end: the final body and the lengths of the deltas); only `.done` events replay the latter.
+Owner: loop. In: the output items as they grow and, at the end, the last state. Out: frames with the numbers of the
+response's own stream, so a client that was disconnected can continue with `starting_after`. The record stores the
+items' texts and log-probabilities (after the end: the final body and the lengths of the deltas). Replayed deltas have
+no log-probabilities; only `.done` events have.
 
     0 created, 1 in_progress | item added, part added | delta ... | text done, part done, item done | ... | completed
 """
@@ -22,9 +23,9 @@ Item = dict[str, Any]
 Event = tuple[str, dict[str, Any]]  # (type, fields without sequence_number)
 
 LAST = {"completed": "response.completed", "failed": "response.failed"}  # any other end: response.incomplete
-SEALED = "encrypted_content"  # of reasoning, where `include` asks for it
+SEALED = "encrypted_content"  # field of reasoning, if `include` requests it
 NO_LOGPROBS = orjson.Fragment(b"[]")
-# type of an item -> (name of its text's events, key of the text where it is no content part)
+# type of an item -> (name of its text's events, key of its text, or "" if the text is a content part)
 TEXT_EVENTS = {
     "message": ("response.output_text", ""),
     "reasoning": ("response.reasoning_text", ""),
@@ -43,13 +44,13 @@ def part_of(kind: str, text: str, logprobs: orjson.Fragment) -> Item:
 
 
 class OutputItem:
-    """One item as it grows. `body` is how it began."""
+    """One item as it grows. `body`: the item at its beginning."""
 
     __slots__ = ("body", "logprobs", "texts")
 
     def __init__(self, body: Item) -> None:
         self.body = body
-        self.texts: list[str] = []  # of each delta
+        self.texts: list[str] = []  # one per delta
         self.logprobs: list[bytes] = []  # JSON without its brackets
 
     def ended(self, status: str) -> Item:
@@ -64,7 +65,7 @@ class OutputItem:
 
 
 def begun_of(body: Item) -> Item:
-    """An item that has ended, as it began."""
+    """The body that an item had at its beginning, from its final body."""
     key = TEXT_EVENTS[body["type"]][1]
     seal = {SEALED: ""} if SEALED in body else {}
     return {**body, "status": "in_progress", **({key: ""} if key else {"content": []}), **seal}
@@ -86,7 +87,7 @@ def opening(body: Item, at: int) -> list[Event]:
 
 
 def closing(body: Item, at: int) -> list[Event]:
-    """The events after an item's text; `body` is the item at its end."""
+    """The events after an item's text; `body` is the final item."""
     kind = body["type"]
     name, key = TEXT_EVENTS[kind]
     place = place_of(body, at)
@@ -101,13 +102,13 @@ def closing(body: Item, at: int) -> list[Event]:
 
 
 def frame(kind: str, number: int, fields: dict[str, Any]) -> bytes:
-    """One event as it stands in a stream."""
+    """The frame of one event in a stream."""
     data = dumps({"type": kind, "sequence_number": number, **fields})
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
 def delta_head(body: Item, at: int) -> bytes:
-    """The constant part of an item's deltas; the text follows."""
+    """The constant beginning of an item's delta frames; the text follows."""
     kind = TEXT_EVENTS[body["type"]][0] + ".delta"
     head = {"type": kind, **place_of(body, at)}
     return b"event: " + kind.encode() + b"\ndata: " + dumps(head)[:-1] + b',"delta":'
@@ -119,7 +120,7 @@ def delta_frame(head: bytes, kind: str, number: int, text: str, logprobs: bytes 
 
 
 def cuts_of(items: Iterable[Iterable[str]]) -> bytes:
-    """For `ResponseRecord.of`: of each item the number of its deltas, and their lengths."""
+    """Encode the number of deltas of each item, and their lengths, for `ResponseRecord.of`."""
     numbers: list[int] = []
     for texts in items:
         lengths = [len(text) for text in texts]
@@ -128,18 +129,20 @@ def cuts_of(items: Iterable[Iterable[str]]) -> bytes:
 
 
 def text_of(body: Item) -> str:
-    """The whole text of an item that has ended."""
+    """The whole text of a final item."""
     key = TEXT_EVENTS[body["type"]][1]
     return body[key] if key else body["content"][0]["text"]
 
 
 class ResponseRecord:
-    """Owner: loop. `watchers` are called after each change; `items` grow outside (response_items.Output)."""
+    """The events of one response. Owner: loop. `watchers` are called after each change; response_items.Output adds
+    `items`.
+    """
 
     def __init__(self, begun: dict[str, Any], items: list[OutputItem]) -> None:
         self.begun = begun  # the response in progress
         self.items = items
-        self.last: dict[str, Any] | None = None  # the response at its end
+        self.last: dict[str, Any] | None = None  # the final response
         self.watchers: set[Callable[[], None]] = set()
 
     @classmethod
@@ -165,7 +168,7 @@ class ResponseRecord:
         return cuts_of(item.texts for item in self.items)
 
     def notify(self) -> None:
-        """Calls the watchers: the items have grown or ended."""
+        """Call the watchers: items have grown or ended."""
         for watcher in list(self.watchers):
             watcher()
 
@@ -193,7 +196,7 @@ class ResponseRecord:
 
 
 class _Emitted:
-    """Frames of events from a number on."""
+    """Collects the frames of events from a number on."""
 
     def __init__(self, begin: int) -> None:
         self.begin = begin

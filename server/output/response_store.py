@@ -1,9 +1,9 @@
 """ResponseStore: finished and running responses by key and id, bounded in number, bytes and time (SECURITY S7).
 
-Owner: loop. A Turn is what one request said and got; it knows the turn before it, so a conversation of a hundred turns
-is held once. Its bytes count as long as a stored response or a later turn needs it. Where there is no room left, the
-oldest of the key that holds the most goes, so no key pushes out another's few; what still runs in the background
-stays. A response is found by its whole id and the key that made it.
+Owner: loop. A Turn holds one request's input items and its answer, and refers to the turn before it, so a conversation
+of a hundred turns is stored once. Its bytes count as long as a stored response or a later turn needs it. If there is no
+room, the oldest response of the key that holds the most is removed, so no key displaces another key's few responses;
+responses that still run in the background are not removed. A response is found by its whole id and its key.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import orjson
 
 from server.output.response_record import ResponseRecord
 
-OVERHEAD = 1024  # bytes of objects around a stored response, about
+OVERHEAD = 1024  # approximate bytes of Python objects per stored response
 Item = dict[str, Any]
 
 
 class Running(Protocol):
-    """A response that goes on in the background, as its readers see it."""
+    """A response that runs in the background, as its readers access it."""
 
     record: ResponseRecord
 
     def snapshot(self) -> dict[str, Any]:
-        """The response at this moment."""
+        """The current state of the response."""
 
     async def cancel(self) -> None:
-        """Ends the response, and returns when its end is stored."""
+        """End the response; returns when its end is stored."""
 
 
 class Turn:
-    """Items of one request and its answer, as JSON; frozen once it is stored."""
+    """Items of one request and its answer, as JSON; frozen once stored."""
 
     __slots__ = ("inputs", "outputs", "parent", "users")
 
@@ -43,18 +43,18 @@ class Turn:
         self.inputs = inputs
         self.outputs = b"[]"
         self.parent = parent
-        self.users = 0  # stored responses and stored later turns
+        self.users = 0  # number of stored responses and stored later turns
 
     @property
     def size(self) -> int:
         return len(self.inputs) + len(self.outputs) + OVERHEAD
 
     def history(self) -> list[Item]:
-        """What the conversation held when its newest answer began; any thread."""
+        """The conversation's items before its newest answer; any thread."""
         return (self.parent.items() if self.parent else []) + orjson.loads(self.inputs)
 
     def items(self) -> list[Item]:
-        """Of the whole conversation, from its beginning; any thread."""
+        """The items of the whole conversation, from its beginning; any thread."""
         chain: list[Turn] = []
         turn: Turn | None = self
         while turn is not None:
@@ -65,39 +65,39 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """One response. `body` is its JSON once it has ended, until then `running` says how it is."""
+    """One response. `body` is its final JSON; before the end it is empty and `running` has the state."""
 
     key: str
     name: str
     turn: Turn
     body: bytes = b""
     item_ids: tuple[str, ...] = ()
-    cuts: bytes = b""  # where its stream was cut into deltas
+    cuts: bytes = b""  # boundaries between the deltas of its stream
     running: Running | None = None
     expires: float = 0.0
 
     @property
     def size(self) -> int:
-        """Bytes of what it holds itself."""
+        """Bytes of the response itself, without its turns."""
         return len(self.body) + len(self.cuts)
 
     @property
     def record(self) -> ResponseRecord:
-        """Its events."""
+        """The record of its events."""
         return self.running.record if self.running is not None else ResponseRecord.of(self.body, self.cuts)
 
 
 class ResponseStore:
-    """Owner: loop."""
+    """All stored responses. Owner: loop."""
 
     def __init__(self, most: int, ttl: float, most_bytes: int) -> None:
         self.most = most
         self.ttl = ttl
         self.most_bytes = most_bytes
-        self.counts: Counter[str] = Counter()  # responses by key
-        self.bytes: Counter[str] = Counter()  # by key; the turns of a conversation are one key's
+        self.counts: Counter[str] = Counter()  # responses per key
+        self.bytes: Counter[str] = Counter()  # per key; all turns of a conversation belong to one key
         self.entries: OrderedDict[tuple[str, str], Stored] = OrderedDict()
-        self._items: dict[tuple[str, str], Stored] = {}  # (key, id of an output item)
+        self._items: dict[tuple[str, str], Stored] = {}  # key: (key, id of an output item)
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class ResponseStore:
 
     @property
     def used(self) -> int:
-        """Bytes of all that is stored."""
+        """Bytes of all stored responses."""
         return self.bytes.total()
 
     @property
@@ -126,7 +126,7 @@ class ResponseStore:
         return found
 
     def add(self, entry: Stored) -> None:
-        """A response that has ended, or begins to run; another one of the same key and name is forgotten."""
+        """Add a response that has ended or begins to run; replaces one of the same key and name."""
         known = self.entries.get((entry.key, entry.name))
         if known is not None:
             self.remove(known)
@@ -136,7 +136,7 @@ class ResponseStore:
         self._settle(entry)
 
     def finish(self, entry: Stored, body: bytes, outputs: list[Item], cuts: bytes) -> None:
-        """The end of a running one; nothing happens if it was removed meanwhile."""
+        """Store the end of a running response; no effect if it was removed meanwhile."""
         entry.running = None
         if self.entries.get((entry.key, entry.name)) is not entry:
             return
@@ -160,7 +160,7 @@ class ResponseStore:
             del self.counts[entry.key], self.bytes[entry.key]
 
     def _settle(self, entry: Stored) -> None:
-        """After an entry has got its body: clock and bounds."""
+        """Set an entry's expiry, and remove old entries beyond the bounds."""
         self.bytes[entry.key] += entry.size
         for name in entry.item_ids:
             self._items[entry.key, name] = entry
@@ -173,7 +173,7 @@ class ResponseStore:
         self._wind()
 
     def _oldest(self, held: Counter[str]) -> Stored | None:
-        """The oldest response that has ended, of the key that holds the most; None where all still run."""
+        """The oldest ended response of the key that holds the most; None if all responses still run."""
         ended: dict[str, Stored] = {}
         for entry in self.entries.values():
             if entry.running is None:
@@ -189,7 +189,7 @@ class ResponseStore:
                 self.remove(entry)
 
     def _wind(self) -> None:
-        """One timer, for the oldest."""
+        """Start the one timer that removes expired responses."""
         if self._timer is None and self.entries:
             self._timer = asyncio.get_running_loop().call_later(max(1.0, self.ttl / 8), self._ring)
 

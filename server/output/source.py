@@ -1,9 +1,9 @@
-"""Source: text that is still arriving, and the readers that parsers are made of.
+"""Source: text that is still arriving, and the readers from which parsers are built.
 
-Owner: loop, one Source per choice. In: text as it is detokenized. Out: whatever the parser above makes of it. A parser
-is a generator over a Source: it reads on until the text runs out, yields, and is resumed when there is more; so a
-parser is written as if the whole text were there. A reader holds back only what may still become a marker, and looks at
-each character a bounded number of times.
+Owner: loop, one Source per choice. In: text as it is detokenized. Out: the events of the parser that reads it. A parser
+is a generator over a Source: it reads until the text runs out, yields, and is resumed when there is more; so a parser
+is written as if the whole text were there. A reader holds back only text that may still become a marker, and reads each
+character a bounded number of times.
 
     feed(text) -> generator goes on: until(marker), accept(literal), space() ... -> starved: yield
 """
@@ -25,7 +25,7 @@ SPACE = " \t\r\n"
 
 
 class Source:
-    """Text not read yet, from `at` on. `closed`: no more will come."""
+    """Text that is not read yet begins at `at`. `closed`: no more text will come."""
 
     __slots__ = ("_buffered", "at", "closed", "text")
 
@@ -47,7 +47,7 @@ class Source:
         return self.at < len(self.text)
 
     def keep(self, back: int = 0) -> None:
-        """Starts to buffer the text that is read; the last `back` characters are buffered too."""
+        """Start to buffer the text that is read, including the last `back` characters."""
         self.text = self.text[self.at - back :]
         self.at = back
         self._buffered = []
@@ -59,16 +59,17 @@ class Source:
         return found
 
     def release(self) -> None:
-        """Ends the buffering."""
+        """End the buffering."""
         self.text = self.text[self.at :]
         self.at = 0
         self._buffered = None
 
 
 class Finder:
-    """The first of several markers in a text, or the end of the text that may become a marker.
+    """Finds the first of several markers in a text, or a beginning of a marker at the end of the text.
 
-    One expression of literals, so there is nothing to backtrack: any marker, or the beginning of one at the very end.
+    One regular expression of literals, so it needs no backtracking: any marker, or the beginning of one at the very
+    end.
     """
 
     __slots__ = ("longest", "prefixes", "search")
@@ -82,25 +83,25 @@ class Finder:
         self.search = re.compile(rf"({whole})|(?:{begun})\Z").search
 
     def may_grow(self, text: str, at: int) -> bool:
-        """Whether what stands at `at`, a marker already, may still become a longer one."""
+        """Whether the marker found at `at` may still become a longer one."""
         return len(text) - at < self.longest and text[at:] in self.prefixes
 
 
 @lru_cache(maxsize=512)
 def finder(markers: tuple[str, ...]) -> Finder:
-    """A Finder, made once for all choices."""
+    """A cached Finder, shared by all choices."""
     return Finder(markers)
 
 
 def ignore(text: str) -> None:
-    """Drops a text."""
+    """Drop a text."""
 
 
 # -- readers
 
 
 def peek(source: Source) -> Reader[str]:
-    """The next character, not read; "" at the end."""
+    """The next character, without reading it; "" at the end."""
     while source.at == len(source.text):
         if source.closed:
             return ""
@@ -109,7 +110,7 @@ def peek(source: Source) -> Reader[str]:
 
 
 def space(source: Source) -> Reader[str]:
-    """Skips white space; the next character, not read."""
+    """Skip white space; returns the next character without reading it."""
     while True:
         text, at, end = source.text, source.at, len(source.text)
         while at < end and text[at] in SPACE:
@@ -123,7 +124,7 @@ def space(source: Source) -> Reader[str]:
 
 
 def accept(source: Source, *literals: str) -> Reader[str]:
-    """The first of the literals that comes next, read; "" if none does."""
+    """Read the literal that comes next, out of several; "" if none comes next."""
     while True:
         text, at = source.text, source.at
         waiting = False
@@ -141,7 +142,7 @@ def accept(source: Source, *literals: str) -> Reader[str]:
 
 
 def until(source: Source, markers: tuple[str, ...], emit: Emit) -> Reader[str]:
-    """Emits text up to the first marker, which is read and returned; "" at the end of the text."""
+    """Emit text up to the first marker, read this marker and return it; "" at the end of the text."""
     find = finder(markers)
     search = find.search
     while True:
@@ -166,32 +167,32 @@ def until(source: Source, markers: tuple[str, ...], emit: Emit) -> Reader[str]:
 
 
 def newlines(source: Source, most: int) -> Reader[None]:
-    """Skips up to `most` line ends."""
+    """Skip up to `most` newlines."""
     while most and (yield from peek(source)) == "\n":
         source.at += 1
         most -= 1
 
 
 def drop_cut(source: Source) -> None:
-    """The rest of an answer that was cut inside the name of an argument is no text."""
+    """Drop the rest of an answer that was cut off inside the name of an argument."""
     if source.closed:
         source.at = len(source.text)
 
 
 def fits_tool(name: str) -> bool:
-    """Whether this may be the name of a tool: nothing in it is white space, a bracket or a quote."""
+    """Whether this may be the name of a tool: it has no white space, bracket or quote."""
     return not any(char in '<>{}[]()"' or char.isspace() for char in name)
 
 
 def fits_key(name: str) -> bool:
-    """Whether this may be the name of a parameter inside a tag: `filter[status]` and `unit price` may."""
+    """Whether this may be the name of a parameter inside a tag, such as `filter[status]` and `unit price`."""
     return not any(char in "<>\n" for char in name)
 
 
 def name_before(
     source: Source, markers: tuple[str, ...], fits: Callable[[str], bool] = fits_tool
 ) -> Reader[tuple[str, str]]:
-    """(a name, the marker behind it, read); ("", "") where no short name that `fits` stands in front of a marker."""
+    """Read (a name, the marker after it); ("", "") if no short name that `fits` precedes a marker."""
     find = finder(markers)
     while True:
         text, at = source.text, source.at

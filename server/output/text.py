@@ -13,7 +13,9 @@ from server.render.tokenizer import Tokenizer
 
 
 class StopStrings:
-    """A request's stop strings, compiled; shared by its choices. `markers`: how marker tokens are spelled inside."""
+    """A request's stop strings, compiled; shared by its choices. `markers`: character of each marker token in
+    the text.
+    """
 
     __slots__ = ("compiled", "texts")
 
@@ -24,7 +26,7 @@ class StopStrings:
 
 
 def spelled(text: str, markers: Mapping[str, str]) -> str:
-    """A text with each marker token as its character (output/markers.py)."""
+    """A text in which each marker token is replaced by its character (output/markers.py)."""
     for marker in sorted(markers, key=len, reverse=True):
         text = text.replace(marker, markers[marker])
     return text
@@ -34,7 +36,7 @@ class TextStream:
     """Text of one choice.
 
     `skip_special_tokens` leaves special tokens out. Stop strings that are complete within the first `min_tokens` tokens
-    do not count. The text continues a prompt, so a leading space stays in it. With `at_start` the text begins at its
+    do not count. The text continues a prompt, so it may begin with a space. With `at_start` the text begins at its
     first token: all pieces together equal `Tokenizer.decode` of all ids.
     """
 
@@ -61,9 +63,9 @@ class TextStream:
             tokenizer.strip if at_start else 0,
             tokenizer.first_bytes if at_start and tokenizer.decodes_first_apart else None,
         )
-        self.feed = self.machine.feed  # (token ids) -> new text that can be sent; "" after a stop string
-        self.skip = self.machine.skip  # (count): tokens that are counted and have no text, such as the ending one
-        self.finish = self.machine.finish  # () -> what was held back; bytes of no character become U+FFFD
+        self.feed = self.machine.feed  # (token ids) -> new text to send; "" after a stop string
+        self.skip = self.machine.skip  # (count): count tokens without text, such as the last one
+        self.finish = self.machine.finish  # () -> the text that was held back; invalid bytes become U+FFFD
 
     @property
     def stopped(self) -> str | None:

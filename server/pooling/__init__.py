@@ -1,1 +1,1 @@
-"""Inputs that become arrays: tokenized, sent to the engine as one, normalised, written down. Lives on the loop."""
+"""Inputs that become arrays: tokenized, sent to the engine as one request, normalised, formatted. Runs on the loop."""

@@ -1,12 +1,12 @@
-"""Inputs as conversations of the checkpoint's chat template: of embedders that were trained on messages, of rerankers
-that read a query and a document as two roles, and of all that see pictures.
+"""Inputs as conversations of the checkpoint's chat template: for embedders that were trained on messages, for rerankers
+that read a query and a document as two roles, and for all models that read pictures.
 
 Owner: loop for media, pool for the rest. In: contents, each a text or the parts of a message. Out: token ids; with
-media also their rows' places and the positions. A text is cut where that was asked for; what holds media never is.
+media also the places of their rows and the positions. A text is truncated on request; content with media never is.
 
     message    system: the checkpoint's prompt; user: the content
     chat       system: the instruction; query: the content; document: the content
-    qwen3_vl   system and user as Qwen3-VL-Reranker was trained, which clients must not have to know
+    qwen3_vl   system and user as in the training of Qwen3-VL-Reranker, hidden from clients
     jina_vl    plain text (server/pooling/written)
 """
 
@@ -47,14 +47,14 @@ JUDGE = (
 VL_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
 PROBES = ("omniloop asks", "omniloop answers")
 PARTS = TemplateFacts("openai", asks_for_string=False, asks_for_none=True, knows_developer=False)
-Content = list[dict[str, Any]]  # parts, as templates read them
+Content = list[dict[str, Any]]  # parts in the form that templates read
 Parts = tuple[list[Any], str]  # parts as a client sent them, and their path in the body
-Turns = Callable[[Sequence[Content]], list[tuple[str, Content]]]  # contents -> roles, and what each says
+Turns = Callable[[Sequence[Content]], list[tuple[str, Content]]]  # contents -> (role, content) of each message
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The content of an item, and its media ready for their towers."""
+    """The content of an item, and its media ready for the encoders."""
 
     content: Content
     media: list[MediaRef] = field(default_factory=list)
@@ -66,13 +66,13 @@ def text_part(text: str) -> Content:
 
 
 def message(system: str) -> Turns:
-    """The turns of one content."""
+    """A function that makes the messages for one content."""
     before = [("system", text_part(system))] if system else []
     return lambda contents: [*before, ("user", contents[0])]
 
 
 def pair(config: PoolingConfig, instruction: str | None) -> Turns:
-    """The turns of a query and a document."""
+    """A function that makes the messages for a query and a document."""
     if config.template == "qwen3_vl":
         task = text_part(f"<Instruct>: {instruction or VL_INSTRUCTION}")
         return lambda contents: [
@@ -85,12 +85,12 @@ def pair(config: PoolingConfig, instruction: str | None) -> Turns:
 
 
 class Conversations:
-    """How one request's contents become token ids."""
+    """Turns the contents of one request into token ids."""
 
-    ending: tuple[int, ...] = ()  # tokens behind a conversation
+    ending: tuple[int, ...] = ()  # tokens after a conversation
 
     def __init__(self, state: AppState, turns: Turns, contents: int, opens: bool) -> None:
-        """`contents`: of a conversation; `opens`: the prompt of an answer follows. 501 where the template shows not all
+        """`contents`: per conversation; `opens`: the prompt of an answer follows. Raises 501 if the template drops some
         of them."""
         self._state, self._turns, self._opens = state, turns, opens
         template = state.renderer.template
@@ -113,7 +113,9 @@ class Conversations:
         )
 
     def rendered(self, contents: Sequence[Content]) -> str:
-        """The text of a conversation. Parts are texts for templates that read texts, or understand both."""
+        """The text of a conversation. Contents are plain texts if the template reads texts, or reads both
+        texts and parts.
+        """
         template = self._state.renderer.template
         assert template is not None
         messages = []
@@ -123,16 +125,16 @@ class Conversations:
         return template.render(messages, add_generation_prompt=self._opens)
 
     def plain(self, content: Content) -> str:
-        """A content as text, with placeholders where its media stand."""
+        """A content as text, with placeholders for its media."""
         written = self._state.renderer.media.placeholders
         return "".join(part["text"] if part["type"] == "text" else written[part["type"]] for part in content)
 
     def in_order_of_template(self, items: Sequence[Seen]) -> Sequence[Seen]:
-        """A conversation's contents in the order in which it shows them."""
+        """A conversation's contents in the order in which the template writes them."""
         return items
 
     def ids(self, texts: Sequence[str], cut: Cut, most: int | None, name: str, rest: str) -> np.ndarray:
-        """Token ids of texts (pool). The last text may be cut, to `most` tokens where given. Refusals call the last
+        """Token ids of texts (pool). The last text may be truncated, to `most` tokens if given. Errors name the last
         text `name` and the others `rest`."""
         tokenizer = self._state.tokenizer
         *before, text = texts
@@ -153,14 +155,14 @@ class Conversations:
             if cut.asked is None:
                 raise too_long(cut.limit, len(ids), name)
             own = tokenizer.encode(text)
-        while len(ids) > cut.most:  # texts may join with what stands around them: what is cut is counted again
+        while len(ids) > cut.most:  # the text's tokens may merge with those around it, so count again
             over = len(ids) - cut.most
             own = own[: max(0, len(own) - over)] if cut.side == "right" else own[over:]
             ids = made(tokenizer.decode(own))
         return id_array(ids)
 
     def spliced(self, items: Sequence[Seen], cut: Cut, name: str) -> Spliced:
-        """Of contents with media. Pool."""
+        """The spliced prompt of contents with media (pool)."""
         state = self._state
         assert state.media is not None, "a reader of messages refuses media where there is no tower"
         text = state.renderer.media.spaced(self.rendered([item.content for item in items]))
@@ -178,7 +180,7 @@ class Conversations:
 
 
 async def seen(exchange: Exchange, parts: Mapping[int, Parts], salt: str) -> dict[int, Seen]:
-    """Each item's content, its media fetched, decoded and processed."""
+    """Each item's content, with its media fetched, decoded and processed."""
     renderer = exchange.state.renderer
     config = renderer.config
     reader = MessageReader(
@@ -211,7 +213,7 @@ def messages_of(
     prompts: Mapping[int, str],
     cut: Cut,
 ) -> dict[int, Spliced]:
-    """Each item as a user's message, behind the prompt where the model was trained so. Pool."""
+    """Each item as a user's message, after the prompt if the model was trained so (pool)."""
     opens = config.template_opens_answer or not config.messages
     made = {}
     for at, one in found.items():
@@ -221,7 +223,7 @@ def messages_of(
 
 
 def replaced(inputs: PooledInputs, made: Mapping[int, Spliced]) -> PooledInputs:
-    """The inputs with these in the place of others."""
+    """The inputs, with those in `made` in place of their originals."""
     ids = [made[at].prompt_token_ids if at in made else one for at, one in enumerate(inputs.ids)]
     starts = np.cumsum([0, *map(len, ids)])
     media = []
@@ -240,7 +242,7 @@ def replaced(inputs: PooledInputs, made: Mapping[int, Spliced]) -> PooledInputs:
 
 
 def _positions(made: Spliced | None, length: int, axes: int) -> np.ndarray:
-    """int32 [axes, length] of an input."""
+    """Positions of an input, int32 [axes, length]."""
     if made is not None and made.positions is not None:
         return made.positions
     return np.broadcast_to(np.arange(length, dtype=np.int32), (axes, length))

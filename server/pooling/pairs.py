@@ -1,15 +1,15 @@
-"""Pairs of a query and a document: which token ids a reranker reads, and scores of models that make vectors.
+"""Pairs of a query and a document: the token ids that a reranker reads, and scores of models that compute vectors.
 
-Owner: loop; tokenized in the pool. In: texts, who is paired with whom. Out: an input for each pair, and where its
-second text begins. A document is cut where that was asked for, a query never.
+Owner: loop; tokenized in the pool. In: texts, and which of them form pairs. Out: an input for each pair, and where its
+second text begins. A document is truncated on request, a query never.
 
     classifier   the tokenizer's own pair:  [CLS] query [SEP] document [SEP]; the checkpoint's prompt begins the query
-    qwen3        the text that the model was trained with, which clients must not have to know
+    qwen3        the text that the model was trained with, hidden from clients
     chat         a conversation of the roles query and document, by the checkpoint's template (conversations)
     qwen3_vl     a conversation of the user, by the checkpoint's template
     jina_vl      plain text (written)
-    vectors      cosine, or product, of the two vectors; a text that stands in several pairs is computed once
-    tokens       MaxSim: of each token of the query the largest product with one of the document, added up
+    vectors      cosine, or product, of the two vectors; a text in several pairs is computed once
+    tokens       MaxSim: for each token of the query, the largest product with a token of the document, added up
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from server.state import AppState
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 QWEN3_BEFORE = f"<|im_start|>system\n{JUDGE}<|im_end|>\n<|im_start|>user\n"
 QWEN3_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-BASE64 = re.compile("[A-Za-z0-9+/]{64,}={0,2}")  # as a picture begins
-INSTEAD = "a"  # is tokenized where an item holds media, and its tokens are not used
-LATER = np.zeros(1, np.int32)  # stands for the tokens of a pair with media
+BASE64 = re.compile("[A-Za-z0-9+/]{64,}={0,2}")  # the beginning of a picture's base64
+INSTEAD = "a"  # tokenized in place of an item with media; its tokens are not used
+LATER = np.zeros(1, np.int32)  # in place of the tokens of a pair with media
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Texts, and by pair which two of them belong together."""
+    """Queries and documents, and which two of them form each pair."""
 
     queries: list[str]
     documents: list[str]
-    of: list[tuple[int, int]]  # (query, document) by pair
-    param: str  # of the documents, for refusals
+    of: list[tuple[int, int]]  # (query, document) of each pair
+    param: str  # field name of the documents, for errors
     query_param: str = "query"
-    parts: Mapping[int, Parts] = field(default_factory=dict)  # of the items with media, queries first
+    parts: Mapping[int, Parts] = field(default_factory=dict)  # number of an item with media -> its parts
 
     def shows(self, query: int, document: int) -> bool:
-        """Whether one of the two holds media."""
+        """Whether one of the two has media."""
         return query in self.parts or len(self.queries) + document in self.parts
 
     def contents(self, seen: Mapping[int, Seen]) -> Iterator[tuple[int, list[Seen], str]]:
-        """Of each pair that holds media: its number, both contents, and the path of its document."""
+        """Yield the number, both contents, and the path of the document of each pair with media."""
         count = len(self.queries)
         for at, (query, document) in enumerate(self.of):
             if self.shows(query, document):
@@ -75,16 +75,16 @@ class Pairs:
                 yield at, both, self.document_named(document)
 
     def query_named(self, at: int) -> str:
-        """For refusals."""
+        """The path of a query, for errors."""
         return where(self.query_param, at, len(self.queries))
 
     def document_named(self, at: int) -> str:
-        """For refusals."""
+        """The path of a document, for errors."""
         return where(self.param, at, len(self.documents))
 
 
 def sides(one: Any, other: Any, name: str, other_name: str, most: int, sees: bool) -> Pairs:
-    """The pairs of a body's two sides, 1 with N or N with N; `sees`: items may hold media."""
+    """The pairs of a body's two sides, 1 with N or N with N; `sees`: items may have media."""
     queries, found = items(one, name, most, sees)
     documents, others = items(other, other_name, most, sees)
     parts = found | {len(queries) + at: part for at, part in others.items()}
@@ -92,7 +92,7 @@ def sides(one: Any, other: Any, name: str, other_name: str, most: int, sees: boo
 
 
 def items(given: Any, param: str, most: int, sees: bool) -> tuple[list[str], dict[int, Parts]]:
-    """What each item says, and the parts of those that hold media."""
+    """The text of each item, and the parts of items with media."""
     listed = given if isinstance(given, list) and not is_parts(given) else [given]
     if not listed:
         raise invalid(param, f"{param}: is empty; send at least one text", "empty_prompt")
@@ -105,12 +105,12 @@ def items(given: Any, param: str, most: int, sees: bool) -> tuple[list[str], dic
 
 
 def is_parts(given: list[Any]) -> bool:
-    """Whether a list is the content of one item, and no list of items."""
+    """Whether a list is the content of one item, instead of a list of items."""
     return bool(given) and all(isinstance(one, dict) and "type" in one for one in given)
 
 
 def _parts_of(item: Any) -> list[Any]:
-    """The content parts of an item, which may be one of them, several in one object, or a message."""
+    """The content parts of an item, which may be one part, several in one object, or a message."""
     if isinstance(item, dict) and isinstance(item.get("content"), list):
         item = item["content"]
     if isinstance(item, dict) and "type" not in item:
@@ -119,7 +119,7 @@ def _parts_of(item: Any) -> list[Any]:
 
 
 def _linked(key: str, value: Any) -> Any:
-    """Jina's clients send a picture's base64 where others send its URL."""
+    """A picture's base64, which Jina's clients send in place of a URL, as a data: URL; other values are unchanged."""
     bare = key == "image" and isinstance(value, str) and BASE64.fullmatch(value[:256])
     return f"data:image/png;base64,{value}" if bare else value
 
@@ -130,13 +130,13 @@ def _is_text(part: Any) -> bool:
 
 
 def _with_media(item: Any, param: str) -> Parts | None:
-    """The parts of an item that is no text alone."""
+    """The parts of an item that has parts other than text."""
     parts = _parts_of(item)
     return (parts, param) if any(isinstance(part, dict) and not _is_text(part) for part in parts) else None
 
 
 def _named(part: Any) -> str:
-    """A part that is no text, for a refusal."""
+    """The description of a part that is no text, for an error."""
     if not isinstance(part, dict):
         return f"a part {quoted(part)}"
     kind = part.get("type") or next((key for key in BARE_KEYS if key in part and key != "text"), None)
@@ -146,7 +146,7 @@ def _named(part: Any) -> str:
 
 
 def _text_of(item: Any, param: str, holds_media: bool) -> str:
-    """The text of an item; `holds_media`: parts that are no text are allowed, and left out."""
+    """The text of an item. `holds_media`: other parts are allowed, and left out."""
     if isinstance(item, str):
         return item
     parts = _parts_of(item)
@@ -159,7 +159,7 @@ def _text_of(item: Any, param: str, holds_media: bool) -> str:
 
 
 def paired(queries: list[str], documents: list[str], param: str) -> Pairs:
-    """1 with N, or N with N."""
+    """Pairs of 1 query with N documents, or of N with N."""
     if len(queries) == 1:
         return Pairs(queries, documents, [(0, at) for at in range(len(documents))], param)
     if len(queries) != len(documents):
@@ -171,7 +171,7 @@ def paired(queries: list[str], documents: list[str], param: str) -> Pairs:
 def prepared(
     state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_document: int | None, instruction: str | None
 ) -> PooledInputs:
-    """The inputs of a model that reads both texts at once. Pool."""
+    """The inputs of a model that reads both texts at once (pool)."""
     if len(config.labels) != 1:
         raise ApiError(
             501, "not_implemented", f"the served model has {len(config.labels)} classes; a score is of a model with one"
@@ -180,7 +180,7 @@ def prepared(
         return _with_template(state, pairs, cut, per_document, instruction or INSTRUCTION)
     if config.template:
         made = pairs_of(state, config, instruction)
-        side = replace(cut, side="right")  # of a document; the query stands on the left
+        side = replace(cut, side="right")  # truncates the document; the query is on the left
         return PooledInputs(
             [
                 LATER
@@ -216,7 +216,7 @@ def prepared(
 def _with_template(state: AppState, pairs: Pairs, cut: Cut, per_document: int | None, instruction: str) -> PooledInputs:
     heads = [f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: " for query in pairs.queries]
     before, after = (tuple(state.tokenizer.encode(text)) for text in (QWEN3_BEFORE, QWEN3_AFTER))
-    lengths = [len(ids) for ids in encoded(state, heads, pairs.query_param, cut.limit)]  # as above
+    lengths = [len(ids) for ids in encoded(state, heads, pairs.query_param, cut.limit)]  # longer ones are refused below
     for query, length in enumerate(lengths):
         if (got := len(before) + length + len(after)) >= cut.most:
             raise no_room(cut, got, pairs.query_named(query), AROUND_PAIR)
@@ -226,7 +226,7 @@ def _with_template(state: AppState, pairs: Pairs, cut: Cut, per_document: int | 
     found = []
     for (query, document), ids in zip(pairs.of, texts):
         ids = ids if per_document is None else ids[: lengths[query] + per_document]
-        only_right = replace(cut, side="right")  # the query stands on the left
+        only_right = replace(cut, side="right")  # the query is on the left
         found.append(framed(ids, before, after, only_right, pairs.document_named(document)))
     return PooledInputs(found)
 
@@ -236,7 +236,7 @@ def _cut_document(ids: list[int], per_document: int | None) -> list[int]:
 
 
 def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_document: int | None) -> PooledInputs:
-    """The inputs of a model that makes vectors: all queries, then all documents. Pool."""
+    """The inputs of a model that computes vectors: all queries, then all documents (pool)."""
     found: list[np.ndarray] = []
     starts: list[np.ndarray] = []
     adapters: list[int] = []
@@ -251,7 +251,7 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
             made = Conversations(state, message(prompt), 1, config.template_opens_answer)
             found += [made.ids([text], cut, most, where(param, at, len(texts)), param) for at, text in enumerate(texts)]
             continue
-        if most is not None and prompt:  # tokens of the document are counted, not those before it
+        if most is not None and prompt:  # `most` counts tokens of the document only, so add the prompt's
             most += len(encoded(state, [prompt], param)[0])
         listed = [ids[:most] for ids in encoded(state, [prompt + text for text in texts], param, *cut.needed(most))]
         frame = frame_of(state, role)
@@ -268,14 +268,14 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
 
 
 def _prompt_of(config: PoolingConfig, role: str) -> str:
-    """Its name."""
+    """The name of the prompt for a role."""
     return next((name for name in PROMPTS[role] if name in config.prompts), config.default_prompt or "")
 
 
 def seen_apart(
     state: AppState, config: PoolingConfig, pairs: Pairs, found: Mapping[int, Seen], cut: Cut, instruction: str | None
 ) -> dict[int, Spliced]:
-    """The inputs of items with media, each a message. Pool."""
+    """The inputs of items with media, each as a message (pool)."""
     names = {at: _prompt_of(config, "query" if at < len(pairs.queries) else "document") for at in found}
     prompts = {at: config.prompts.get(name, "") for at, name in names.items()}
     return messages_of(state, config, found, pairs.parts, prompts, cut)
@@ -284,13 +284,13 @@ def seen_apart(
 def seen_together(
     state: AppState, config: PoolingConfig, pairs: Pairs, found: Mapping[int, Seen], cut: Cut, instruction: str | None
 ) -> dict[int, Spliced]:
-    """The inputs of pairs with media. Pool."""
+    """The inputs of pairs with media (pool)."""
     turns = pairs_of(state, config, instruction)
     return {at: turns.spliced(both, cut, name) for at, both, name in pairs.contents(found)}
 
 
 def cosines(vectors: Sequence[np.ndarray], pairs: Pairs) -> list[float]:
-    """Of each pair; vectors as `apart` has their inputs."""
+    """The cosine of each pair; vectors in the order of the inputs of `apart`."""
     made = np.stack(list(vectors)).astype(np.float32)
     made /= np.maximum(np.linalg.norm(made, axis=1, keepdims=True), np.float32(1e-12))
     return products(made, pairs)
@@ -305,7 +305,9 @@ def products(vectors: np.ndarray | Sequence[np.ndarray], pairs: Pairs) -> list[f
 
 
 def late(matrices: Sequence[np.ndarray], pairs: Pairs) -> list[float]:
-    """MaxSim of each pair; matrices [tokens, width] as `apart` has their inputs. 0 where a text has no tokens."""
+    """MaxSim of each pair; matrices [tokens, width] in the order of the inputs of `apart`. 0 if a text has no
+    tokens.
+    """
     queries, documents = matrices[: len(pairs.queries)], matrices[len(pairs.queries) :]
     found = []
     for query, document in pairs.of:

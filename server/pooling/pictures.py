@@ -1,8 +1,8 @@
-"""Pictures as inputs of a model of which an input is one text or one picture (API.md section 13).
+"""Pictures as inputs of a model that takes one text or one picture per input (API.md section 13).
 
 Owner: loop; media are fetched and decoded in the pool. In: one message, or sides of pairs, with content parts. Out: the
-inputs of the request. A picture's input is what the model has for pages, or of two towers one placeholder, which its
-row overwrites.
+inputs of the request. A picture's input is the model's text for pages, or, for models with two encoders, one
+placeholder, which the picture's row overwrites.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
 from server.state import AppState
 
-TOKENS = MediaTokens({"image": 0}, {}, {"image": ""})  # no text can spell a picture here
+TOKENS = MediaTokens({"image": 0}, {}, {"image": ""})  # no text can contain a picture's placeholder here
 NONE = MediaTokens({}, {}, {})
 
 
 async def text_or_picture(
     exchange: Exchange, messages: list[dict[str, Any]], cut: Cut, salt: str, before: str, prompt_name: str | None
 ) -> PooledInputs:
-    """The one input of a conversation; `before` is what the prompt of this name puts before a text."""
+    """The one input of a conversation; `before` is the text of the prompt with this name, which precedes the text."""
     state, param = exchange.state, "messages[0].content"
     config = pooling_of(state)
     if len(messages) != 1:
@@ -59,7 +59,9 @@ async def text_or_picture(
 
 
 def check_queries(config: PoolingConfig, parts: Mapping[int, Parts], count: int) -> None:
-    """400 for a picture among the first `count` items, which are queries, where pictures are pages."""
+    """Raise 400 for a picture among the first `count` items, which are queries, if the model reads pictures as
+    pages.
+    """
     first = min(parts, default=count)
     if config.page and first < count:
         param = parts[first][1]
@@ -73,7 +75,7 @@ def check_queries(config: PoolingConfig, parts: Mapping[int, Parts], count: int)
 async def with_pictures(
     exchange: Exchange, inputs: PooledInputs, parts: Mapping[int, Parts], cut: Cut, salt: str
 ) -> PooledInputs:
-    """The inputs with these pictures in the place of their texts."""
+    """The inputs, with these pictures in place of their texts."""
     most = exchange.state.config.media.media_max_items
     if len(parts) > most:
         raise invalid("documents", f"documents: the pairs hold {len(parts)} images; at most {most} are allowed")
@@ -91,7 +93,7 @@ async def with_pictures(
 async def loaded(
     exchange: Exchange, inputs: PooledInputs, refs: Mapping[int, MediaRef], cut: Cut, salt: str
 ) -> PooledInputs:
-    """Each picture's input in the place of its item, and the picture ready for its tower."""
+    """The inputs, with each picture in place of its item and ready for its encoder."""
     state = exchange.state
     assert state.media is not None, "a reader of messages refuses pictures where there is no tower"
     async with media_preload(exchange, salt) as preload:
@@ -110,7 +112,7 @@ async def loaded(
 
 
 def reader_of(state: AppState) -> MessageReader:
-    """Of one message or one item; a server without a tower refuses pictures by name."""
+    """A reader of one message or item; a server without an encoder refuses pictures by name."""
     config = state.renderer.config
     media = NONE if state.media is None else TOKENS
     return MessageReader(

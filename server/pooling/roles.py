@@ -1,7 +1,7 @@
-"""Roles: what a text is for, in the words of Cohere's, Jina's, Voyage's and NVIDIA's clients, as a prompt's name.
+"""Roles: the purpose of a text, in the words of Cohere's, Jina's, Voyage's and NVIDIA's clients, as a prompt's name.
 
-Pure. In: `input_type`, or Jina's `task`. Out: the name of one of the checkpoint's prompts, or None where it has none of
-the kind, as for models that read all texts alike.
+Pure. In: `input_type`, or Jina's `task`. Out: the name of one of the checkpoint's prompts, or None if it has none for
+this purpose, as in models that read all texts alike.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from server.errors import invalid, quoted
 
-PROMPTS = {  # names of the checkpoint's prompts
+PROMPTS = {  # role -> names that checkpoints give to its prompt
     "query": ("retrieval.query", "query"),
     "document": ("retrieval.passage", "document", "passage", "corpus"),
 }
@@ -21,11 +21,11 @@ ROLES = {
     "search_document": "document",
     "retrieval.passage": "document",
 }
-OTHERS = ("classification", "clustering", "separation", "text-matching", "image")  # by name, or not at all
+OTHERS = ("classification", "clustering", "separation", "text-matching", "image")  # used only as names
 
 
 def prompt_named(param: str, asked: str, prompts: Mapping[str, str], exact: bool = False) -> str | None:
-    """Raises ApiError for a word that neither the clients nor the checkpoint know; `exact`: that names no prompt."""
+    """The prompt's name. Raises ApiError for an unknown word; `exact`: also for a word that names no prompt."""
     if asked in prompts:
         return asked
     role, spelled = ROLES.get(asked, asked), {name.lower(): name for name in prompts}

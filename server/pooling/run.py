@@ -1,7 +1,7 @@
-"""PooledAnswer: the inputs of one HTTP request on the engine, and the arrays that come back.
+"""PooledAnswer: the inputs of one HTTP request in the engine, and the arrays that it returns.
 
 Owner: loop, the handler's task. In: token ids of each input. Out: a float32 array for each, in their order. All inputs
-travel as one engine request; leaving (disconnect, deadline, an error of one input) ends all of them.
+are one engine request; leaving it (disconnect, deadline, an error of one input) ends all of them.
 
     places held -> tokens counted -> Engine.submit -> Delta with an array, for each input -> arrays
 """
@@ -27,7 +27,7 @@ ONE = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class PooledAnswer:
-    """Leaving it (`with`) aborts what still runs and gives back what it holds."""
+    """One pooling request. Leaving the `with` block aborts what still runs and releases everything."""
 
     def __init__(self, exchange: Exchange, name: str) -> None:
         self.exchange, self.state = exchange, exchange.state
@@ -47,7 +47,7 @@ class PooledAnswer:
         salt: str = "",
         priority: int = 0,
     ) -> list[np.ndarray]:
-        """What the engine makes of the inputs. Raises ApiError."""
+        """The engine's arrays for the inputs. Raises ApiError."""
         state, exchange = self.state, self.exchange
         count = len(inputs.ids)
         lengths = np.fromiter(map(len, inputs.ids), np.int64, count)
@@ -129,19 +129,19 @@ class PooledAnswer:
         return self._finished.done()
 
     def fail(self, error: ApiError) -> None:
-        """Ends every input with an error."""
+        """End every input with an error."""
         if not self._finished.done():
             self._unfinished("error")
             self.exchange.reason = error.reason
             self._finished.set_exception(error)
 
     def abort(self) -> None:
-        """Ends every input, as /abort_requests asks."""
+        """End every input, for /abort_requests."""
         self._unfinished("abort")
         self.fail(ApiError(499, "aborted", "the request was aborted"))
 
     def _unfinished(self, reason: str) -> None:
-        """Counts the inputs without an array, once."""
+        """Count the inputs without an array, once."""
         self.state.metrics.finished[reason] += self._left
         self._left = 0
 

@@ -1,8 +1,8 @@
-"""Texts, token ids and conversations -> token ids of inputs, with what the model's tokenizer puts around them.
+"""Texts, token ids and conversations -> token ids of inputs, with the tokens that the tokenizer adds around them.
 
 Owner: loop; more than a few texts are tokenized in the pool, SLICE at a time. In: the fields of a body. Out: int32
-arrays. An input that is longer than the model takes is refused by its index, unless truncation was asked for; what is
-cut are tokens of the text, never those around it.
+arrays. An input that is too long for the model is refused by its index, unless truncation was requested. Truncation
+removes tokens of the text, never those around it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from server.render.prompt import Side, id_array
 from server.state import AppState
 
 T = TypeVar("T")
-SLICE = 64  # texts that are tokenized in one call
-WIDER = 16  # characters that a second attempt to cut a text tokenizes, by the bytes that a prompt may have
-SPARE = 64  # tokens at the end of a part of a text that the rest of it might have changed
-# What is never cut where a text is cut, for refusals.
+SLICE = 64  # texts tokenized in one call
+WIDER = 16  # the second attempt to cut a text tokenizes so many times the bytes of a prompt
+SPARE = 64  # tokens at the end of a text's part that the text after it might change
+# Parts of an input that are never truncated, for errors.
 AROUND_TEXT, AROUND_PAIR = "what stands around a text", "the query with what stands around a pair"
 WITH_MEDIA = "an input with media"
 Inputs = list[str] | list[list[int]]
-Frame = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens before a text and behind it
+Frame = tuple[tuple[int, ...], tuple[int, ...]]  # (tokens before a text, tokens after it)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How long an input may be, and what happens to longer ones."""
+    """The longest allowed input, and how longer inputs are truncated."""
 
-    limit: int  # tokens, those around the text included
+    limit: int  # tokens, including those around the text
     asked: int | None = None  # truncate_prompt_tokens; None: longer inputs are refused
-    side: Side = "right"  # that is cut
+    side: Side = "right"  # the side that is cut off
 
     @property
     def most(self) -> int:
         return self.limit if self.asked is None or self.asked == -1 else min(self.limit, self.asked)
 
     def needed(self, per_document: int | None = None) -> tuple[int | None, Side]:
-        """How many tokens of a text are needed, None: all of them; and from which side they are cut."""
+        """(number of tokens needed of a text, or None for all of them; the side that is cut off)."""
         if per_document is not None and per_document <= self.limit:
             return per_document, "right"
         return (None if self.asked is None else self.most), self.side
@@ -52,14 +52,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class PooledInputs:
-    """What the engine gets: the token ids of each input, and what it must know of them."""
+    """The engine's inputs: the token ids of each input, and further data of them."""
 
     ids: list[np.ndarray]
     seconds: np.ndarray | None = None  # int32 [inputs]: where the second text of a pair begins; 0: no pair
-    pool_starts: np.ndarray | None = None  # int32 [inputs]: the first token that counts in an input's array
+    pool_starts: np.ndarray | None = None  # int32 [inputs]: the first token that contributes to an input's array
     media: tuple[MediaInput, ...] = ()  # spans count from the first token of the first input
     positions: np.ndarray | None = None  # int32 [axes, tokens of all inputs] for M-RoPE; None: 0, 1, 2 ... in each
-    adapters: np.ndarray | None = None  # int32 [inputs]: the number of the model's adapter of each; None: it has none
+    adapters: np.ndarray | None = None  # int32 [inputs]: number of each input's adapter; None: no adapters
 
 
 def cut_of(state: AppState, asked: int | None, side: str | None) -> Cut:
@@ -74,14 +74,14 @@ def cut_of(state: AppState, asked: int | None, side: str | None) -> Cut:
 
 
 def pooling_of(state: AppState) -> PoolingConfig:
-    """What the served model pools; handlers are called only where it does."""
+    """The pooling settings of the served model; only called for models that pool."""
     pooling = state.engine.model.pooling
     assert pooling is not None
     return pooling
 
 
 def inputs_of(given: str | Sequence[Any] | None, most: int, param: str = "input") -> Inputs:
-    """A text, texts, token ids or lists of token ids; always as a list here."""
+    """A text, texts, token ids or lists of token ids, always returned as a list."""
     if given is None:
         raise invalid(param, f"{param}: is missing and required")
     if isinstance(given, str):
@@ -101,17 +101,14 @@ def inputs_of(given: str | Sequence[Any] | None, most: int, param: str = "input"
 
 
 async def in_pool_if(large: bool, state: AppState, work: Callable[[], T]) -> T:
-    """The result of `work`, made in the pool where it would hold the loop."""
+    """The result of `work`, run in the pool if it would block the loop."""
     return await asyncio.get_running_loop().run_in_executor(state.pool, work) if large else work()
 
 
 async def tokenized(
     state: AppState, inputs: Inputs, cut: Cut, special: bool, prompt: str = "", param: str = "input", role: str = ""
 ) -> PooledInputs:
-    """The ids of each input; `prompt` stands before each text, whose `role` may be query or document.
-
-    Before token ids nothing does.
-    """
+    """The ids of each input. `prompt` precedes each text, but not token ids; `role` may be query or document."""
     config = pooling_of(state)
     if isinstance(inputs[0], str):
         texts = [prompt + text for text in inputs] if prompt else inputs
@@ -139,8 +136,7 @@ async def tokenized(
 
 
 def frame_of(state: AppState, role: str) -> Frame:
-    """The tokens around a text: those of the tokenizer, behind the first of them the model's marker of the role; or
-    those that the model has in their place."""
+    """The tokens around a text: the tokenizer's, with the role's marker after the first of them; or the model's own."""
     config = pooling_of(state)
     if config.page:
         return (), tuple(state.tokenizer.encode(config.endings.get(role, "")))
@@ -150,14 +146,14 @@ def frame_of(state: AppState, role: str) -> Frame:
 
 
 def where(param: str, at: int, count: int) -> str:
-    """How an input is named in a refusal."""
+    """The path of an input, for errors."""
     return param if count == 1 else f"{param}[{at}]"
 
 
 def encoded(
     state: AppState, texts: list[str], param: str, most: int | None = None, side: Side = "right"
 ) -> list[list[int]]:
-    """Token ids without those around a text; `most`, `side`: as `checked_text` has them. Pool."""
+    """Token ids of texts, without those around them; `most`, `side`: as in `checked_text` (pool)."""
     if pooling_of(state).lower_case:
         texts = [text.lower() for text in texts]
     found: list[list[int]] = []
@@ -170,10 +166,11 @@ def encoded(
 
 
 def checked_text(state: AppState, text: str, name: str, most: int | None = None, side: Side = "right") -> str:
-    """400 for a text that no tokenizer could make short enough, or that has no characters. Pool.
+    """The text, if it can be tokenized (pool). Raises 400 for a text that is too long for any tokenizer, or has invalid
+    characters.
 
-    Where only `most` of its tokens are needed, and `side` may be cut, a text may have any length: a part that has so
-    many is returned.
+    If only `most` of its tokens are needed and `side` may be cut off, a text may have any length: a part with enough
+    tokens is returned.
     """
     room = state.renderer.config.prompt_bytes
     if most is None:
@@ -189,7 +186,7 @@ def checked_text(state: AppState, text: str, name: str, most: int | None = None,
 
 
 def _part_of(state: AppState, text: str, name: str, most: int, side: Side) -> str:
-    """The beginning of a text, or its end, that has `most` tokens. White space may take many characters of it."""
+    """The beginning or the end of a text that has `most` tokens. White space may take many of its characters."""
     for size in (state.renderer.config.prompt_bytes, WIDER * state.renderer.config.prompt_bytes):
         part = text[:size] if side == "right" else text[-size:]
         if len(state.tokenizer.encode(part)) >= most or len(part) == len(text):
@@ -202,7 +199,7 @@ def _part_of(state: AppState, text: str, name: str, most: int, side: Side) -> st
 
 
 def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut: Cut, name: str) -> np.ndarray:
-    """A text's ids between those that stand around each text, cut where that was asked for."""
+    """A text's ids with the tokens around them, truncated if requested."""
     room = cut.most - len(before) - len(after)
     if len(ids) > room:
         if cut.asked is None:
@@ -217,7 +214,7 @@ def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut:
 
 
 def shaped(config: PoolingConfig, ids: np.ndarray) -> np.ndarray:
-    """A text as a tower of texts was trained to read it: up to the token that ends texts, or filled up."""
+    """A text as an encoder of texts was trained to read it: cut after the end-of-text token, or padded."""
     if config.end_token is not None and len(ends := np.flatnonzero(ids == config.end_token)):
         return ids[: ends[0] + 1]
     missing = config.text_len - len(ids)
@@ -227,9 +224,9 @@ def shaped(config: PoolingConfig, ids: np.ndarray) -> np.ndarray:
 def counted_from(
     state: AppState, prompt: str, frame: Frame, cut: Cut, inputs: list[np.ndarray], param: str
 ) -> np.ndarray | None:
-    """int32 [inputs]: the first token that counts, where the model leaves prompts out of what it pools. Pool.
+    """int32 [inputs]: the first token that is pooled, if the model leaves prompts out of the pooling (pool).
 
-    As in sentence-transformers what stands before a text is left out with the prompt, and what stands behind it stays.
+    As in sentence-transformers, tokens before a text are left out with the prompt, and tokens after it are pooled.
     """
     if pooling_of(state).pools_prompt:
         return None
@@ -252,7 +249,7 @@ def counted_from(
 
 
 def checked(state: AppState, ids: list[int], cut: Cut, name: str) -> np.ndarray:
-    """Token ids that a client sends."""
+    """Check the token ids of a client."""
     width = state.engine.limits.num_embeddings
     if not ids:
         raise ApiError(400, "empty_prompt", f"{name}: has no tokens; send at least one", name)
@@ -271,7 +268,7 @@ def checked(state: AppState, ids: list[int], cut: Cut, name: str) -> np.ndarray:
 
 
 def too_long(limit: int, got: int, name: str) -> ApiError:
-    """Clients match on how this text begins."""
+    """An input is too long. Clients match on the beginning of this text."""
     return ApiError(
         400,
         "context_length_exceeded",
@@ -282,7 +279,7 @@ def too_long(limit: int, got: int, name: str) -> ApiError:
 
 
 def no_room(cut: Cut, got: int, name: str, what: str = AROUND_TEXT) -> ApiError:
-    """`got`: tokens of the part that is never cut. It must leave room for a text; with media it must fit."""
+    """The part that is never truncated takes `got` tokens and leaves no room for a text; with media it does not fit."""
     takes, least = f"{what} ({name}) takes {got} tokens and is never cut", got + (what != WITH_MEDIA)
     if cut.most < cut.limit:
         text = f"truncate_prompt_tokens: got {cut.asked}; {takes}, so send at least {least}"

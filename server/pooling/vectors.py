@@ -1,7 +1,7 @@
-"""From the engine's arrays to what clients read: activation, fewer dimensions, and the three ways to write a vector.
+"""Turn the engine's arrays into the vectors of an answer: activation, fewer dimensions, and three formats.
 
-Owner: loop or pool, pure functions. Arrays go into the answer as they are: orjson writes float32 arrays, base64 takes
-their bytes, and no number of a vector is ever a Python object. Sums are float32, as the reference libraries have them.
+Owner: loop or pool, pure functions. Arrays go into the answer directly: orjson writes float32 arrays, base64 takes
+their bytes, and no number of a vector becomes a Python object. Sums are float32, as in the reference libraries.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Format = Literal["float", "base64", "bytes"]
 FORMATS = ("float", "base64", "bytes")
 DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 EMPTY = "an empty text"
-LARGE = 16384  # numbers of an answer, beyond which it is written in the pool
+LARGE = 16384  # numbers of an answer from which it is formatted in the pool
 
 
 def activated(array: np.ndarray, activation: Activation) -> np.ndarray:
-    """array [..., width] float32 -> the same, activated along the last axis."""
+    """Apply an activation along the last axis of a float32 array [..., width]."""
     if activation == "normalize":
         norm = np.sqrt(np.square(array).sum(axis=-1, keepdims=True))
         return array / np.maximum(norm, np.float32(1e-12))
@@ -43,7 +43,7 @@ def activated(array: np.ndarray, activation: Activation) -> np.ndarray:
 
 
 def check_dimensions(pooling: PoolingConfig, asked: int | None, width: int) -> None:
-    """The field `dimensions`."""
+    """Check the field `dimensions`."""
     if asked is None:
         return
     if pooling.dimensions is None or pooling.task != "embed":
@@ -58,15 +58,15 @@ def check_dimensions(pooling: PoolingConfig, asked: int | None, width: int) -> N
 def finished(
     array: np.ndarray, activation: Activation, use_activation: bool | None, dimensions: int | None
 ) -> np.ndarray:
-    """An array as its client gets it: cut first, then activated."""
+    """An array as its client gets it: truncated first, then activated."""
     cut = array if dimensions is None else array[..., :dimensions]
     return cut if use_activation is False else activated(cut, activation)
 
 
 def of_tokens(lines: np.ndarray, ids: np.ndarray, pooling: PoolingConfig, task: str, role: str) -> np.ndarray:
-    """lines [len(ids), width] of an input's tokens -> what the task has of them, [tokens, its width].
+    """lines [len(ids), width] of an input's tokens -> the lines for a task, [tokens, its width].
 
-    `role`: query, document or anything else; of documents some models leave out punctuation.
+    `role`: query, document or anything else; some models leave out the punctuation of documents.
     """
     if pooling.skipped and role == "document":
         selected = ~np.isin(ids, pooling.skipped)
@@ -83,7 +83,7 @@ def of_tokens(lines: np.ndarray, ids: np.ndarray, pooling: PoolingConfig, task: 
 
 
 def format_of(asked: str | None, dtype: str | None, endianness: str | None) -> tuple[Format, np.dtype[Any]]:
-    """The fields encoding_format, embed_dtype and endianness."""
+    """Check the fields encoding_format, embed_dtype and endianness."""
     form = "float" if asked is None else asked
     if form not in FORMATS:
         raise invalid(
@@ -100,7 +100,7 @@ def format_of(asked: str | None, dtype: str | None, endianness: str | None) -> t
 
 
 def written(array: np.ndarray, form: Format, dtype: np.dtype[Any]) -> Any:
-    """An array inside of a JSON answer."""
+    """An array inside a JSON answer."""
     if form == "float":
         return np.ascontiguousarray(array, np.float32)
     return orjson.Fragment(base64_text.quoted(np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8)))
@@ -112,7 +112,7 @@ def as_json(content: Any) -> bytes:
 
 
 def as_bytes(arrays: Sequence[np.ndarray], dtype: np.dtype[Any], about: dict[str, Any]) -> tuple[bytes, bytes]:
-    """Arrays one after the other, and the header that says where each lies."""
+    """Arrays one after the other, and the header with the place of each."""
     parts = [np.ascontiguousarray(array, dtype).tobytes() for array in arrays]
     data, start = [], 0
     for index, (array, part) in enumerate(zip(arrays, parts)):

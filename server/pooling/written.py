@@ -1,8 +1,8 @@
-"""WrittenPair: a query and a document as plain text, of jina-reranker-m0, and which conversation a reranker's pair is.
+"""WrittenPair: a query and a document as plain text for jina-reranker-m0, and the conversation type of a reranker's
+pair.
 
-Owner: pool. In: the contents of a pair, each a text or parts. Out: token ids; the document stands first, and a token
-behind all of it is the one that the model's score is read at. Both are as the model's own code has them
-(engine/models/pooling/jina_vl).
+Owner: pool. In: the contents of a pair, each a text or parts. Out: token ids; the document comes first, and the model's
+score is read at the token after all of it. Both are as in the model's own code (engine/models/pooling/jina_vl).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCORED = 100  # a token of Qwen2's vocabulary
 
 
 class WrittenPair(Conversations):
-    """In the place of a conversation: the model has no chat template."""
+    """The plain text of a pair in place of a conversation: the model has no chat template."""
 
     ending = (SCORED,)
 
@@ -34,7 +34,7 @@ class WrittenPair(Conversations):
 
 
 def pairs_of(state: AppState, config: PoolingConfig, instruction: str | None) -> Conversations:
-    """How a reranker with a text of its own reads pairs."""
+    """The Conversations object that makes the pairs of a reranker with its own text format."""
     if config.template != "jina_vl":
         return Conversations(state, pair(config, instruction), 2, config.template_opens_answer)
     if instruction is not None:

@@ -1,4 +1,4 @@
-"""Prompts: messages and text in, token ids and media references out; chat.py is the whole, the rest its parts."""
+"""Prompts: from messages and text to token ids and media references; chat.py is the entry point, the rest its parts."""
 
 from server.render.errors import RenderError
 from server.render.prompt import Prompt

@@ -1,9 +1,9 @@
-"""Anthropic messages: roles and blocks, read into a Conversation; and their tools as chat templates know them.
+"""Anthropic messages: roles and blocks, read into a Conversation; and tools in the form for chat templates.
 
-Owner: any thread, pure functions. In: `system` and `messages` straight from JSON (API.md section 12), nothing about
-them taken for granted; unknown fields of blocks are ignored. Out: a Conversation, or RenderError with the client's own
-path. A system text that begins with the billing header is dropped: it changes with every request, and nothing after it
-would be found in the prefix cache.
+Owner: any thread, pure functions. In: `system` and `messages` straight from JSON (API.md section 12), unchecked;
+unknown fields of blocks are ignored. Out: a Conversation, or RenderError with the client's own path. A system text that
+begins with the billing header is dropped: it changes with every request, so the prefix cache could hold nothing after
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IMAGE_TYPE = re.compile(r"^image/[a-z0-9.+-]{1,64}$")
 
 
 def read_blocks(system: str | list[dict[str, Any]] | None, messages: list[dict[str, Any]]) -> Conversation:
-    """The whole conversation."""
+    """Read the whole conversation."""
     if not messages:
         raise invalid("messages: is empty; send at least one message", "messages")
     conversation = Conversation()
@@ -45,12 +45,12 @@ def read_blocks(system: str | list[dict[str, Any]] | None, messages: list[dict[s
 
 
 def is_prefill(messages: list[dict[str, Any]]) -> bool:
-    """Whether the answer goes on where the last message ends."""
+    """Whether the answer continues the last message."""
     return bool(messages) and messages[-1].get("role") == "assistant"
 
 
 def prefilled(messages: list[dict[str, Any]]) -> str | None:
-    """The text that the answer goes on with; None where it begins anew."""
+    """The text that the answer continues; None if the answer begins a new message."""
     if not is_prefill(messages):
         return None
     content = messages[-1].get("content")
@@ -68,7 +68,7 @@ def system_parts(content: Any, path: str) -> list[Part]:
 
 
 def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
-    """(block, path); a string is one text block, and what only Anthropic's servers read is left out."""
+    """(block, path) of each block. A string is one text block; blocks for Anthropic's servers only are left out."""
     if isinstance(content, str):
         return [({"type": "text", "text": content}, path)] if content else []
     if not isinstance(content, list):
@@ -80,13 +80,15 @@ def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
 
 
 def _is_hosted_block(kind: str) -> bool:
-    """Among them web_search_tool_result and its like, and server_tool_use, but no call that the client has run."""
+    """Whether only Anthropic's servers read a block: web_search_tool_result, server_tool_use and similar, but not the
+    calls that a client runs.
+    """
     return kind in HOSTED or kind.endswith(("_tool_use", "_tool_result"))
 
 
 def _user(conversation: Conversation, blocks: list[tuple[dict[str, Any], str]], path: str) -> None:
     parts: list[Part] = []
-    said = False  # a user message may hold nothing but results
+    said = False  # a user message may hold only results
     for block, where in blocks:
         if block["type"] == "tool_result":
             if parts:
@@ -132,7 +134,7 @@ def _assistant(conversation: Conversation, blocks: list[tuple[dict[str, Any], st
 
 
 def _part(block: dict[str, Any], path: str) -> list[Part]:
-    """A block that is content, as parts of a chat message."""
+    """A block of content as parts of a chat message."""
     kind = block["type"]
     if kind == "text":
         return [_text(block, path)]
@@ -145,7 +147,7 @@ def _part(block: dict[str, Any], path: str) -> list[Part]:
         heads = [key for key in ("title", "source") if isinstance(block.get(key), str)]
         parts = [text_part(block[key], path, f"{path}.{key}") for key in heads]
         return parts + [_text(inner, at) for inner, at in _blocks(block.get("content"), f"{path}.content")]
-    if kind == "compaction":  # the summary of what came before; null where there is none
+    if kind == "compaction":  # the summary of earlier messages; null if there is none
         return [] if block.get("content") is None else [text_part(_string(block, "content", path), path)]
     if kind == "tool_reference":
         return [text_part(_string(block, "tool_name", path), path, f"{path}.tool_name")]
@@ -155,7 +157,7 @@ def _part(block: dict[str, Any], path: str) -> list[Part]:
 def _text(block: dict[str, Any], path: str) -> Part:
     if block["type"] != "text":
         raise invalid(f"{path}.type: got {quoted(block['type'])}; must be text", f"{path}.type")
-    # A string that stood for a block has no field of its own.
+    # A string in place of a block has no field of its own.
     return text_part(_string(block, "text", path), path, f"{path}.text" if path.endswith("]") else path)
 
 
@@ -174,7 +176,7 @@ def _source(block: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _image_url(block: dict[str, Any], path: str) -> tuple[str, str]:
-    """The picture as a URL, and where the client wrote that or the base64 in it."""
+    """(the picture as a URL, the path of the URL or of its base64)."""
     source, where = _source(block, path), f"{path}.source"
     if source.get("type") == "url":
         return _string(source, "url", where), f"{where}.url"
@@ -189,7 +191,7 @@ def _image_url(block: dict[str, Any], path: str) -> tuple[str, str]:
 
 
 def _document(block: dict[str, Any], path: str) -> list[Part]:
-    """Plain text or blocks, with title and context before it."""
+    """The parts of a document: title and context, then plain text or blocks."""
     source, where = _source(block, path), f"{path}.source"
     heads = [key for key in ("title", "context") if isinstance(block.get(key), str)]
     parts = [text_part(block[key], path, f"{path}.{key}") for key in heads]
@@ -206,7 +208,7 @@ def _document(block: dict[str, Any], path: str) -> list[Part]:
 
 
 def tool_places(tools: list[dict[str, Any]] | None) -> list[ToolPlace]:
-    """Of each tool that `read_tools` keeps."""
+    """The ToolPlace of each tool that `read_tools` returns."""
     return [
         tool_place(tool, f"tools[{at}]", "input_schema") for at, tool in enumerate(tools or ()) if not _is_hosted(tool)
     ]
@@ -219,7 +221,7 @@ def _is_hosted(tool: dict[str, Any]) -> bool:
 
 
 def read_tools(tools: list[dict[str, Any]] | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """(tools as templates know them, types of dropped server tools)."""
+    """(tools in the form for templates, types of dropped server tools)."""
     held: list[dict[str, Any]] = []
     dropped: list[str] = []
     for at, tool in enumerate(tools or ()):

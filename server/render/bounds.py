@@ -1,8 +1,8 @@
-"""What one rendering of a chat template may make: the size of a text is known before the text is made.
+"""Bounds on the texts that a chat template makes: a text's size is computed before the text is made.
 
-Owner: any thread; a rendering's Budget is that thread's own, from `rendering` to its end. In: the arguments of a
-method, filter or operator whose result can be much larger than its arguments. Out: nothing, or a RenderError. A size is
-counted in characters (items, of a list); a nested list counts as the text that it would become.
+Owner: any thread; a rendering's Budget belongs to its thread, from `rendering` to its end. In: the arguments of a
+method, filter or operator whose result can be much larger than its arguments. Out: nothing, or a RenderError. Sizes are
+in characters, for a list in items; a nested list has the size of its text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jinja2.runtime import LoopContext, Macro
 
 from server.render.errors import RenderError
 
-MAX_IN_ALL = 1 << 30  # characters that one rendering may make, one after the other
+MAX_IN_ALL = 1 << 30  # characters that one rendering may make in total
 MAX_INT_BITS = 4096
 MAX_PRECISION = 64
 MAX_JSON_INDENT = 16
@@ -29,7 +29,7 @@ Size = Callable[..., int]
 
 
 class Budget:
-    """Of one rendering."""
+    """The budget of one rendering."""
 
     __slots__ = ("left", "most")
 
@@ -43,7 +43,7 @@ _BUDGET: ContextVar[Budget] = ContextVar("budget")
 
 @contextmanager
 def rendering(most: int) -> Iterator[None]:
-    """No text made inside is longer than `most` characters."""
+    """Render inside a `with` block: no text made there may be longer than `most` characters."""
     token = _BUDGET.set(Budget(most))
     try:
         yield
@@ -56,7 +56,7 @@ def failed(message: str) -> RenderError:
 
 
 def spend(size: int) -> None:
-    """A result of this size is about to be made."""
+    """Check and count a result of this size before it is made."""
     budget = _BUDGET.get()
     if size > budget.most:
         raise failed(f"The chat template makes a text or list of length {size}; at most {budget.most} is allowed.")
@@ -66,7 +66,7 @@ def spend(size: int) -> None:
 
 
 def weight(value: Any) -> int:
-    """About the characters that `str(value)` has; stops counting where a rendering may not go."""
+    """Approximate length of `str(value)`; stops counting at the rendering's limit."""
     if isinstance(value, str | bytes):
         return len(value)
     most = _BUDGET.get().most
@@ -91,7 +91,7 @@ def weight(value: Any) -> int:
 
 
 def charged(value: Any) -> Any:
-    """A value about to become text."""
+    """Count a value that is about to become text; returns the value."""
     if not isinstance(value, str | int | float | bool | None):
         size = weight(value)
         if size > 4096:
@@ -103,7 +103,7 @@ def charged(value: Any) -> Any:
 
 
 def check_binop(operator: str, left: Any, right: Any) -> None:
-    """`+ * ** %` on texts, lists and whole numbers."""
+    """Check `+ * ** %` on texts, lists and whole numbers."""
     if operator == "**":
         if not (abs(left) < 1 << 32 and abs(right) <= 64):
             raise failed("The chat template asks for a power that is too large.")
@@ -176,19 +176,19 @@ METHODS: dict[str, Size] = {
 
 
 def check_method(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """A method of a text or a number, about to be called; the arguments to call it with."""
+    """Check a call of a method of a text or a number; returns the arguments to call it with."""
     name = method.__name__
     if name == "join" and len(args) == 1:
         args = (list(args[0]),)
         spend(joined(method.__self__, args[0]))
     elif name in METHODS:
-        named = {key: value for key, value in kwargs.items() if key[0] != "_"}  # jinja2 adds the loop's variables
+        named = {key: value for key, value in kwargs.items() if key[0] != "_"}  # jinja2 adds variables of the loop
         spend(METHODS[name](method.__self__, *args, **named))
     return args
 
 
 def spec_numbers(spec: str) -> int:
-    """Widths and precisions of a `format` spec, added up."""
+    """Sum of the widths and precisions in a `format` spec."""
     return sum(int(number) for number in _NUMBERS.findall(spec) if len(number) < 20) if len(spec) < 100 else 1 << 62
 
 
@@ -230,7 +230,7 @@ FILTERS: dict[str, Size] = {
     "batch": lambda value, count, fill_with=None: count if fill_with is not None else 0,
     "slice": lambda value, slices, fill_with=None: slices,
 }
-# These make text of whatever they get.
+# Filters that convert any value to text.
 READERS = (
     "capitalize", "center", "e", "escape", "forceescape", "format", "indent", "lower", "pprint", "replace", "safe",
     "string", "striptags", "title", "trim", "truncate", "upper", "urlencode", "wordcount", "wordwrap", "xmlattr",

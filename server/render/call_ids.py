@@ -21,7 +21,9 @@ LONG_ID, SHORT_ID, NAME = "a-long-id-of-a-call", "abcdefgh9", "name-of-a-tool"
 
 
 def id_form(render: Callable[[str], str | None]) -> IdForm:
-    """The parameter renders a conversation that has a call of NAME with an id; None if the template rejects it."""
+    """The form of ids. `render` renders a conversation that has a call of NAME with an id; None if the template rejects
+    it.
+    """
     text = render(LONG_ID)
     if text is None:
         return "any" if render(SHORT_ID) is None else "short"
@@ -34,10 +36,10 @@ def shortened(given: str) -> str:
 
 
 class CallIds:
-    """Ids of one conversation, in its order."""
+    """Ids of one conversation, in order."""
 
     def __init__(self, form: Callable[[], IdForm]) -> None:
-        self._form = form  # asked for where there are calls
+        self._form = form  # called only if there are calls
         self._count = 0
         self._made: dict[str, str] = {}
 
@@ -55,6 +57,6 @@ class CallIds:
         return given
 
     def answered(self, given: str) -> str:
-        """The id in a tool's answer."""
+        """The id in a tool's result."""
         form = self._form()
         return shortened(given) if form == "short" else self._made.get(given, given)

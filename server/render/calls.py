@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 Messages = list[dict[str, Any]]
-THOUGHTS = ("reasoning", "reasoning_content", "thinking")  # what templates call it
+THOUGHTS = ("reasoning", "reasoning_content", "thinking")  # the names that templates use for reasoning
 
 
 def has_calls(conversation: Messages) -> bool:
@@ -18,7 +18,7 @@ def has_calls(conversation: Messages) -> bool:
 
 
 def with_texts(conversation: Messages) -> Messages:
-    """Arguments are JSON instead of objects."""
+    """The conversation with arguments as JSON text instead of objects."""
     return [
         {**message, "tool_calls": list(map(_with_text, message["tool_calls"]))}
         if message.get("tool_calls")
@@ -42,7 +42,7 @@ def _says_both(message: dict[str, Any]) -> bool:
 
 
 def as_thoughts(conversation: Messages) -> Messages:
-    """In each message with calls, reasoning and content: moves the content to the end of the reasoning."""
+    """Move the content to the end of the reasoning, in each message that has calls, reasoning and content."""
     found = []
     for message in conversation:
         if _says_both(message):

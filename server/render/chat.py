@@ -1,7 +1,7 @@
-"""Renderer: messages and tools, or a bare prompt, become a Prompt.
+"""Renderer: turns messages and tools, or a bare prompt, into a Prompt.
 
-Owner: the loop calls it; templates and long texts run in the pool it is given, so nothing here holds the loop. In:
-plain JSON data from a request. Out: a Prompt (token ids, MediaRefs, where their placeholders are), or RenderError.
+Owner: the loop calls it; templates and long texts run in the given pool, so nothing here blocks the loop. In: plain
+JSON data from a request. Out: a Prompt (token ids, MediaRefs, places of their placeholders), or RenderError.
 
     loop:  chat() ──┐                                   ┌──> Prompt
     pool:           └ read messages, template, tokenize ┘
@@ -37,23 +37,23 @@ from server.render.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-# What a tokenizer's own chat format expects: parts, or one string; and nothing where an assistant only called tools.
+# A tokenizer's own chat format takes parts, or one string, and null content of an assistant that only called tools.
 FORMAT_FACTS = TemplateFacts("openai", asks_for_string=True, asks_for_none=True, knows_developer=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RenderConfig:
-    """What the operator and the model decide about prompts."""
+    """Settings of the operator and the model for prompts."""
 
     max_model_len: int
-    num_embeddings: int = 0  # rows of the embedding: prompt ids are below it; 0: the tokenizer's size
+    num_embeddings: int = 0  # rows of the embedding, above all prompt ids; 0: the tokenizer's size
     media_token_ids: Mapping[str, int] = field(default_factory=dict)  # modality -> placeholder id
-    placeholders: Mapping[str, str] = field(default_factory=dict)  # modality -> text, where a processor knows better
-    chat_template: str | None = None  # name, file or text, instead of the checkpoint's
+    placeholders: Mapping[str, str] = field(default_factory=dict)  # modality -> text, if a processor defines it
+    chat_template: str | None = None  # name, file or text, in place of the checkpoint's
     content_format: str = "auto"  # auto, string, openai
     default_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trust_request_chat_template: bool = False
-    escape_special_tokens: bool = False  # of clients' text in conversations
+    escape_special_tokens: bool = False  # in clients' texts of conversations
     max_prompt_bytes: int = 0  # 0: 16 per token of the context
     tokenize_offload_bytes: int = 2048
     template_timeout: float = 5.0
@@ -99,11 +99,11 @@ class Renderer:
 
     @property
     def template(self) -> ChatTemplate | None:
-        """The template used without tools."""
+        """The template for conversations without tools."""
         return self.templates.get("default")
 
     def counting(self) -> Renderer:
-        """The same for prompts that are counted and not answered: they may be longer than the context."""
+        """A renderer for prompts that are only counted: they may be longer than the context."""
         other = copy(self)
         other._max_len = 2**31 - 1
         return other
@@ -123,7 +123,7 @@ class Renderer:
         truncation_side: Side = "left",
         marks: RowMarks | None = None,
     ) -> Prompt:
-        """The prompt of a conversation; `marks` stand in it for rows."""
+        """The prompt of a conversation; `marks`: marks in it that stand for rows."""
         self.tokenizer.require_texts("messages")
         if continue_final_message and add_generation_prompt:
             raise invalid(
@@ -189,11 +189,11 @@ class Renderer:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def embedded(self, messages: list[dict[str, Any]]) -> list[MediaRef]:
-        """The media of a short conversation that has all of them with it; of others none."""
+        """The media of a short conversation if the request embeds all of them, otherwise none."""
         return MessageReader(self._rules("openai", FORMAT_FACTS)).embedded(messages)
 
     def from_ids(self, ids: list[int], media: list[MediaRef], param: str) -> Prompt:
-        """The prompt of token ids that hold one placeholder for each of the items."""
+        """The prompt of token ids that hold one placeholder per item."""
         return self._prompt(self._checked_ids(ids, param), media, None, param)
 
     # -- in the pool
@@ -239,7 +239,7 @@ class Renderer:
         continue_final_message: bool,
         template_kwargs: Mapping[str, Any] | None,
     ) -> tuple[np.ndarray, list[MediaRef]]:
-        """Ids from the tokenizer's own chat format; control tokens cannot come from a client's text there."""
+        """Ids from the tokenizer's own chat format, in which a client's text cannot become control tokens."""
         assert self._format is not None
         conversation, media = self._read(messages, self._rules("openai", FORMAT_FACTS), None)
         self._check_size(_json_size(tools, "tools"), "tools")
@@ -258,7 +258,7 @@ class Renderer:
     ) -> tuple[list[dict[str, Any]], list[MediaRef]]:
         reader = MessageReader(rules, escapes)
         conversation = reader.read(messages)
-        self._check_size(_text_size(conversation), "messages")  # clients know these words, not the template cap's
+        self._check_size(_text_size(conversation), "messages")  # in an error that clients match on
         return conversation, reader.media
 
     def _tokenized(
@@ -288,7 +288,7 @@ class Renderer:
         return self._prompt(ids, media, text, param)
 
     def _check_size(self, size: int, param: str) -> None:
-        """Text too long for any tokenizer to make it fit."""
+        """Refuse a text that is too long for the context under any tokenizer."""
         if size > self.config.prompt_bytes:
             most = self.config.max_model_len
             raise context_error(most, max(-(-size // 16), most + 1), param, f" (estimated from {size} bytes)")
@@ -302,7 +302,7 @@ class Renderer:
         return Prompt(ids, tuple(media), slots, text)
 
     def _without_row(self, token: int, param: str) -> RenderError:
-        """A token of the tokenizer for which the model has no embedding."""
+        """The error for a token of the tokenizer that has no embedding in the model."""
         return RenderError(
             400,
             "token_id_out_of_range",
@@ -319,7 +319,7 @@ class Renderer:
         if all(set(map(type, piece)) == {int} for piece in pieces):
             with contextlib.suppress(OverflowError):
                 found = id_array(ids)
-                if found.view(np.uint32).max(initial=0) < limit:  # seen so, a negative id is a large one
+                if found.view(np.uint32).max(initial=0) < limit:  # a negative id becomes a large unsigned number
                     return found
         index = next(at for at, token in enumerate(ids) if type(token) is not int or not 0 <= token < limit)
         raise RenderError(
@@ -348,7 +348,7 @@ class Renderer:
         )
 
     def _own_template(self, chat_template: str) -> ChatTemplate:
-        """The request's."""
+        """Compile the request's own template."""
         if not self.config.trust_request_chat_template:
             raise RenderError(
                 403,
@@ -376,7 +376,7 @@ def _text_size(conversation: list[dict[str, Any]]) -> int:
 
 
 def _json_size(value: Any, param: str) -> int:
-    """Bytes of plain data as JSON; refuses text that is no Unicode."""
+    """Bytes of plain data as JSON; refuses text that is not valid Unicode."""
     try:
         return len(json.dumps(value, ensure_ascii=False).encode())
     except UnicodeEncodeError as error:

@@ -1,9 +1,9 @@
-"""Conversation: chat messages made from another protocol's blocks or items, and where the client wrote each of them.
+"""Conversation: chat messages made from another protocol's blocks or items, with the client's path of each.
 
 Owner: any thread; one per request. In: turns as render/blocks.py and render/items.py read them. Out: messages for
-`Renderer.chat`. Turns of one speaker in a row become one message, because many templates insist on taking turns; media
-of a tool's result follow in a user message, because most templates print a tool message as text. Errors of
-the renderer name the paths of the client's request.
+`Renderer.chat`. Consecutive turns of one role become one message, because many templates require alternating roles.
+Media of a tool's result move into a following user message, because most templates print a tool message as text. Errors
+of the renderer name the paths of the client's request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mm.errors import MediaError
 from server.render.chat import Renderer
 from server.render.errors import RenderError, invalid
 
-# The renderer's paths: a message, its content, a part of it and what that holds; a call; what else a message has.
+# The renderer's paths: a message, its content, a part of it and the part's payload; a call; other fields of a message.
 _HELD = r"\.(?:text|image_url(?:\.url)?|file)\b"
 _INSIDE = rf"\.content(?:\[(\d+)\]({_HELD})?)?|\.tool_calls\[(\d+)\]|\.(?:reasoning|name|tool_call_id)\b"
 _WHERE = re.compile(rf"messages\[(\d+)\]({_INSIDE})?")
@@ -40,15 +40,15 @@ _BEHIND_TOOL: list[dict[str, Any]] = [
     {"role": "user", "content": _MARK},
 ]
 _PARTED = [*_BEHIND_TOOL[:-1], {"role": "assistant", "content": ""}, _BEHIND_TOOL[-1]]
-_tried: WeakKeyDictionary[Renderer, dict[str, bool]] = WeakKeyDictionary()  # what templates show, by a probe's name
+_tried: WeakKeyDictionary[Renderer, dict[str, bool]] = WeakKeyDictionary()  # probe -> whether the template passes
 
 
 class Part(NamedTuple):
-    """A content part of a chat message, and where the client wrote it."""
+    """A content part of a chat message, and its path in the client's request."""
 
     content: dict[str, Any]
-    path: str  # of the block or part
-    held: str = ""  # of the text, URL or data in it; empty: the client calls it what the renderer does
+    path: str  # path of the block or part
+    held: str = ""  # path of its text, URL or data; "": the renderer's key
 
     @property
     def kind(self) -> str:
@@ -61,18 +61,18 @@ def text_part(text: str, path: str, held: str = "") -> Part:
 
 @dataclass(slots=True)
 class Turn:
-    """One message as it grows."""
+    """One message while it is being built."""
 
     role: str
     path: str
     parts: list[Part]
     calls: list[Part] = field(default_factory=list)
     reasoning: list[Part] = field(default_factory=list)
-    answers: str = ""  # id of the call that a tool message answers
-    name: str = ""  # of the tool that answers
+    answers: str = ""  # id of the call, in a tool message
+    name: str = ""  # name of the tool, in a tool message
 
     def append(self, parts: list[Part]) -> None:
-        """More of the same speaker: a new line between two texts."""
+        """Add parts of the same role; a newline separates two texts."""
         if parts and self.parts and self.parts[-1].kind == parts[0].kind == "text":
             first, *rest = parts
             parts = [text_part("\n" + first.content["text"], first.path, first.held), *rest]
@@ -91,7 +91,9 @@ class Turn:
         return message
 
     def content(self) -> str | list[dict[str, Any]] | None:
-        """A string where one says it all; system texts and a tool's are read as one by every template."""
+        """A string if there is only text; system and tool messages are always one string, as every template
+        reads them.
+        """
         if not self.parts:
             return None if self.calls else ""
         if self.role in ("system", "tool"):
@@ -101,7 +103,7 @@ class Turn:
         return [part.content for part in self.parts]
 
     def where(self, ours: re.Match[str]) -> str:
-        """The client's path for what _WHERE has found."""
+        """The client's path for a match of _WHERE."""
         _, inside, part, held, call = ours.groups()
         if part is not None and int(part) < len(self.parts):
             found = self.parts[int(part)]
@@ -113,11 +115,11 @@ class Turn:
 
 
 class Conversation:
-    """Turns in order."""
+    """All turns, in order."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
-        self.root = "messages"  # what the client calls the whole
+        self.root = "messages"  # the client's name of the whole conversation
         self._media_of_results: list[Part] = []  # media of tool results, for the next user message
         self._names: dict[str, str] = {}  # id of a call -> name of its tool
 
@@ -146,14 +148,14 @@ class Conversation:
         self._turn("assistant", path).calls.append(Part(call, path))
 
     def result(self, call_id: str, parts: list[Part], path: str) -> None:
-        """What a tool answered."""
+        """Add the result of a tool call."""
         texts = [part for part in parts if part.kind == "text"]
         self._media_of_results += [part for part in parts if part.kind != "text"]
         texts = texts or [text_part("", path)]
         self.turns.append(Turn("tool", path, texts, answers=call_id, name=self._names.get(call_id, "")))
 
     def close(self) -> None:
-        """After the last turn."""
+        """Finish the conversation, after the last turn."""
         self._show()
 
     def _show(self) -> None:
@@ -161,7 +163,7 @@ class Conversation:
             self.user([], self._media_of_results[0].path)
 
     def _turn(self, role: str, path: str) -> Turn:
-        """The running message of this speaker, or a new one."""
+        """The current message of this role, or a new one."""
         if not self.turns or self.turns[-1].role != role:
             self.turns.append(Turn(role, path, []))
         return self.turns[-1]
@@ -170,10 +172,11 @@ class Conversation:
         return [turn.message() for turn in self.turns]
 
     async def settle(self, renderer: Renderer) -> None:
-        """System texts inside stay where they are if the template shows them there, else they join the first one.
+        """Adapt the turns to the template: system texts inside stay if the template shows them, otherwise they move to
+        the first.
 
-        A user's words behind a tool's result follow an assistant that says nothing, where the template wants turns to
-        be taken. Raises RenderError where a message has too many parts: the renderer gets a system's and a tool's as
+        If the template requires alternating roles, an empty assistant message is inserted between a tool's result and a
+        user's text. Raises RenderError for a message with too many parts: the renderer gets system and tool messages as
         one text.
         """
         for turn in self.turns:
@@ -188,7 +191,7 @@ class Conversation:
             self.part()
 
     def hoist(self) -> None:
-        """All system texts in one leading message."""
+        """Move all system texts into one leading message."""
         leading = [turn for turn in self.turns if turn.role in ("system", "developer")]
         parts = [part for turn in leading for part in turn.parts]
         rest = [turn for turn in self.turns if turn.role not in ("system", "developer")]
@@ -204,7 +207,7 @@ class Conversation:
                 self.turns.append(turn)
 
     def part(self) -> None:
-        """An assistant that says nothing between what a tool answers and what the user adds."""
+        """Insert an empty assistant message between a tool's result and the user's next message."""
         turns: list[Turn] = []
         for turn in self.turns:
             if turn.role == "user" and turns and turns[-1].role == "tool":
@@ -213,13 +216,15 @@ class Conversation:
         self.turns = turns
 
     def cuts(self) -> Iterator[Conversation]:
-        """The same, then with ever more of its oldest messages left out; system texts and the newest one stay."""
+        """The conversation, then shorter versions without more and more of its oldest messages. System texts and the
+        newest message always remain.
+        """
         others = [at for at, turn in enumerate(self.turns) if turn.role not in ("system", "developer")]
         yield self
         count = 1
         while count < len(others):
             while count < len(others) - 1 and self.turns[others[count]].role != "user":
-                count += 1  # what is left begins with a user's message
+                count += 1  # the remaining conversation begins with a user's message
             dropped = set(others[:count])
             shorter = Conversation()
             shorter.root = self.root
@@ -229,7 +234,7 @@ class Conversation:
 
     @contextmanager
     def client_paths(self) -> Iterator[None]:
-        """Errors of rendering and of loading media in this context name the paths of the client's request."""
+        """A context in which errors of rendering and of loading media name the paths of the client's request."""
         try:
             yield
         except (RenderError, MediaError) as error:
@@ -243,7 +248,7 @@ class Conversation:
             raise
 
     def where(self, text: str) -> str:
-        """A text of the renderer, with the client's paths for ours."""
+        """A text of the renderer, with its paths replaced by the client's."""
 
         def path(found: re.Match[str]) -> str:
             at = int(found[1])
@@ -253,7 +258,7 @@ class Conversation:
 
 
 async def shows(renderer: Renderer, name: str, probe: list[dict[str, Any]]) -> bool:
-    """Whether the server's template takes a conversation and shows the text inside; tried once."""
+    """Whether the server's template accepts a conversation and renders the text inside; tried once."""
     tried = _tried.setdefault(renderer, {})
     if name not in tried:
         try:

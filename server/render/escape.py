@@ -1,8 +1,8 @@
 """Escapes special tokens in clients' texts, so that they are tokenized as plain text (`--escape-special-tokens`).
 
-Owner: the pool; one Escapes per request. In: a client's text. Out: the same with a mark of digits, unique to the
-request, where a special token was spelled. Templates carry marks unharmed (trimming, quoting, upper case). After the
-template the marks are found again, and what stood there is tokenized as plain text.
+Owner: the pool; one Escapes per request. In: a client's text. Out: the text in which each spelled special token is
+replaced by a mark of digits, unique to the request. Templates pass marks unchanged (trimming, quoting, upper case).
+After the template, each mark is replaced by its spelling again, which is tokenized as plain text.
 
     client text -> marks -> template -> segments: (text, False) as templates are, (spelling, True) as plain text
 """
@@ -26,11 +26,11 @@ class Escapes:
         self._found: list[str] = []
 
     def text(self, text: str) -> str:
-        """A client's text with marks."""
+        """A client's text with marks in place of special tokens."""
         return text if self._special is None else self._special.sub(self._put, text)
 
     def value(self, value: Any) -> Any:
-        """A copy of plain data in which every string has marks, keys included."""
+        """A copy of plain data with marks in every string, including keys."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -40,7 +40,7 @@ class Escapes:
         return value
 
     def segments(self, text: str) -> list[tuple[str, bool]]:
-        """The rendered text in pieces; True marks what is plain text."""
+        """The rendered text in pieces; True: a piece to tokenize as plain text."""
         pieces = self._mark.split(text)
         return [
             (self._found[int(piece)], True) if index % 2 else (piece, False)

@@ -1,7 +1,7 @@
-"""Frames: what a tokenizer puts around a text, and around and between the two texts of a pair.
+"""Frames: the tokens that a tokenizer adds around a text, and around and between the two texts of a pair.
 
-Owner: any thread; made once while the server loads. In: a Tokenizer. Out: token ids, which go around texts that are
-tokenized without them: so a text can be cut and keeps what stands behind it.
+Owner: any thread; made once while the server loads. In: a Tokenizer. Out: token ids. Texts are tokenized without them,
+so that a text can be truncated without losing the tokens after it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from server.render.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """What a tokenizer puts around a text, and around and between the two texts of a pair."""
+    """The tokens that a tokenizer adds around a text, and around and between the two texts of a pair."""
 
     single: tuple[tuple[int, ...], tuple[int, ...]]  # before, after
     pair: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # before, between, after
-    has_types: bool  # the second text's tokens, and those behind it, are of another type
+    has_types: bool  # the second text's tokens, and those after it, have another type
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Frames:
-        """Looks at a text that is one letter."""
+        """Compute the frames from a text of one letter."""
         bare, whole = tokenizer.encode("x"), tokenizer.encode("x", add_special_tokens=True)
         start = place_of(bare, whole)
         single = tuple(whole[:start]), tuple(whole[start + len(bare) :])
@@ -36,5 +36,5 @@ class Frames:
 
 
 def place_of(part: list[int], whole: list[int]) -> int:
-    """Where `part` begins in `whole`, which holds it."""
+    """Index of the first occurrence of `part` in `whole`."""
     return next((k for k in range(len(whole)) if whole[k : k + len(part)] == part), 0)

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json. In: the facts. Out: plain objects.
+"""Converts the tokenizer of a GGUF file to tokenizer.json and tokenizer_config.json. In: the facts. Out: plain objects.
 
-Two kinds: "gpt2", byte-level BPE whose merges are in the file and whose regular expression goes by a name
-(tokenizer.ggml.pre), and "llama", sentencepiece's BPE, whose merges follow from the scores. Thread: any.
+Two kinds: "gpt2", byte-level BPE whose merges are in the file and whose regular expression has a name
+(tokenizer.ggml.pre); and "llama", sentencepiece's BPE, whose merges follow from the scores. Thread: any.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from engine.base.errors import ConfigError
 
-UNKNOWN, CONTROL, DEFINED = 2, 3, 4  # types of tokens
+UNKNOWN, CONTROL, DEFINED = 2, 3, 4  # token types
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3, QWEN2 = _WORDS + r"\p{N}{1,3}" + _REST, _WORDS + r"\p{N}" + _REST
-# tokenizer.ggml.pre -> its regular expression; "": GPT-2's, which the library knows.
+# tokenizer.ggml.pre -> its regular expression; "": GPT-2's, which the library has.
 EXPRESSIONS = {
     "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2,
     "gpt-2": "", "phi-2": "", "olmo": "", "mpt": "", "smollm": "", "starcoder": "",
@@ -26,7 +26,7 @@ SPACE = "\u2581"
 
 
 def tokenizer_files(facts: Mapping[str, Any], path: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    """tokenizer.json and tokenizer_config.json; ConfigError for a tokenizer that is not read."""
+    """tokenizer.json and tokenizer_config.json; ConfigError for an unsupported tokenizer."""
     kind = facts.get("tokenizer.ggml.model")
     tokens = facts.get("tokenizer.ggml.tokens")
     if kind not in _KINDS or not isinstance(tokens, list):
@@ -70,7 +70,7 @@ def _config(facts: Mapping[str, Any], tokens: list[str], kind: str) -> dict[str,
 
 
 def _bytes(facts: Mapping[str, Any], tokens: list[str], types: list[int], path: object) -> dict[str, Any]:
-    """Byte-level BPE."""
+    """A tokenizer of byte-level BPE."""
     name, merges = facts.get("tokenizer.ggml.pre"), facts.get("tokenizer.ggml.merges")
     if name not in EXPRESSIONS or not isinstance(merges, list):
         raise ConfigError(
@@ -98,7 +98,9 @@ def _pair(merge: str) -> list[str]:
 
 
 def _pieces(facts: Mapping[str, Any], tokens: list[str], types: list[int], path: object) -> dict[str, Any]:
-    """Sentencepiece's BPE: of two neighbours those are joined first whose whole has the highest score."""
+    """A tokenizer of sentencepiece's BPE: the adjacent pair whose merged piece has the highest score is merged
+    first.
+    """
     scores = facts.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ConfigError(f"{path}: tokenizer.ggml.scores is no list of {len(tokens)} scores; convert the model again")

@@ -1,7 +1,7 @@
 """HfTokenizer: a checkpoint's tokenizer.json and the files next to it, without transformers.
 
-Owner: any thread; the Rust object is never changed after it is made. Long texts are encoded and decoded with the GIL
-released. In: text, or token ids. Out: token ids, or text. Special tokens written in a text become their ids.
+Owner: any thread; the Rust object never changes after construction. Long texts are encoded and decoded with the GIL
+released. In: text, or token ids. Out: token ids, or text. Special tokens spelled in a text become their ids.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from server.render.token_bytes import TokenBytes
 from server.render.tokenizer import Tokenizer
 from server.render.tokenizer_config import content, named_tokens, read_config, read_templates
 
-# Shorter texts (characters) are encoded without releasing the GIL: waking the library's threads costs more time.
+# Shorter texts (in characters) are encoded without releasing the GIL: waking the library's threads takes longer.
 RELEASE_CHARS = 4096
 
 
 class HfTokenizer(Tokenizer):
-    """One tokenizer.json."""
+    """The tokenizer of one tokenizer.json."""
 
     def __init__(self, core: tokenizers.Tokenizer, config: dict[str, Any], templates: dict[str, str]) -> None:
         self.core = core
@@ -45,7 +45,7 @@ class HfTokenizer(Tokenizer):
 
     @classmethod
     def read(cls, source: Path) -> HfTokenizer:
-        """Reads tokenizer.json and the files next to it."""
+        """Read tokenizer.json and the files next to it."""
         try:
             core = tokenizers.Tokenizer.from_file(str(source))
         except Exception as error:  # the library raises bare Exception
@@ -78,7 +78,7 @@ class HfTokenizer(Tokenizer):
 
     @functools.cached_property
     def _plain_core(self) -> tokenizers.Tokenizer:
-        # A second object, because the switch is part of it and threads share the first.
+        # a second object, because the switch is part of it and threads share the first
         core = tokenizers.Tokenizer.from_str(self.core.to_str())
         core.encode_special_tokens = True
         return core
@@ -108,9 +108,9 @@ class HfTokenizer(Tokenizer):
 
 
 def _frame(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
-    """`add_bos_token` and `add_eos_token`, where given, say whether the named token begins or ends a text.
+    """Apply `add_bos_token` and `add_eos_token` if given: whether the named token begins or ends a text.
 
-    What else tokenizer.json puts around a text stays: texts of Qwen3-Embedding end with another token than `eos_token`.
+    All other tokens that tokenizer.json adds remain: texts of Qwen3-Embedding end with another token than `eos_token`.
     """
     bare, whole = (core.encode("x", add_special_tokens=framed).ids for framed in (False, True))
     start = place_of(bare, whole)
@@ -132,7 +132,9 @@ def _frame(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, 
 
 
 def _register_special(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
-    """Adds what only tokenizer_config.json knows: `added_tokens_decoder`, and named tokens not yet marked special."""
+    """Add tokens that only tokenizer_config.json has: `added_tokens_decoder`, and named tokens not yet marked
+    special.
+    """
     known = {token.content: token.special for token in core.get_added_tokens_decoder().values()}
     decoder = config.get("added_tokens_decoder") or {}
     for _, entry in sorted(decoder.items(), key=lambda item: int(item[0])):

@@ -1,8 +1,8 @@
-"""Responses items: messages, calls and their outputs, read into a Conversation; and tools as chat templates know them.
+"""Responses items: messages, calls and their outputs, read into a Conversation; and tools in the form for templates.
 
-Owner: any thread, pure functions. In: `instructions` and items straight from JSON (API.md section 11), nothing about
-them taken for granted; earlier items come from stored responses. Out: a Conversation, or RenderError with the client's
-own path. Items of tools that only OpenAI's servers run are left out.
+Owner: any thread, pure functions. In: `instructions` and items straight from JSON (API.md section 11), unchecked;
+earlier items come from stored responses. Out: a Conversation, or RenderError with the client's own path. Items of tools
+that only OpenAI's servers run are left out.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ HOSTED_ITEMS = frozenset({
     "shell_call_output", "tool_search_call", "tool_search_output", "web_search_call",
 })  # fmt: skip
 ITEMS = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning"
-SEAL = b"omniloop:"  # begins what `sealed` made
+SEAL = b"omniloop:"  # prefix of the text in `sealed`
 FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 def as_items(value: str | list[Item]) -> list[Item]:
-    """A text is one user message."""
+    """A list of items; a text becomes one user message."""
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
 
 
 def references(items: list[Item]) -> list[str]:
-    """Ids of earlier items that these name instead of repeating them."""
+    """Ids of earlier items to which these items refer."""
     return [_id(item) for item in items if is_reference(item)]
 
 
 def read_items(
     instructions: str | None, earlier: list[Item], given: str | list[Item], known: dict[str, Item] | None = None
 ) -> Conversation:
-    """The whole conversation; `known` are the items that references may name."""
+    """Read the whole conversation; `known`: items to which references may refer."""
     conversation = Conversation()
     if instructions:
         conversation.system([text_part(instructions, "instructions")], "instructions")
@@ -68,7 +68,7 @@ def read_items(
 
 
 def resolved(given: str | list[Item], known: dict[str, Item]) -> list[Item]:
-    """What is stored of a request: its items, with references replaced by what they name."""
+    """The items of a request for storage, with references replaced by their items."""
     return [known.get(_id(item), item) if is_reference(item) else item for item in as_items(given)]
 
 
@@ -91,7 +91,7 @@ def listed(items: list[Item], key: str) -> list[Item]:
 
 
 def is_reference(item: Item) -> bool:
-    """Whether it names an item; one that has nothing but an id needs no type."""
+    """Whether an item is a reference; an item with only an id needs no type."""
     kind = item.get("type")
     return kind == "item_reference" or (
         kind is None and isinstance(item.get("id"), str) and item.keys() <= {"id", "type"}
@@ -140,7 +140,7 @@ def _message(conversation: Conversation, item: Item, path: str) -> None:
 
 
 def _reasoning(conversation: Conversation, item: Item, path: str) -> None:
-    """Its text, or where that is not given, the sealed text, or the summary."""
+    """Read a reasoning item: its text; otherwise the sealed text; otherwise the summary."""
     for key in ("content", "encrypted_content", "summary"):
         value = item.get(key)
         if key == "encrypted_content":
@@ -159,12 +159,14 @@ def _reasoning(conversation: Conversation, item: Item, path: str) -> None:
 
 
 def sealed(text: str) -> str:
-    """Reasoning as `encrypted_content`: some clients send back only this. It is encoded, not secret."""
+    """Reasoning as `encrypted_content`, which some clients send back in place of the text. It is encoded, not
+    secret.
+    """
     return base64.b64encode(SEAL + text.encode(errors="replace")).decode()
 
 
 def unsealed(blob: Any) -> str:
-    """The text of what `sealed` made; "" of another server's."""
+    """The text of a `sealed` blob; "" for another server's blob."""
     try:
         found = base64.b64decode(blob, validate=True) if isinstance(blob, str) else b""
     except ValueError:
@@ -181,7 +183,7 @@ def _parts(content: Any, path: str) -> list[Part]:
 
 
 def _part(part: Any, path: str) -> Part:
-    """A part of chat; kinds that are not known here are left to the renderer, which names those it takes."""
+    """A part of chat; unknown kinds are left to the renderer, whose error lists the known ones."""
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise invalid(f"{path}: got {untyped(part)}; must be an object with a type", path)
     kind = part["type"]
@@ -215,7 +217,7 @@ def _string(item: Item, key: str, path: str) -> str:
 
 
 def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item], int]:
-    """(tools as templates know them, the same as the response echoes them, number of dropped built-in tools)."""
+    """(tools in the form for templates, the same as the response echoes them, number of dropped built-in tools)."""
     held: list[Item] = []
     echoed: list[Item] = []
     dropped = 0
@@ -236,7 +238,7 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
 
 
 def _members(tool: Item, path: str) -> list[tuple[Item, str, str]]:
-    """(tool, its path, what templates see before its name) of each in a namespace."""
+    """(tool, its path, prefix of its name for templates) of each tool in a namespace."""
     inner = tool.get("tools")
     if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
         raise invalid(f"{path}.tools: got {kind_of(inner)}; must be a list of objects, each a tool", f"{path}.tools")
@@ -245,7 +247,7 @@ def _members(tool: Item, path: str) -> list[tuple[Item, str, str]]:
 
 
 def _own(tool: Item, path: str, prefix: str) -> tuple[Item, Item] | None:
-    """(a tool that clients run as templates know it, the same as echoed); None of a built-in one."""
+    """(a client's tool in the form for templates, the same as echoed); None for a built-in tool."""
     kind = tool.get("type")
     if not isinstance(kind, str):
         raise invalid(f"{path}.type: got {kind_of(kind)}; must be a string", f"{path}.type")
@@ -260,7 +262,7 @@ def _own(tool: Item, path: str, prefix: str) -> tuple[Item, Item] | None:
 
 
 def listed_tools(tools: list[Item] | None) -> list[tuple[Item, str, str]]:
-    """(tool, its path, what templates see before its name) of each that was read, those of namespaces among them."""
+    """(tool, its path, prefix of its name for templates) of each tool, including those in namespaces."""
     found: list[tuple[Item, str, str]] = []
     for at, tool in enumerate(tools or ()):
         path = f"tools[{at}]"
@@ -269,7 +271,7 @@ def listed_tools(tools: list[Item] | None) -> list[tuple[Item, str, str]]:
 
 
 def tool_places(tools: list[Item] | None) -> list[ToolPlace]:
-    """Of each tool as templates know them."""
+    """The ToolPlace of each tool in the form for templates."""
     found: list[ToolPlace] = []
     for tool, path, _ in listed_tools(tools):
         if tool["type"] == "custom":
@@ -280,14 +282,16 @@ def tool_places(tools: list[Item] | None) -> list[ToolPlace]:
 
 
 def grammar_syntax(tool: Item) -> str:
-    """Of a custom tool whose input has a grammar: regex, lark; "" where its input is any text."""
+    """The syntax of a custom tool's grammar, regex or lark; "" if its input is any text."""
     form = tool.get("format")
     is_grammar = tool.get("type") == "custom" and isinstance(form, dict) and form.get("type") == "grammar"
     return str(form.get("syntax")) if is_grammar and isinstance(form, dict) else ""
 
 
 def _free_text(tool: Item, path: str) -> Item:
-    """The parameters of a custom tool: one text. Inside JSON it is held to an expression, and to no other grammar."""
+    """The parameters of a custom tool: one text. Inside JSON, only a regular expression can restrict it, no
+    other grammar.
+    """
     form = tool.get("format")
     if form is not None and (not isinstance(form, dict) or form.get("type") not in ("text", "grammar")):
         if not isinstance(form, dict):
@@ -311,14 +315,14 @@ def _free_text(tool: Item, path: str) -> Item:
 
 
 def _got(value: Any) -> str:
-    """What a field held, as a text may quote it."""
+    """A field's value for an error text."""
     if value is None:
         return "nothing"
     return quoted(value if isinstance(value, str) else json.dumps(value, default=str))
 
 
 def known_tools(echoed: list[Item]) -> dict[str, Item]:
-    """How the client calls what the model calls by a name: tools of a namespace, and those that take free text."""
+    """name for the model -> the client's tool, for tools in a namespace and tools with free text."""
     found: dict[str, Item] = {}
     for tool, _, prefix in listed_tools(echoed):
         if prefix or tool["type"] == "custom":

@@ -1,10 +1,9 @@
-"""Which kind of tokenizer a checkpoint's folder holds, and how it is read.
+"""Chooses and reads the tokenizer of a checkpoint's folder.
 
 Owner: any thread; called once while the server loads. In: a folder or a file, and --tokenizer-mode. Out: a Tokenizer.
-The kinds: tokenizer.json (hf_tokenizer.py), Mistral's tekken.json and versioned tokenizer.model
-(mistral_tokenizer.py), tiktoken's merge files (tiktoken_tokenizer.py), other sentencepiece models
-(sentencepiece_model.py). Two of them need optional libraries, so the modules of the kinds are imported when they are
-chosen.
+The kinds: tokenizer.json (hf_tokenizer.py), Mistral's tekken.json and versioned tokenizer.model (mistral_tokenizer.py),
+tiktoken's merge files (tiktoken_tokenizer.py), other sentencepiece models (sentencepiece_model.py). Two kinds need
+optional libraries, so a kind's module is imported only when it is chosen.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from server.render.tokenizer_config import read_templates
 
 MODES = ("auto", "hf", "mistral")
 PIECES = "tokenizer.model"
-_VERSIONED = re.compile(r"\.model\.v(\d+)(m\d+)?$")  # Mistral's sentencepiece files say what they are in their name
+_VERSIONED = re.compile(r"\.model\.v(\d+)(m\d+)?$")  # the names of Mistral's sentencepiece files contain the version
 
 
 def load_tokenizer(path: str | Path, mode: str = "auto") -> Tokenizer:
-    """Reads a checkpoint's folder, or one tokenizer file; every complaint names the file."""
+    """Read a checkpoint's folder or one tokenizer file; every error names the file."""
     if mode not in MODES:
         raise ConfigError(f"--tokenizer-mode {mode}: allowed are {', '.join(MODES)}")
     source = tokenizer_file(Path(path), mode)
@@ -58,7 +57,7 @@ def tokenizer_file(path: Path, mode: str) -> Path:
     whole = [path / "tokenizer.json"] if mode != "mistral" else []
     merges = [*path.glob("tiktoken.model"), *sorted(path.glob("*.tiktoken"))] if mode != "mistral" else []
     mistral = [path / "tekken.json", *_versioned(path)] if mode != "hf" else []
-    # Under this name there are three kinds: tiktoken's text, Mistral's first version, and other sentencepiece models.
+    # tokenizer.model may be tiktoken's text, Mistral's first version, or another sentencepiece model
     for candidate in (*whole, *mistral, *merges, path / PIECES):
         if candidate.is_file():
             return candidate
@@ -81,7 +80,7 @@ def _versioned(folder: Path) -> list[Path]:
 
 
 def is_tiktoken(path: Path) -> bool:
-    """Whether the file has tiktoken's lines: a token in base64 and its rank."""
+    """Whether the file has tiktoken's format: lines with a token in base64 and its rank."""
     if path.suffix == ".json" or not path.is_file():
         return False
     with path.open("rb") as file:

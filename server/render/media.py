@@ -1,8 +1,9 @@
-"""Media in prompts: which token marks an item, what a string template writes for it, and what clients may not write.
+"""Media in prompts: the placeholder token of an item, its text for string templates, and the spellings refused in
+texts.
 
-Owner: none, frozen values and pure functions. A slot is where the renderer or the template put a placeholder for a
-media part. Clients never make one: their text may not contain the placeholder's own spelling, and after tokenizing the
-placeholders must be as many as the items and in the order of their modalities.
+Owner: none, frozen values and pure functions. A slot is the place where the renderer or the template wrote a
+placeholder for a media part. A client's text may not contain a placeholder's spelling, so clients cannot make slots.
+After tokenizing, the placeholders must match the items in number and order of modalities.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from server.render.tokenizer import Tokenizer
 
 MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
 
-# What stands around a placeholder where the template does not write it itself, by the placeholder's spelling.
+# Texts around a placeholder, by its spelling, if the template does not write them itself.
 AROUND = {
     "<|IMAGE|>": ("<|vision_bos|>", "<|vision_eos|>"),
     "<|VIDEO|>": ("<|vision_bos|>", "<|vision_eos|>"),
@@ -29,28 +30,28 @@ AROUND = {
     "<|video_pad|>": ("<|vision_start|>", "<|vision_end|>"),
     "<|audio_pad|>": ("<|audio_start|>", "<|audio_end|>"),
 }
-# What a family's own processor writes around each placeholder of a conversation, whoever wrote the placeholder. It is
-# tokenized together with the adjacent text.
+# Texts that a family's own processor writes around each placeholder of a conversation, whether the template or the
+# renderer wrote the placeholder. They are tokenized together with the adjacent text.
 ALWAYS_AROUND = {"<start_of_image>": ("\n\n", "\n\n")}
-# Placeholders that stand before the text of their message, with nothing between, wherever the message has its pictures:
+# Placeholders that precede the text of their message, without a separator, at any place of the picture in the message:
 # build_single_message of tokenization_chatglm.py in https://huggingface.co/THUDM/glm-4v-9b.
 BEFORE_TEXT = ("<|begin_of_image|>",)
 
 
 @dataclass(frozen=True, slots=True)
 class MediaTokens:
-    """The media vocabulary of one model; empty for a text model."""
+    """The placeholders of one model; empty for a text model."""
 
-    ids: Mapping[Modality, int]  # placeholder token of each modality the model takes
-    spelled: Mapping[Modality, str]  # that token as text
-    placeholders: Mapping[Modality, str]  # what a string template gets: the token and what stands around it
-    has_templates: bool = True  # the tokenizer has no chat format of its own
+    ids: Mapping[Modality, int]  # placeholder token of each modality that the model takes
+    spelled: Mapping[Modality, str]  # the spelling of this token
+    placeholders: Mapping[Modality, str]  # text for a string template: the token and the texts around it
+    has_templates: bool = True  # whether conversations use templates; False: the tokenizer's own chat format
 
     @classmethod
     def of(
         cls, tokenizer: Tokenizer, ids: Mapping[str, int], placeholders: Mapping[str, str] | None = None
     ) -> MediaTokens:
-        """From the model's placeholder ids (other keys are ignored) and, where a processor knows better, its texts."""
+        """Make it from the model's placeholder ids (other keys are ignored) and a processor's own placeholder texts."""
         known = {modality: ids[modality] for modality in MODALITIES if modality in ids}
         spelled = {modality: tokenizer.token_of(token_id) or "" for modality, token_id in known.items()}
         texts = {modality: text.join(AROUND.get(text, ("", ""))) for modality, text in spelled.items()}
@@ -60,7 +61,7 @@ class MediaTokens:
         return cls(known, spelled, texts, tokenizer.chat_format is None)
 
     def require(self, modality: Modality, param: str) -> None:
-        """Refuses an item of a kind the model does not take."""
+        """Refuse an item of a kind that the model does not take."""
         if modality not in self.ids:
             takes = ", ".join(["text", *self.ids])
             raise RenderError(
@@ -68,7 +69,7 @@ class MediaTokens:
             )
 
     def refuse_in_text(self, text: str, param: str) -> None:
-        """A client's text may not spell a placeholder."""
+        """Refuse a client's text that contains a placeholder's spelling."""
         for spelled in self.spelled.values():
             if spelled and spelled in text:
                 raise RenderError(
@@ -80,7 +81,7 @@ class MediaTokens:
                 )
 
     def refuse_in_value(self, value: Any, param: str) -> None:
-        """The same for every string inside plain data (tool schemas, arguments, documents)."""
+        """Refuse plain data (tool schemas, arguments, documents) with a placeholder's spelling in any string."""
         if not self.spelled:
             return
         waiting: list[Any] = [value]
@@ -95,7 +96,7 @@ class MediaTokens:
                 waiting.extend(item)
 
     def as_text(self, parts: Sequence[Mapping[str, Any]]) -> str:
-        """A message's parts as a string template gets them."""
+        """A message's parts as one text for a string template."""
         written = [(part["type"], part.get("text") or self.placeholders.get(part["type"], "")) for part in parts]
         if self.spelled.get("image") not in BEFORE_TEXT:
             return "\n".join(text for _, text in written)
@@ -103,15 +104,17 @@ class MediaTokens:
         return media + "\n".join(text for kind, text in written if kind == "text")
 
     def spaced(self, text: str) -> str:
-        """A rendered conversation, in which only media parts have placeholders, as the family's processor spaces it."""
+        """A rendered conversation with the family's texts around each placeholder; only media parts have placeholders
+        there.
+        """
         for spelled in self.spelled.values():
             if spelled in ALWAYS_AROUND:
                 text = text.replace(spelled, spelled.join(ALWAYS_AROUND[spelled]))
         return text
 
     def slots(self, token_ids: np.ndarray, media: Sequence[MediaRef], param: str) -> tuple[int, ...]:
-        """Where the placeholders are; they must match the items one to one, in order."""
-        # Special tokens mostly have the highest ids: without media one look is enough.
+        """The places of the placeholders; they must match the items one to one, in order."""
+        # Special tokens mostly have the highest ids: without media one comparison is enough.
         if not self.ids or (not media and token_ids.max(initial=0) < min(self.ids.values())):
             return ()
         found = np.flatnonzero(np.isin(token_ids, list(self.ids.values())))

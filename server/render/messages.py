@@ -1,8 +1,8 @@
-"""Messages as clients send them, turned into what a chat template reads, and the media found on the way.
+"""Reads clients' messages into the form for chat templates, and collects their media.
 
-Owner: any thread; a MessageReader lives for one request. In: dicts straight from JSON (API.md section 5), nothing about
-them taken for granted. Out: fresh dicts with only the keys templates know, and MediaRefs in the order of their parts.
-Content becomes parts or one string, as the template wants it.
+Owner: any thread; a MessageReader lives for one request. In: dicts straight from JSON (API.md section 5), unchecked.
+Out: new dicts with only the keys that templates know, and MediaRefs in the order of their parts. Content becomes parts
+or one string, depending on the template.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # Type of a text part -> the key that holds its text.
 TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 
-# Type of a media part -> (modality, key of its payload). `input_audio` and `file` are read apart.
+# Type of a media part -> (modality, key of its payload). `input_audio` and `file` are read separately.
 MEDIA_KEYS: dict[str, tuple[Modality, str]] = {
     "image_url": ("image", "image_url"),
     "input_image": ("image", "image_url"),
@@ -43,12 +43,12 @@ MEDIA_KEYS: dict[str, tuple[Modality, str]] = {
     "video": ("video", "video"),
 }
 
-# A part without `type` is known by its key.
+# A part without `type` is recognised by its key.
 BARE_KEYS = ("text", "image_url", "audio_url", "video_url", "input_audio", "file", "image", "audio", "video", "refusal")
 
-LOOKED_AT = 256  # messages, and their parts, that `embedded` goes through: a few hundredths of a millisecond
+LOOKED_AT = 256  # messages and parts that `embedded` examines at most: this takes a few hundredths of a millisecond
 
-BASE64 = re.compile("[A-Za-z0-9+/]{64}")  # no URL begins like this: a scheme ends with a colon
+BASE64 = re.compile("[A-Za-z0-9+/]{64}")  # no URL begins like this, since a colon ends its scheme
 
 PART_TYPES = "text, image_url, input_audio, audio_url, video_url, file"
 EMBEDS = ("image_embeds", "audio_embeds", "video_embeds")
@@ -56,7 +56,7 @@ EMBEDS = ("image_embeds", "audio_embeds", "video_embeds")
 
 @dataclass(frozen=True, slots=True)
 class MessageRules:
-    """What holds for all requests: the template's wishes and the limits."""
+    """Rules for all requests: the template's facts and the limits."""
 
     content_format: ContentFormat
     facts: TemplateFacts
@@ -66,7 +66,7 @@ class MessageRules:
     max_messages: int = 2048
     max_parts: int = 1024
     takes_rows: bool = False  # image_embeds
-    id_form: Callable[[], IdForm] = lambda: "any"  # of calls
+    id_form: Callable[[], IdForm] = lambda: "any"  # form of the ids of calls
 
 
 class MessageReader:
@@ -79,7 +79,7 @@ class MessageReader:
         self.ids = CallIds(rules.id_form)
 
     def read(self, messages: list[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
-        """All of it; raises RenderError with the path of the first fault."""
+        """Read all messages; raises RenderError with the path of the first error."""
         if not isinstance(messages, list) or not messages:
             raise invalid(f"{param} must be a list with at least one message.", param)
         if len(messages) > self.rules.max_messages:
@@ -87,7 +87,7 @@ class MessageReader:
         return [self._message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
 
     def embedded(self, messages: list[dict[str, Any]], param: str = "messages") -> list[MediaRef]:
-        """The media of a short conversation if all of them are embedded in it, else none; quicker than `read`.
+        """The media of a short conversation if all of them are embedded in it, otherwise none; faster than `read`.
 
         Errors are ignored here: `read` reports the first one.
         """
@@ -151,7 +151,7 @@ class MessageReader:
         return call if self.escapes is None else self.escapes.value(call)
 
     def _arguments(self, function: dict[str, Any], path: str) -> dict[str, Any]:
-        # Many templates walk through the arguments, so text becomes an object before they see it.
+        # Many templates iterate over the arguments, so text is parsed into an object for them.
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
@@ -168,14 +168,14 @@ class MessageReader:
     # -- content
 
     def parts(self, parts: list[Any], path: str) -> list[dict[str, Any]]:
-        """A content that is no message of its own."""
+        """Read content that is not in a message."""
         if len(parts) > self.rules.max_parts:
             raise invalid(f"{path} has {len(parts)} parts; at most {self.rules.max_parts}.", path)
         return [self._part(part, f"{path}[{index}]") for index, part in enumerate(parts)]
 
     def _content(self, message: dict[str, Any], path: str) -> Any:
         content = message.get("content")
-        if content is None and message["role"] == "assistant":  # a refusal is what the assistant said
+        if content is None and message["role"] == "assistant":  # a refusal is the assistant's text
             content = message.get("refusal")
         if content is None:
             if message["role"] not in ("assistant", "tool"):
@@ -189,7 +189,7 @@ class MessageReader:
         return self._parts(message["role"], content, path)
 
     def _parts(self, role: str, content: Any, path: str) -> Any:
-        """Content that is no text: parts, or the string that they make."""
+        """Content that is a list: parts, or one string made of them."""
         if not isinstance(content, list):
             raise invalid(f"{path} is {kind_of(content)}; it must be a string or a list of parts.", path)
         parts = self.parts(content, path)
@@ -198,7 +198,7 @@ class MessageReader:
         return self.rules.media.as_text(parts)
 
     def _reads_better_as_string(self, role: str, parts: list[dict[str, Any]]) -> bool:
-        # Templates that take both often print a system message or a tool's answer without looking for parts.
+        # Templates that accept both often print a system or tool message without checking for parts.
         if not self.rules.facts.asks_for_string or any(part["type"] != "text" for part in parts):
             return False
         return len(parts) == 1 or role not in ("user", "assistant")
@@ -221,7 +221,7 @@ class MessageReader:
         if kind in MEDIA_KEYS:
             modality, key = MEDIA_KEYS[kind]
             return self._item(self._url_item(part, modality, key, path))
-        if kind == "prompt_embeds":  # where they are allowed and read, marks stand in their place
+        if kind == "prompt_embeds":  # if enabled, such parts have been replaced by marks before
             raise RenderError(
                 400, "media_unsupported", "prompt_embeds are read in /v1/chat/completions and /v1/completions.", path
             )
@@ -288,7 +288,7 @@ class MessageReader:
         if form is not None and not isinstance(form, str):
             raise invalid(f"{where}.format must be a string such as wav or mp3.", where)
         data = payload["data"]
-        # Some clients send a whole data URL here; it says itself what it is.
+        # Some clients send a whole data: URL here, which has its own type.
         return MediaRef("audio", data, None if data.startswith("data:") else form or "wav", uuid, where)
 
     def _file(self, part: dict[str, Any], path: str) -> MediaRef:

@@ -1,9 +1,9 @@
 """MistralChat: a conversation to token ids, in Mistral's own format for the tokenizer's version (mistral-common).
 
-Owner: the pool; nothing in it changes after it is made. In: messages as render/messages.py gives them. Out: token ids,
-or RenderError with the library's complaint. Media are never loaded here: the library's encoders are replaced by ones
-that write a single placeholder, which mm/splice.py widens later. Fields that a version lacks are adapted: ids of calls
-(nine letters or digits before version 13), reasoning (from version 13), text next to calls (from version 7).
+Owner: the pool; nothing in it changes after construction. In: messages from render/messages.py. Out: token ids, or
+RenderError with the library's error. Media are never loaded here: the library's encoders are replaced by ones that
+write a single placeholder, which mm/splice.py expands later. Messages are adapted to the version: ids of calls (nine
+letters or digits before version 13), reasoning (from version 13), text next to calls (from version 7).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from server.render.call_ids import shortened
 from server.render.errors import RenderError, invalid, quoted
 
-# In place of the payload, which the placeholder's encoder does not look at.
+# In place of the payload, which the placeholder's encoder ignores.
 NOTHING = "data:,"
 MEDIA_PARTS = {
     "image": {"type": "image_url", "image_url": {"url": NOTHING}},
@@ -52,7 +52,7 @@ class MistralChat:
         continue_final_message: bool,
         kwargs: Mapping[str, Any],
     ) -> list[int]:
-        """Ids of the whole conversation, with what begins it."""
+        """Ids of the whole conversation, including the tokens that begin it."""
         from mistral_common.exceptions import MistralCommonException
         from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
@@ -63,7 +63,7 @@ class MistralChat:
         if continue_final_message and messages[-1]["role"] != "assistant":
             raise invalid("continue_final_message needs an assistant message at the end.", "continue_final_message")
         adapted = self._adapted(messages)
-        # Other kwargs are for templates, which ignore what they do not know.
+        # Other kwargs are for templates, which ignore unknown names.
         effort = {"reasoning_effort": kwargs.get("reasoning_effort")} if self.version >= 15 else {}
         try:
             request = ChatCompletionRequest.from_openai(
@@ -75,13 +75,13 @@ class MistralChat:
             return self._library.encode_chat_completion(request).tokens
         except (MistralCommonException, ValueError) as error:
             raise _refused(f": {quoted(_first_line(error), 300)}") from error
-        except Exception as error:  # assertions about its own rules, whose text may hold anything
+        except Exception as error:  # assertions of the library, whose text may contain anything
             raise _refused(f" ({type(error).__name__}).") from error
 
     def _adapted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ids = _CallIds(short=self.version < 13)
         adapted = [self._message(message, ids) for message in messages]
-        # An assistant that said nothing, which the library refuses, leaves no trace in what the model reads.
+        # The library refuses an empty assistant message, which adds nothing to the prompt, so it is left out.
         return [message for message in adapted if message["role"] != "assistant" or any(map(message.get, SAID))]
 
     def _message(self, message: dict[str, Any], ids: _CallIds) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class MistralChat:
 
 
 class _Placeholder:
-    """Stands where the library has an encoder of pictures or sounds."""
+    """Replaces the library's encoder of pictures or sounds."""
 
     def __init__(self, tokens: list[int], **payload: Any) -> None:
         self._encoding = SimpleNamespace(tokens=tokens, **payload)
@@ -116,7 +116,7 @@ class _Placeholder:
 
 
 class _CallIds:
-    """Ids of calls and of their answers, as the version wants them; the same id always becomes the same."""
+    """Ids of calls and of their results in the version's form; equal ids give equal results."""
 
     def __init__(self, short: bool) -> None:
         self._short = short
@@ -131,7 +131,7 @@ class _CallIds:
         return made
 
     def answered(self, message: dict[str, Any]) -> str:
-        """Without an id of its own, an answer belongs to the oldest call that waits."""
+        """The id for a result; a result without an id belongs to the oldest call without a result."""
         given = message.get("tool_call_id")
         made = self._fitting(given) if given else (self._waiting[0] if self._waiting else "call00000")
         if made in self._waiting:
@@ -143,12 +143,14 @@ class _CallIds:
 
 
 def _no_text(tokens: list[int], special_token_policy: object = None) -> str:
-    """Replaces the library's text of each prompt, which is unused: two thirds of its time, with the GIL."""
+    """Replaces the library's decoding of each prompt, which is unused but takes two thirds of its time, with
+    the GIL.
+    """
     return ""
 
 
 def _first_line(error: Exception) -> str:
-    """What is wrong; of a validation error, without the library's addresses."""
+    """The error's first line; for a validation error, without the library's URLs."""
     errors = getattr(error, "errors", None)
     if callable(errors):
         first = errors()[0]

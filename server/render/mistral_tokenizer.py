@@ -1,8 +1,8 @@
 """MistralTokenizer: tekken.json, or a versioned tokenizer.model, through mistral-common (an optional library).
 
-Owner: any thread; the library's objects are not changed after they are made. In: text, or token ids. Out: token ids, or
-text. Text never becomes a control token here: `[INST]` in a prompt is six letters, as Mistral's own servers have it, so
-nothing needs to be escaped. Conversations are rendered by `chat_format`, not by a template.
+Owner: any thread; the library's objects do not change after construction. In: text, or token ids. Out: token ids, or
+text. Text never becomes a control token here: `[INST]` in a prompt is six characters, as on Mistral's own servers, so
+nothing needs to be escaped. `chat_format` renders conversations in place of a template.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MistralTokenizer(Tokenizer):
 
     @classmethod
     def read(cls, source: Path) -> MistralTokenizer:
-        """The file, whose name says its kind and version."""
+        """Read the file; its name gives its kind and version."""
         try:
             from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as Library
             from mistral_common.tokens.tokenizers.mistral import ValidationMode
@@ -46,11 +46,11 @@ class MistralTokenizer(Tokenizer):
             raise _missing(source) from error
         logging.getLogger("mistral_common").setLevel(logging.WARNING)
         try:
-            # Agnostic: a conversation may end with anybody's message, as it may with templates.
+            # agnostic: like with templates, any role may end a conversation
             return cls(Library.from_file(source, mode=ValidationMode.agnostic))
         except ImportError as error:
             raise _missing(source) from error
-        except Exception as error:  # assertions, key errors and its own kinds, by what is wrong with the file
+        except Exception as error:  # assertions, key errors and the library's own errors
             said = f"{type(error).__name__}: {error}"[:300]
             raise ConfigError(f"{source}: mistral-common cannot read this tokenizer ({said})") from error
 
@@ -64,7 +64,7 @@ class MistralTokenizer(Tokenizer):
         return self.encode("".join(text for text, _ in segments), add_special_tokens)
 
     def first_bytes(self, token_id: int) -> bytes:
-        """A sentencepiece text begins without the space of its first piece."""
+        """The bytes of a text's first token: sentencepiece drops the space of its first piece."""
         known = 0 <= token_id < self._text.n_words and not self.is_special(token_id)
         if self.is_tekken or not known or self._text._model.IsByte(token_id):
             return self.table.token_bytes(token_id)
@@ -105,7 +105,7 @@ class MistralTokenizer(Tokenizer):
         if text._model.IsByte(token_id):
             return bytes([int(piece[3:5], 16)])
         if token_id == text.unk_id:
-            return " ⁇ ".encode()  # as the library shows what it could not read
+            return " ⁇ ".encode()  # the library's text for unknown pieces
         return piece.replace(SPACE, " ").encode()
 
 

@@ -1,6 +1,6 @@
-"""NoTokenizer: what stands in a tokenizer's place with --skip-tokenizer-init: ids in, ids out, and no texts.
+"""NoTokenizer: replaces the tokenizer with --skip-tokenizer-init: ids in, ids out, no texts.
 
-Owner: any thread. In: how many tokens the model has. Out: every id's text is empty; a text is refused with 400.
+Owner: any thread. In: the number of the model's tokens. Out: every id's text is empty; a text is refused with 400.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A last message that the answer goes on with: its end is marked before the template runs, and the text cut there.
+"""A last message that the answer continues: its end is tagged before the template runs, and the text is cut at the tag.
 
-Owner: any thread, pure functions. In: a conversation as templates read it. Out: a tag, and the text up to it; or
+Owner: any thread, pure functions. In: a conversation in the form for templates. Out: a tag, and the text up to it; or
 RenderError.
 """
 
@@ -36,5 +36,5 @@ def cut_at(text: str, tag: str) -> str:
             "The chat template leaves out the last message, so it cannot be continued.",
             "continue_final_message",
         )
-    # Without the space after the tag, the template trims the message: then so do we.
+    # If the space after the tag is missing, the template trims the message, so the text is trimmed too.
     return text[:at] if text.startswith(tag, at) else text[:at].rstrip()

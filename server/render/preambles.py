@@ -23,7 +23,7 @@ from server.render.tokenizer import Tokenizer
 
 
 def with_preambles(prompt: Prompt, preambles: Sequence[str], tokenizer: Tokenizer) -> Prompt:
-    """The prompt with a prefix in front of each slot; "": the slot has no prefix."""
+    """The prompt with a prefix before each slot; "": no prefix."""
     ids, of_text = prompt.token_ids, prompt.text is not None
     ends = [0, *(slot + 1 for slot in prompt.slots), *(item.start + len(item.rows.numbers) for item in prompt.rows)]
     pieces: list[np.ndarray] = []
@@ -47,9 +47,9 @@ def with_preambles(prompt: Prompt, preambles: Sequence[str], tokenizer: Tokenize
 
 
 def written_before(ids: np.ndarray, preamble: str, always_after: str, tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens in front of a placeholder, with the prefix inserted."""
+    """The tokens before a placeholder, with the prefix inserted."""
     text = tokenizer.decode(ids)
-    if tokenizer.encode_segments([(text, True)]) != ids.tolist():  # a client's half character
+    if tokenizer.encode_segments([(text, True)]) != ids.tolist():  # a client's incomplete character
         return np.append(ids, tokenizer.encode_segments([(preamble + always_after, True)])).astype(np.int32)
     written = text.removesuffix(always_after) + preamble + always_after
     return np.array(tokenizer.encode_segments([(written, True)]), np.int32)

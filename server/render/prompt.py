@@ -1,7 +1,7 @@
-"""Prompt: what rendering hands to media loading and to the engine; and the rules about its length.
+"""Prompt: the result of rendering, for media loading and the engine; and the rules about its length.
 
 Owner: none, a frozen value made in the pool. In: token ids and media in the order of their placeholders. Out: int32
-ids, MediaRefs, and for each of them the index of its placeholder token, still one token wide (mm/splice.py widens it).
+ids, MediaRefs, and for each MediaRef the index of its single placeholder token (mm/splice.py expands it).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mm.item import MediaRef
 from server.render.errors import RenderError, invalid
 
 Side = Literal["left", "right"]
-PIECE = 16384  # ids; NumPy holds the GIL for about 0.3 ms to read them
+PIECE = 16384  # ids per piece; NumPy holds the GIL for about 0.3 ms to read them
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """A client's rows in the place of text."""
+    """A client's rows in place of text."""
 
-    start: int  # of the ids that they take, one for each row
+    start: int  # index of the first of their ids, one id per row
     rows: ClientRows
 
 
@@ -42,7 +42,7 @@ class Prompt:
 
 
 def id_array(ids: list[int]) -> np.ndarray:
-    """int32 [num_tokens]. Long lists are read in pieces: in one go, 160,000 ids would hold the loop for 3 ms."""
+    """int32 [num_tokens]. Long lists are read in pieces: in one piece, 160,000 ids would block the loop for 3 ms."""
     if len(ids) <= PIECE:
         return np.array(ids, dtype=np.int32)
     found = np.empty(len(ids), dtype=np.int32)
@@ -52,13 +52,13 @@ def id_array(ids: list[int]) -> np.ndarray:
 
 
 def empty(ids: list[int]) -> None:
-    """Takes every id out of a list, in pieces: a million ids freed in one go hold the GIL for 7 ms."""
+    """Empty a list of ids in pieces: freeing a million ids at once holds the GIL for 7 ms."""
     while ids:
         del ids[-PIECE:]
 
 
 def context_error(max_model_len: int, num_tokens: int, param: str | None = None, note: str = "") -> RenderError:
-    """The over-long prompt in the words clients match on."""
+    """The error for a prompt that is too long; clients match on its words."""
     return RenderError(
         400,
         "context_length_exceeded",
@@ -69,7 +69,7 @@ def context_error(max_model_len: int, num_tokens: int, param: str | None = None,
 
 
 def truncate(token_ids: np.ndarray, limit: int | None, side: Side, max_model_len: int) -> np.ndarray:
-    """The last (`left`: the left side is cut) or first `limit` tokens; -1 means the context length."""
+    """The first or last `limit` tokens (`side`: the side that is cut off); -1: the context length."""
     if limit is None:
         return token_ids
     if limit < -1:

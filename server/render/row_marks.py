@@ -1,8 +1,8 @@
-"""Rows in the place of text: what a client's `prompt_embeds` parts become in a conversation.
+"""Rows in place of text: a client's `prompt_embeds` parts in a conversation.
 
-Owner: loop, then the pool that renders; one RowMarks per request. A mark of digits, unique to the request, stands in a
-message where the rows belong. The template carries it along like any text; where it is found in the rendered text,
-the rows take as many places of the prompt as there are rows, and the texts between are tokenized each for itself.
+Owner: loop, then the pool that renders; one RowMarks per request. A mark of digits, unique to the request, is written
+into a message at the place of the rows. The template passes it on like any text. In the rendered text, each mark is
+replaced by one placeholder per row, and the texts between marks are tokenized separately.
 
     messages -> marks -> template -> "…<mark>…" -> ids | one placeholder per row | ids
 """
@@ -21,8 +21,8 @@ from server.render.errors import RenderError, invalid, kind_of
 from server.render.prompt import PromptRows, id_array
 from server.render.tokenizer import Tokenizer
 
-Segment = tuple[str, bool]  # text, and whether special tokens in it are plain text
-PLACEHOLDER = 0  # the id of positions that rows take; nothing reads it
+Segment = tuple[str, bool]  # (text, whether special tokens in it are plain text)
+PLACEHOLDER = 0  # id at the positions of rows, which is never read
 
 
 class RowMarks:
@@ -34,7 +34,7 @@ class RowMarks:
         self._mark = re.compile(self._nonce + r"(\d{6})")
 
     def put(self, rows: ClientRows) -> dict[str, Any]:
-        """The part that stands for these rows."""
+        """A text part that marks the place of these rows."""
         self.rows.append(rows)
         return {"type": "text", "text": f"{self._nonce}{len(self.rows) - 1:06d}"}
 
@@ -45,7 +45,7 @@ class RowMarks:
     def tokenized(
         self, tokenizer: Tokenizer, segments: list[Segment], add_special_tokens: bool
     ) -> tuple[np.ndarray, tuple[PromptRows, ...]]:
-        """int32 ids of a prompt, and the runs of them that rows take."""
+        """int32 ids of a prompt, and the places of rows in it."""
         ids: list[int] = []
         placed: list[PromptRows] = []
         for number, text in self._runs(segments):
@@ -56,7 +56,7 @@ class RowMarks:
         return id_array(ids), tuple(placed)
 
     def _runs(self, segments: list[Segment]) -> Iterator[tuple[int | None, list[Segment]]]:
-        """Texts, each with the number of the rows behind it."""
+        """Texts, each with the number of the rows after it."""
         run: list[Segment] = []
         expected = 0
         for text, plain in segments:
@@ -75,7 +75,7 @@ class RowMarks:
 
 
 def row_parts(messages: list[dict[str, Any]]) -> Iterator[tuple[list[Any], int, str]]:
-    """(content, place in it, path) of each prompt_embeds part of a conversation; the renderer finds other faults."""
+    """(content, index in it, path) of each prompt_embeds part of a conversation; the renderer reports other errors."""
     for at, message in enumerate(messages):
         content = message.get("content")
         if not isinstance(content, list):

@@ -1,7 +1,7 @@
-"""The sandbox in which chat templates run: jinja2's own, with bounds on what an expression may make.
+"""The sandbox in which chat templates run: jinja2's own, with bounds on the results of expressions.
 
-Owner: any thread; nothing in it changes after the module is imported. In: a template's syntax tree, and while it is
-rendered each operator, call and filter that can make much of little. Out: their results, or a RenderError
+Owner: any thread; nothing in it changes after the module is imported. In: a template's syntax tree; during rendering,
+each operator, call and filter whose result may be much larger than its arguments. Out: the results, or a RenderError
 (render/bounds.py counts). Loops and macros call the rendering's clock at each turn.
 """
 
@@ -29,7 +29,7 @@ TICK = "omniloop_tick"
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's own text for training; here it is only a scope."""
+    """`{% generation %}` marks the assistant's text for training; here it is only a scope."""
 
     tags = {"generation"}
 
@@ -40,7 +40,7 @@ class _Generation(Extension):
 
 
 class _Code(CodeGenerator):
-    """`a ~ b` asks the environment, which counts; only the template's own text is made before a rendering."""
+    """Compiles `a ~ b` to a counted call of the environment, and folds no constants except the template's own text."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
@@ -81,7 +81,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     code_generator_class = _Code
 
     def concat(self, pieces: Iterable[Any]) -> str:
-        """The text of a macro, of a block that is set, of `a ~ b`."""
+        """Join the text of a macro, of a `set` block or of `a ~ b`."""
         texts = [piece if isinstance(piece, str) else str(bounds.charged(piece)) for piece in pieces]
         bounds.spend(sum(map(len, texts)))
         return "".join(texts)
@@ -111,7 +111,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Dict:
-    """`dict(...)` without access to the type `dict`, whose methods would give access to more than plain data."""
+    """`dict(...)` without the type `dict` itself, whose methods would give access to more than plain data."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -123,7 +123,7 @@ class _Dict:
 class _Namespace(jinja2.utils.Namespace):
     """`namespace(...)`, in which no name begins with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that a template may have a name `self` in it
+    def __init__(*args: Any, **kwargs: Any) -> None:  # without `self`, so that a template may use the name `self`
         self, values = args[0], dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)
@@ -162,7 +162,7 @@ def _strftime_now(pattern: str) -> str:
 
 @jinja2.pass_environment
 def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
-    """The filter, of a list: its size is known before its text is made."""
+    """The filter `join`, which checks the size before it makes the text."""
     pieces = list(value if attribute is None else map(make_attrgetter(environment, attribute), value))
     bounds.spend(bounds.joined(str(d), pieces))
     return str(d).join(map(str, pieces))
@@ -170,7 +170,7 @@ def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", at
 
 @jinja2.pass_environment
 def _sum(environment: jinja2.Environment, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
-    """The filter; lists are copied once for each that is added."""
+    """The filter `sum`; adding lists copies the sum for each list."""
     items = list(iterable if attribute is None else map(make_attrgetter(environment, attribute), iterable))
     if not isinstance(start, int | float):
         bounds.spend(len(items) * sum(len(item) for item in items))
@@ -178,7 +178,7 @@ def _sum(environment: jinja2.Environment, iterable: Iterable[Any], attribute: An
 
 
 def _bounded(filter_: Callable[..., Any], size: Callable[..., int], skipped: int) -> Callable[..., Any]:
-    """A filter whose result has the size that `size` says; `skipped` arguments are the environment's."""
+    """A filter whose result's size is computed by `size` first; the first `skipped` arguments are the environment's."""
 
     @functools.wraps(filter_)
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -189,7 +189,7 @@ def _bounded(filter_: Callable[..., Any], size: Callable[..., int], skipped: int
 
 
 def _reading(filter_: Callable[..., Any], skipped: int) -> Callable[..., Any]:
-    """A filter that makes text of its value."""
+    """A filter that converts its value to text."""
 
     @functools.wraps(filter_)
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -200,7 +200,9 @@ def _reading(filter_: Callable[..., Any], skipped: int) -> Callable[..., Any]:
 
 
 def add_ticks(tree: nodes.Template) -> None:
-    """A loop without output, or a macro that calls itself, would never reach the clock: each begins by calling it."""
+    """Insert a call of the clock into each loop and macro: one without output, or a recursive macro, would
+    never call it.
+    """
     bodies: Sequence[nodes.For | nodes.Macro | nodes.CallBlock] = list(
         tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))
     )

@@ -1,10 +1,10 @@
 """A sentencepiece model (tokenizer.model) as a tokenizer of the library: checkpoints such as InternLM2 have no other.
 
 Owner: none, pure functions; called while a tokenizer is loaded. In: the file, a protobuf with the field numbers of
-sentencepiece_model.proto, and tokenizer_config.json or added_tokens.json next to it, which name the tokens that
-training left unused or that were added later. Out: a Rust tokenizer, and the configuration that goes with it. Merges
-are ranked as in transformers' conversion: the pair whose merged piece has the highest score is merged first. ChatGLM2
-and 3 have the names of their added tokens in code, and begin a text with two of these.
+sentencepiece_model.proto; and tokenizer_config.json or added_tokens.json next to it, which name tokens that were unused
+in training or added later. Out: a Rust tokenizer and its configuration. Merges are ranked as in transformers'
+conversion: the pair whose merged piece has the highest score is merged first. ChatGLM2 and 3 define their added tokens
+in code, and begin a text with two of them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from server.render.gguf_tokenizer import CONTROL, DEFINED, SPACE, tokenizer_file
 from server.render.tokenizer_config import read_config, read_json
 
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of the model
-TEXT, SCORE, KIND = 1, 2, 3  # of a piece
-MODEL_TYPE, BYTES, UNKNOWN_ID, BOS_ID, EOS_ID = 3, 35, 40, 41, 42  # of the trainer's section
-RULES, PREFIX, TRIMS = 2, 3, 4  # of the normaliser's
+TEXT, SCORE, KIND = 1, 2, 3  # fields of a piece
+MODEL_TYPE, BYTES, UNKNOWN_ID, BOS_ID, EOS_ID = 3, 35, 40, 41, 42  # fields of the trainer's section
+RULES, PREFIX, TRIMS = 2, 3, 4  # fields of the normaliser's section
 BPE = 2
-# Behind the pieces, in this order: SPTokenizer of tokenization_chatglm.py in https://huggingface.co/THUDM/chatglm3-6b.
+# Tokens after the pieces, in order: SPTokenizer of tokenization_chatglm.py in https://huggingface.co/THUDM/chatglm3-6b.
 CHATGLM = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
-CHATGLM_BEGINS, CHATGLM_ENDS = ("[gMASK]", "sop"), ("<|user|>", "<|observation|>")  # a text; an answer
+CHATGLM_BEGINS, CHATGLM_ENDS = ("[gMASK]", "sop"), ("<|user|>", "<|observation|>")  # begin of a text; ends of an answer
 
 
 def read_pieces(source: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer, and its tokenizer_config.json; ConfigError for a model that is joined or normalised otherwise."""
+    """The tokenizer and its tokenizer_config.json; ConfigError for a model that merges or normalises in another way."""
     try:
         pieces, facts = _facts(source.read_bytes())
     except (IndexError, ValueError, struct.error, KeyError) as error:
@@ -58,7 +58,7 @@ def read_pieces(source: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         },
         source,
     )
-    if config.get("legacy") is False and facts["prefix"]:  # a space before the text, and none behind its marks
+    if config.get("legacy") is False and facts["prefix"]:  # a space before the text, but not after its markers
         first = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
         whole |= {"normalizer": None, "pre_tokenizer": first}
     core = tokenizers.Tokenizer.from_str(json.dumps(whole))
@@ -78,7 +78,7 @@ def read_pieces(source: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 
 def _facts(data: bytes) -> tuple[list[tuple[str, float, int]], dict[str, Any]]:
-    """Text, score and kind of every piece; what the sections say, with the defaults of the format."""
+    """Text, score and kind of every piece; and the settings of the sections, with the format's defaults."""
     pieces: list[tuple[str, float, int]] = []
     sections = {TRAINER: b"", NORMALIZER: b""}
     for number, value in fields(data):
@@ -99,7 +99,7 @@ def _facts(data: bytes) -> tuple[list[tuple[str, float, int]], dict[str, Any]]:
         "type": trainer.get(MODEL_TYPE, 1),
         "bytes": trainer.get(BYTES, 0),
         "unknown": unknown,
-        # -1, where there is none, is written as 2 ** 64 - 1.
+        # -1 for a missing token is written as 2 ** 64 - 1
         "marks": {"bos": int(trainer.get(BOS_ID, 1)), "eos": int(trainer.get(EOS_ID, 2))},
         "rules": normaliser.get(RULES, b""),
         "prefix": bool(normaliser.get(PREFIX, 1)),
@@ -123,7 +123,7 @@ def _check(source: Path, facts: dict[str, Any]) -> None:
 
 
 def _added(folder: Path, config: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """The added tokens by id, read from the files next to the model."""
+    """The added tokens by id, from the files next to the model."""
     listed = config.get("added_tokens_decoder")
     if isinstance(listed, dict):
         return {int(number): entry for number, entry in listed.items()}
@@ -132,12 +132,12 @@ def _added(folder: Path, config: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def is_chatglm(config: dict[str, Any]) -> bool:
-    """Whether tokenizer_config.json is that of ChatGLM2 or 3."""
+    """Whether tokenizer_config.json belongs to ChatGLM2 or 3."""
     return config.get("tokenizer_class") == "ChatGLMTokenizer"
 
 
 def _chatglm(first: int) -> dict[int, dict[str, Any]]:
-    """ChatGLM's added tokens by id; `sop` inside of a word is no token."""
+    """ChatGLM's added tokens by id; `sop` inside a word is no token."""
     return {
         first + k: {"content": text, "special": True, "normalized": False, "single_word": text.isalpha()}
         for k, text in enumerate(CHATGLM)
@@ -145,7 +145,7 @@ def _chatglm(first: int) -> dict[int, dict[str, Any]]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a protobuf message: whole numbers as they are, everything else as bytes."""
+    """Number and value of each field of a protobuf message: integers as int, all other types as bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

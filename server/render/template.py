@@ -1,9 +1,9 @@
-"""ChatTemplate: a checkpoint's chat template, compiled once in a sandbox and rendered under a clock and a byte cap.
+"""ChatTemplate: a checkpoint's chat template, compiled once in a sandbox and rendered under a time limit and a byte
+cap.
 
-Owner: any thread; nothing in it changes after it is made, but that it remembers which calls it takes. In:
-messages as plain data. Out: the prompt's text. The dialect is the one checkpoints are written for: trimmed blocks, loop
-controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, the `generation` block. What a template
-expects is read from its syntax tree.
+Owner: any thread; after construction only cached facts about accepted calls are added. In: messages as plain data. Out:
+the prompt's text. The dialect is that of checkpoints: trimmed blocks, loop controls, `tojson` without HTML escapes,
+`raise_exception`, `strftime_now`, the `generation` block. The template's expectations are read from its syntax tree.
 """
 
 from __future__ import annotations
@@ -59,19 +59,21 @@ class ChatTemplate:
 
     @cached_property
     def id_form(self) -> IdForm:
-        """Which ids of calls it takes."""
+        """The form of call ids that the template accepts."""
         return id_form(self._called)
 
     @cached_property
     def _takes_text(self) -> bool:
-        """Whether arguments of calls must be text: it refuses objects, or shows them as Python does."""
+        """Whether arguments of calls must be text: the template rejects objects, or prints them in Python's
+        notation.
+        """
         arguments = {NAME: True}
         text, other = self._with_calls(json.dumps(arguments), SHORT_ID), self._with_calls(arguments, SHORT_ID)
         return text is not None and (other is None or str(arguments) in other)
 
     @cached_property
     def _takes_one_call(self) -> bool:
-        """Whether it refuses an assistant with several calls, or shows the first of them only."""
+        """Whether the template rejects an assistant with several calls, or prints only the first of them."""
         if self._called(SHORT_ID) is None:
             return False
         two = self._called(SHORT_ID, SHORT_ID[::-1])
@@ -79,12 +81,12 @@ class ChatTemplate:
 
     @cached_property
     def _takes_one_text(self) -> bool:
-        """Whether it refuses a call's message with both reasoning and content."""
+        """Whether the template rejects a message with a call, reasoning and content."""
         thought = dict.fromkeys(THOUGHTS, "b")
         return self._called(SHORT_ID, **thought) is not None and self._called(SHORT_ID, **thought, content="c") is None
 
     def taken(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A conversation as it takes it."""
+        """A conversation adapted to the template."""
         if not has_calls(messages):
             return messages
         if has_several(messages) and self._takes_one_call:
@@ -97,7 +99,7 @@ class ChatTemplate:
         return self._with_calls("{}" if self._takes_text else {}, *ids, **said)
 
     def _with_calls(self, arguments: Any, *ids: str, **said: str) -> str | None:
-        """A conversation in which a tool is called with these ids; None where the template refuses it."""
+        """A rendered conversation with calls of these ids; None if the template rejects it."""
         parts = self.content_format == "openai" and not self.facts.asks_for_string
         calls = [
             {"id": one, "type": "function", "function": {"name": f"{NAME}-{at}", "arguments": arguments}}
@@ -136,13 +138,13 @@ class ChatTemplate:
                 return self._collect(values, clock, limits.max_output_bytes)
         except RenderError:
             raise
-        except jinja2.exceptions.SecurityError as error:  # its text may hold the address of an object
+        except jinja2.exceptions.SecurityError as error:  # the error's text may contain an object's address
             raise failed("The chat template does what its sandbox forbids.") from error
         except jinja2.TemplateError as error:
             raise failed(f"The chat template refused the conversation: {quoted(str(error), 200)}") from error
         except RecursionError as error:
             raise failed("The chat template nests too deeply.") from error
-        except Exception as error:  # a template can raise whatever its expressions raise; its text may hold anything
+        except Exception as error:  # a template's expressions may raise any error, and its text may contain anything
             raise failed(f"The chat template failed on this conversation ({type(error).__name__}).") from error
 
     def _collect(self, values: dict[str, Any], clock: _Clock, max_bytes: int) -> str:

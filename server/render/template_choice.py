@@ -1,8 +1,9 @@
-"""Which chat templates a server uses: the operator's, the checkpoint's, or where there is none, its vocabulary's own.
+"""Chooses a server's chat templates: the operator's, otherwise the checkpoint's, otherwise its vocabulary's plain
+format.
 
 Owner: none, pure functions; called once while the server loads. In: a tokenizer and --chat-template (a name of one of
 the checkpoint's templates, a file, or the text itself). Out: compiled templates by name. A checkpoint's template that
-does not compile is left out with a warning, so that completions are still served; the operator's is a ConfigError.
+does not compile is left out with a warning, so that completions are still served; for the operator's, ConfigError.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ log = logging.getLogger("server.render")
 _NO_TOOLS = (
     "{% if tools %}{{ raise_exception('tools need a chat template of the model; see --chat-template') }}{% endif %}"
 )
-# (tokens that only this family has, its plain format). For checkpoints that come without a template.
+# (tokens that only this family has, its plain format), for checkpoints without a template.
 FALLBACKS: dict[str, tuple[tuple[str, ...], str]] = {
-    "PaliGemma": (  # whose vocabulary has Gemma's tokens too
+    "PaliGemma": (  # its vocabulary also has Gemma's tokens
         ("<image>", "<loc0000>", "<seg000>"),
         _NO_TOOLS + "{% if messages | length != 1 or messages[0].role != 'user' %}"
         "{{ raise_exception('this model answers one message of the role user') }}{% endif %}"
@@ -54,7 +55,7 @@ FALLBACKS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def choose(tokenizer: Tokenizer, given: str | None, content_format: str) -> dict[str, ChatTemplate]:
-    """Compiled templates by name; "default" is the one used without tools."""
+    """Compiled templates by name; "default" is for conversations without tools."""
     if given:
         text = tokenizer.chat_templates.get(given) or _text_of(given, tokenizer.chat_templates)
         return {"default": _given(text, tokenizer.special_tokens, content_format)}
@@ -74,7 +75,7 @@ def choose(tokenizer: Tokenizer, given: str | None, content_format: str) -> dict
 
 
 def missing(templates: Mapping[str, ChatTemplate]) -> RenderError:
-    """A conversation for which there is no template."""
+    """The error for a conversation without a template."""
     names = ", ".join(sorted(templates))
     has = f"has only the chat templates {names}" if names else "has no chat template"
     named = " (one of these names, a file or text)" if names else ""
@@ -87,7 +88,7 @@ def missing(templates: Mapping[str, ChatTemplate]) -> RenderError:
 
 
 def check_defaults(kwargs: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-    """--default-chat-template-kwargs may not replace what the server itself passes."""
+    """Check that --default-chat-template-kwargs replaces no name that the server itself passes."""
     for name in kwargs:
         if name in OUR_NAMES or name in tokenizer.special_tokens or name == "chat_template":
             raise ConfigError(
@@ -96,8 +97,8 @@ def check_defaults(kwargs: Mapping[str, Any], tokenizer: Tokenizer) -> None:
 
 
 def check_given(given: str) -> None:
-    """Refuses a --chat-template before anything is fetched or loaded for it: a file that is not there, a text that does
-    not compile. A plain word may name one of the checkpoint's and waits for these."""
+    """Refuse a --chat-template before anything is downloaded or loaded: a missing file, or a text that does not
+    compile. A plain word may name one of the checkpoint's templates, so it is checked later."""
     if "{" in given or "/" in given or given.endswith((".jinja", ".jinja2", ".j2", ".txt")):
         _given(_text_of(given, ()), {}, "auto")
 
@@ -110,7 +111,7 @@ def _given(text: str, special_tokens: Mapping[str, str], content_format: str) ->
 
 
 def _text_of(given: str, names: Iterable[str]) -> str:
-    """A value without braces is a file."""
+    """The template's text; a value without braces is a file."""
     if "{" in given:
         return given
     try:

@@ -1,7 +1,7 @@
-"""What a chat template expects of its messages, read from its syntax tree before the first request.
+"""Expectations of a chat template about its messages, read from its syntax tree before the first request.
 
-Owner: none, pure functions. In: jinja2's tree. Out: TemplateFacts. A template that loops over a message's content wants
-parts; one that only prints it wants a string. Content is followed through `set`, filters, slices and macro arguments.
+Owner: none, pure functions. In: jinja2's tree. Out: TemplateFacts. A template that loops over a message's content takes
+parts; one that only prints it takes a string. Content is followed through `set`, filters, slices and macro arguments.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from jinja2 import nodes
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """Answers about one template."""
+    """The facts about one template."""
 
     content_format: Literal["string", "openai"]
-    asks_for_string: bool  # tests `content is string`: a string may stay one where parts are allowed
-    asks_for_none: bool  # tests `content is none`: null content must reach it
+    asks_for_string: bool  # tests `content is string`: a string is passed unchanged even if the template takes parts
+    asks_for_none: bool  # tests `content is none`: null content is passed as null
     knows_developer: bool  # names the developer role
 
 
 def read_facts(tree: nodes.Template) -> TemplateFacts:
-    """Reads them all in one go."""
+    """Read all facts at once."""
     names = _content_names(tree)
     loops = any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
     tests = {test.name for test in tree.find_all(nodes.Test) if _is_content(test.node, names)}
@@ -37,7 +37,7 @@ def read_facts(tree: nodes.Template) -> TemplateFacts:
 
 
 def _content_names(tree: nodes.Template) -> frozenset[str]:
-    """Variables that hold a message's content: set from it, or macro parameters it is passed to."""
+    """Variables that hold a message's content: assigned from it, or macro parameters to which it is passed."""
     macros = {macro.name: [arg.name for arg in macro.args] for macro in tree.find_all(nodes.Macro)}
     names: frozenset[str] = frozenset()
     while True:

@@ -1,9 +1,10 @@
 """TiktokenTokenizer: tiktoken's merge files (`tiktoken.model`, `*.tiktoken`, Llama 3's and GLM-4's `tokenizer.model`).
 
-Owner: any thread; nothing changes after `read`. In: text, or token ids. Out: token ids, or text. A merge file holds
+Owner: any thread; nothing changes after `read`. In: text, or token ids. Out: token ids, or text. A merge file has
 neither the splitting pattern nor special tokens. Special tokens come from tokenizer_config.json
-(`added_tokens_decoder`), or for the families that keep them in code, from here; so do the patterns. The file's kind is
-known by its name and by the class that tokenizer_config.json names. Needs the optional library tiktoken.
+(`added_tokens_decoder`), or from this file for families that define them in code; patterns always come from this file.
+The family is recognised by the file's name and by the class in tokenizer_config.json. Needs the optional library
+tiktoken.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 LLAMA_PATTERN = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_MARKS}|{_TAIL}"
 QWEN_PATTERN = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_MARKS}|{_TAIL}"
-# Kimi: Han characters apart from other letters; words begin with capitals or have none.
+# Kimi: Han characters are separate from other letters; words begin with capitals or have none.
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -59,13 +60,13 @@ LLAMA_SPECIAL = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a merge file leaves unsaid."""
+    """The data of a family that its merge file lacks."""
 
     pattern: str
-    special: tuple[str, ...] = ()  # in the order of their ids, behind the merges
+    special: tuple[str, ...] = ()  # in the order of their ids, after the merges
     named: tuple[tuple[str, str], ...] = ()
     adds_bos: bool = False
-    before: tuple[str, ...] = ()  # every text that is framed
+    before: tuple[str, ...] = ()  # tokens before every text that gets special tokens
 
 
 QWEN = Family(QWEN_PATTERN, QWEN_SPECIAL, (("eos_token", "<|endoftext|>"), ("pad_token", "<|endoftext|>")))
@@ -73,12 +74,14 @@ KIMI = Family(KIMI_PATTERN)
 LLAMA = Family(
     LLAMA_PATTERN, LLAMA_SPECIAL, (("bos_token", "<|begin_of_text|>"), ("eos_token", "<|eot_id|>")), adds_bos=True
 )
-# tokenization_chatglm.py of https://huggingface.co/THUDM/glm-4v-9b: the pattern is Llama 3's.
+# tokenization_chatglm.py of https://huggingface.co/THUDM/glm-4v-9b; the pattern is Llama 3's.
 GLM = Family(LLAMA_PATTERN, before=("[gMASK]", "<sop>"))
 
 
 def family_of(source: Path, config: dict[str, Any]) -> Family:
-    """By the file's name: qwen.tiktoken, tiktoken.model (Kimi, Moonlight), tokenizer.model (Llama 3, GLM-4)."""
+    """The family by the file's name: qwen.tiktoken, tiktoken.model (Kimi, Moonlight), tokenizer.model (Llama
+    3, GLM-4).
+    """
     if config.get("tokenizer_class") == "ChatGLM4Tokenizer":
         return GLM
     if source.suffix == ".tiktoken":
@@ -87,7 +90,7 @@ def family_of(source: Path, config: dict[str, Any]) -> Family:
 
 
 class TiktokenTokenizer(Tokenizer):
-    """One merge file, with its family's rules."""
+    """One merge file with its family's rules."""
 
     def __init__(
         self, ranks: dict[bytes, int], family: Family, config: dict[str, Any], templates: dict[str, str]
@@ -112,7 +115,7 @@ class TiktokenTokenizer(Tokenizer):
 
     @classmethod
     def read(cls, source: Path) -> TiktokenTokenizer:
-        """Reads the merge file and the files next to it."""
+        """Read the merge file and the files next to it."""
         config = read_config(source.parent)
         try:
             lines = [line.split() for line in source.read_bytes().splitlines() if line]

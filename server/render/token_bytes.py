@@ -1,9 +1,9 @@
-"""The bytes of every token, read once out of a tokenizer's decoder.
+"""The bytes of every token, read once from a tokenizer's decoder.
 
-Owner: none; called while a tokenizer is loaded. In: a Rust tokenizer. Out: a TokenTable (`_fast/detok.pyx`), so that
-detokenizing is a look-up; and how the decoder treats the start of a text (DecoderRules). Three kinds are read as data:
-byte-level alphabets, sentencepiece pieces (metaspace, with or without byte fallback), and joined pieces. For any other
-decoder each token is decoded once by the library itself, behind another token.
+Owner: none; called while a tokenizer is loaded. In: a Rust tokenizer. Out: a TokenTable (`_fast/detok.pyx`), which
+makes detokenizing a look-up; and how the decoder treats the start of a text (DecoderRules). Three kinds are read as
+data: byte-level alphabets, sentencepiece pieces (metaspace, with or without byte fallback), and joined pieces. With any
+other decoder, the library itself decodes each token once, after another token.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from _fast.detok import TokenTable
 
 @dataclass(frozen=True, slots=True)
 class DecoderRules:
-    """A decoder pipeline as data. `known` is False where only the library can say what a token's bytes are."""
+    """A decoder pipeline as data. `known` False: only the library can compute a token's bytes."""
 
     byte_level: bool = False
     byte_fallback: bool = False
     replace: tuple[tuple[str, str], ...] = ()
-    metaspace: str | None = None  # a piece that stands for a space, and vanishes from the first token
+    metaspace: str | None = None  # the character for a space, which is dropped from the first token
     metaspace_first: bool = False
     strip: int = 0  # spaces dropped at the start of a text
     known: bool = True
 
 
 def decoder_rules(core: tokenizers.Tokenizer) -> DecoderRules:
-    """Reads the decoder's own JSON."""
+    """Read the rules from the decoder's own JSON."""
     if core.decoder is None:
         return DecoderRules(known=False)
     state: dict[str, Any] = json.loads(core.decoder.__getstate__())
@@ -60,7 +60,9 @@ def decoder_rules(core: tokenizers.Tokenizer) -> DecoderRules:
 
 
 def byte_alphabet() -> dict[int, int]:
-    """Code point -> byte of the byte-level alphabet: printable Latin-1 stands for itself, the rest from U+0100 on."""
+    """Code point -> byte of the byte-level alphabet: printable Latin-1 maps to itself, the other bytes from
+    U+0100 on.
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     mapping = {byte: byte for byte in plain}
     mapping.update({0x100 + k: byte for k, byte in enumerate(b for b in range(256) if b not in mapping)})
@@ -76,7 +78,7 @@ class TokenBytes:
         self._alphabet = byte_alphabet()
 
     def of(self, token: str) -> bytes:
-        """What this token adds to a text, not at its start."""
+        """The bytes that this token adds to a text, except at its start."""
         rules = self.rules
         if not rules.known:
             return self._by_library(token)
@@ -95,7 +97,7 @@ class TokenBytes:
         return token.replace(rules.metaspace, " ").encode() if rules.metaspace else token.encode()
 
     def first(self, token: str) -> bytes:
-        """What this token adds when a text begins with it."""
+        """The bytes that this token adds at the start of a text."""
         if not self.rules.known:
             return self._decode([token])
         if self.rules.metaspace and self.rules.metaspace_first:
@@ -111,7 +113,7 @@ class TokenBytes:
         return self.core.decoder.decode(tokens).encode()
 
     def table(self, vocab: dict[str, int], added: dict[int, tokenizers.AddedToken]) -> TokenTable:
-        """The table for ids 0 .. the highest; ids that name nothing have no bytes."""
+        """The table for all ids up to the highest; unused ids have no bytes."""
         num_tokens = max(max(vocab.values(), default=-1), max(added, default=-1)) + 1
         names: list[str] = [""] * num_tokens
         for token, token_id in vocab.items():
@@ -132,7 +134,7 @@ class TokenBytes:
     def _pieces(self, names: list[str]) -> list[bytes]:
         if not self.rules.byte_level:
             return [self.of(name) if name else b"" for name in names]
-        # 150,000 names: one call of the C codec each, Python only for those outside the alphabet.
+        # 150,000 names: one call of the C codec for each, Python only for names outside the alphabet.
         encode = codecs.charmap_encode
         pieces = []
         for name in names:

@@ -1,8 +1,8 @@
-"""Tokenizer: what every kind of tokenizer can do.
+"""Tokenizer: the interface of every kind of tokenizer.
 
-Owner: any thread. Nothing in a tokenizer changes after it is loaded, so threads share it without waiting for each
-other. In: text, or token ids. Out: token ids, or text; and the table of token bytes from which answers are detokenized
-(`_fast/detok.pyx`). server/render/load_tokenizer.py chooses the kind.
+Owner: any thread. Nothing in a tokenizer changes after loading, so threads share it without locks. In: text, or token
+ids. Out: token ids, or text; and the table of token bytes from which answers are detokenized (`_fast/detok.pyx`).
+server/render/load_tokenizer.py chooses the kind.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(ABC):
-    """Encodes and decodes; knows special tokens by name, and the checkpoint's chat templates."""
+    """Encodes and decodes; has the special tokens by name and the checkpoint's chat templates."""
 
     strip = 0  # spaces dropped at the start of a text
     decodes_first_apart = False  # whether a token at the start of a text has other bytes than elsewhere
-    ends: tuple[int, ...] = ()  # tokens that end an answer, of which the makers' code knows and no file
+    ends: tuple[int, ...] = ()  # tokens that end an answer, defined only in the released code and in no file
     chat_format: MistralChat | None = None  # renders conversations in place of templates
 
     def __init__(
@@ -35,46 +35,46 @@ class Tokenizer(ABC):
     ) -> None:
         self.config = config  # tokenizer_config.json
         self.chat_templates = templates  # by name; "default" is the one to use
-        self.special_tokens = named  # name -> text, as templates see them
+        self.special_tokens = named  # name -> text, as passed to templates
         self.table = table
 
     def require_texts(self, param: str) -> None:  # noqa: B027 - most tokenizers have them
-        """Raises RenderError, naming what asks for texts, where there are only ids."""
+        """Raise RenderError, naming the parameter, if the server has no tokenizer."""
 
     # -- ids and text
 
     @abstractmethod
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids."""
+        """Token ids of a text."""
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, none added."""
+        """Token ids of each text, without special tokens."""
         return [self.encode(text) for text in texts]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]] | None:
-        """Ids and token types of two texts as one input; None: this kind of tokenizer knows no pairs."""
+        """Ids and token types of two texts as one input; None if this kind of tokenizer has no pairs."""
         return None
 
     @abstractmethod
     def encode_segments(self, segments: Iterable[tuple[str, bool]], add_special_tokens: bool = False) -> list[int]:
-        """Ids of a text in pieces; in those that are marked, special tokens are only letters."""
+        """Ids of a text in pieces (text, plain); in plain pieces, special tokens are ordinary text."""
 
     @abstractmethod
     def token_of(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling."""
+        """The vocabulary's own spelling of a token."""
 
     @abstractmethod
     def id_of(self, token: str) -> int | None:
-        """The id of a token's own spelling."""
+        """The id of a token by its spelling in the vocabulary."""
 
     @property
     @abstractmethod
     def special_spellings(self) -> list[str]:
-        """How every special token is written."""
+        """The spelling of every special token."""
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Tokens outside the base vocabulary, special or not, by their spelling; parsers' markers are among them."""
+        """Tokens outside the base vocabulary, special or not, by their spelling; including parsers' markers."""
         found = {name: self.id_of(name) for name in self.special_spellings}
         return {name: token_id for name, token_id in found.items() if token_id is not None}
 
@@ -86,22 +86,22 @@ class Tokenizer(ABC):
         return "".join(texts) + machine.finish()
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text; b"" for ids without a token."""
+        """The bytes that a token adds to a text; b"" for ids without a token."""
         return self.table.token_bytes(token_id)
 
     def first_bytes(self, token_id: int) -> bytes:
-        """What a token adds at the very start of a text."""
+        """The bytes that a token adds at the start of a text."""
         return self.table.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """One token for people to read: broken UTF-8 shows as U+FFFD."""
+        """The text of one token; invalid UTF-8 becomes U+FFFD."""
         return self.table.token_bytes(token_id).decode("utf-8", "replace")
 
     def is_special(self, token_id: int) -> bool:
         return self.table.is_special(token_id)
 
     def info(self) -> dict[str, Any]:
-        """tokenizer_config.json for clients: tokens as plain text, the template in use, nothing that names a path."""
+        """tokenizer_config.json for clients: tokens as plain text, the template in use, no paths."""
         settings = {
             name: value for name, value in self.config.items() if not name.endswith(("_file", "_path", "_paths"))
         }
@@ -118,5 +118,5 @@ class Tokenizer(ABC):
 
 
 def unsplittable() -> RenderError:
-    """Where a pattern gives up: hundreds of thousands of marks in a row."""
+    """The error for a text on which the splitting pattern fails: hundreds of thousands of marks in a row."""
     return invalid("The text has a run of characters too long for this model's tokenizer; break it with spaces.")

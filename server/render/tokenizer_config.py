@@ -1,7 +1,7 @@
 """The small files next to a tokenizer: tokenizer_config.json, special_tokens_map.json, chat templates.
 
-Owner: none, pure functions; called while a tokenizer is loaded. In: a checkpoint's folder. Out: plain data; every
-complaint names the file. Chat templates come under names; "default" is the one to use, "tool_use" the one with tools.
+Owner: none, pure functions; called while a tokenizer is loaded. In: a checkpoint's folder. Out: plain data; every error
+names the file. Chat templates have names: "default", and "tool_use" for conversations with tools.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, and what only special_tokens_map.json says."""
+    """tokenizer_config.json, plus the entries that only special_tokens_map.json has."""
     config = read_json(folder / "tokenizer_config.json")
     for name, value in read_json(folder / "special_tokens_map.json").items():
         config.setdefault(name, value)
@@ -24,7 +24,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no file."""
+    """The object in a file; empty if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -37,7 +37,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """By name. Later wins: tokenizer_config, chat_template.json, additional_chat_templates/, chat_template.jinja."""
+    """Templates by name. Later ones win: tokenizer_config, chat_template.json, additional_chat_templates/,
+    chat_template.jinja.
+    """
     found: dict[str, str] = {}
     for value in (config.get("chat_template"), read_json(folder / "chat_template.json").get("chat_template")):
         if isinstance(value, str):
@@ -55,7 +57,7 @@ def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """The usual names, every other `..._token`, and those listed as extra."""
+    """The usual names, every other `..._token`, and the names listed as extra."""
     named = {name: config.get(name) for name in NAMED_TOKENS}
     named.update({name: value for name, value in config.items() if name.endswith("_token")})
     for key in ("extra_special_tokens", "model_specific_special_tokens"):
@@ -66,7 +68,7 @@ def named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def content(value: Any) -> str | None:
-    """A token's text, where it is written plainly or as an object."""
+    """A token's text, written as a string or as an object."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""What every dialect says of a tool: its name, whether its calls are held to its schema, and where that schema stands.
+"""Fields of a tool common to every API: its name, whether its schema is enforced, and the schema's path.
 
 Owner: any thread, pure functions. In: fields straight from JSON with the client's own paths. Out: checked values, or
 RenderError.
@@ -14,10 +14,10 @@ LONGEST_NAME = 256  # characters of a tool's name
 
 
 class ToolPlace(NamedTuple):
-    """Of one tool as templates know it."""
+    """Strictness and path of one tool in the form for templates."""
 
     strict: bool
-    path: str  # of its parameters, as the client reads it
+    path: str  # path of its parameters in the client's request
 
 
 def tool_name(name: Any, path: str) -> str:
@@ -28,7 +28,7 @@ def tool_name(name: Any, path: str) -> str:
 
 
 def tool_place(tool: dict[str, Any], path: str, schema: str) -> ToolPlace:
-    """`schema` is the name that the dialect gives to the parameters."""
+    """The ToolPlace of a tool; `schema`: the API's name of the parameters' field."""
     strict = tool.get("strict")
     if not isinstance(strict, bool | None):
         raise invalid(f"{path}.strict: got {escaped(strict)}; must be true or false", f"{path}.strict")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What the ranges need to know about the model."""
+    """Facts about the model's tokens for checks of fields."""
 
-    width: int  # of the logits
+    width: int  # the number of logits
     eos: tuple[int, ...]
     encode: Callable[[str], list[int]]  # plain text, no special tokens added
-    require_texts: Callable[[str], None]  # raises RenderError where the server has no tokenizer
+    require_texts: Callable[[str], None]  # raises RenderError if the server has no tokenizer

@@ -1,4 +1,4 @@
-"""WhisperTokens: the marker tokens of one Whisper checkpoint, and the tokens that its texts may not hold.
+"""WhisperTokens: the marker tokens of one Whisper checkpoint, and the tokens that are suppressed in its texts.
 
 Owner: none, a frozen value, made once at start (pool). In: the tokenizer and generation_config.json.
 """
@@ -13,35 +13,35 @@ from typing import Any
 
 from server.render.tokenizer import Tokenizer
 
-SMOOTH = 7  # rows under the median, where config.json says nothing
+SMOOTH = 7  # rows of the median filter, if config.json gives none
 
 
 @dataclass(frozen=True, slots=True)
 class WhisperTokens:
-    """The markers of one checkpoint, and what its texts may not hold."""
+    """The markers of one checkpoint, and its suppressed tokens."""
 
-    first_marker: int  # ids from here on are no text; it ends texts
+    first_marker: int  # ids from here on are no text; this one ends texts
     start: int
     previous: int | None
     no_speech: int
     no_timestamps: int
-    transcribe: int | None  # None: the model writes English down and has no tasks
+    transcribe: int | None  # None: the model only transcribes English and has no tasks
     translate: int | None
     languages: dict[str, int]  # by code
     suppressed: tuple[int, ...]
     not_first: tuple[int, ...]
-    latest_start: int  # the largest first time of a window, in steps
-    alignment_heads: tuple[tuple[int, int], ...]  # (layer, head) that follow the speaker
-    median_width: int  # rows over which their weights are smoothed
+    latest_start: int  # the largest first timestamp of a window, in steps
+    alignment_heads: tuple[tuple[int, int], ...]  # (layer, head) whose attention is aligned with the sound
+    median_width: int  # rows over which attention weights are smoothed
 
     @property
     def first_time(self) -> int:
-        """The token of 0.00 seconds; times follow each other."""
+        """The token of 0.00 seconds; the tokens of later times follow it."""
         return self.no_timestamps + 1
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, folder: str, raw: dict[str, Any], known: Iterable[str]) -> WhisperTokens:
-        """From the tokenizer, generation_config.json and the `known` languages. ValueError: a marker is missing."""
+        """Find the tokens of a checkpoint and of the `known` languages. ValueError if a marker is missing."""
 
         def marker(*names: str) -> int:
             found = maybe(*names)
@@ -75,6 +75,6 @@ class WhisperTokens:
 
 
 def upper_heads(raw: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """Where no file names those that follow the speaker: all heads of the decoder's upper half, as OpenAI's does."""
+    """The alignment heads if no file names them: all heads of the decoder's upper half, as in OpenAI's code."""
     layers, heads = int(raw["decoder_layers"]), int(raw["decoder_attention_heads"])
     return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))

@@ -1,9 +1,9 @@
-"""Prompts that were rendered before: token ids in which media placeholders are already as wide as their rows.
+"""Rendered prompts: token ids in which each media placeholder is already repeated for all of its rows.
 
 Owner: loop. Out, for the render endpoints: each item's hash and place. In, for /inference/v1/generate: the same, and
-the token ids. A hash only finds what the same caller has uploaded to this process; what stands at a place is compared
-with what the processor puts there, and then made narrow again, so that splicing sees what the renderer would have
-made (SECURITY S24).
+the token ids. A hash finds only items that the same caller has uploaded to this process. The tokens at an item's place
+are compared with those that the processor would write, and then replaced by a single placeholder, so that splicing gets
+the renderer's form (SECURITY S24).
 
     ids [a V V V b], hash, (1, 3)  ->  ids [a V b], slots (1,), Processed  ->  splice
 """
@@ -27,7 +27,7 @@ PARAM = "features"
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """The prompt as the renderer makes it: one placeholder per item."""
+    """The prompt in the renderer's form: one placeholder per item."""
 
     token_ids: list[int]
     refs: list[MediaRef]
@@ -35,7 +35,7 @@ class Narrow:
 
 
 def features_of(media: tuple[MediaInput, ...]) -> dict[str, Any] | None:
-    """`features` of a rendered prompt; None without media."""
+    """The field `features` of a rendered prompt; None without media."""
     if not media:
         return None
     hashes: dict[str, list[str]] = {}
@@ -48,7 +48,7 @@ def features_of(media: tuple[MediaInput, ...]) -> dict[str, Any] | None:
 
 
 def narrowed(ids: list[int], features: Features, processor: Processor, cache: ProcessorCache, scope: bytes) -> Narrow:
-    """Looks every item up and takes its width out of the prompt; raises RenderError where the two disagree."""
+    """Find every item and shrink its tokens to one placeholder; raises RenderError if prompt and item disagree."""
     found = Narrow([], [], [])
     given = np.asarray(ids, np.int64)
     done = 0

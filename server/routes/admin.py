@@ -12,7 +12,7 @@ from server.schema.tokenize import AbortBody
 
 
 async def abort(request: Request) -> Response:
-    """Unknown ids are ignored."""
+    """Abort the answers with these ids; unknown ids are ignored."""
     exchange = exchange_of(request)
     state = exchange.state
     body = await read_json(request, AbortBody, state.config.limits.max_text_request_bytes)

@@ -1,6 +1,6 @@
 """/v1/audio/transcriptions and /v1/audio/translations (API.md section 14): recordings in, texts out.
 
-Owner: loop. In: a multipart form with a file. Out: a transcript in one of five forms, or a stream of its text.
+Owner: loop. In: a multipart form with a file. Out: a transcript in one of five formats, or a stream of its text.
 Everything that can be refused is refused before the file is decoded.
 
     form, counted | checks | place | decode, cut | windows through the engine | transcript
@@ -48,17 +48,17 @@ UNSERVED = {
 
 
 async def transcribe(request: Request) -> Response | None:
-    """A recording in its own language."""
+    """Transcribe a recording in its own language."""
     return await listen(request, TranscriptionForm)
 
 
 async def translate(request: Request) -> Response | None:
-    """A recording in English, or in `to_language` where the model can."""
+    """Translate a recording into English, or into `to_language` if the model can."""
     return await listen(request, TranslationForm)
 
 
 async def listen(request: Request, kind: type[Kind]) -> Response | None:
-    """What both routes do."""
+    """The handler of both routes."""
     exchange = exchange_of(request)
     state = exchange.state
     async with uploaded(request, "file", state.config.media.audio_max_bytes) as form:
@@ -81,7 +81,7 @@ async def listen(request: Request, kind: type[Kind]) -> Response | None:
 async def answer(
     exchange: Exchange, fields: SpeechForm, task: Task, hearer: Hearer, recording: Recording, model: str
 ) -> Response | None:
-    """A stream, or a body in the form that was asked for."""
+    """A stream, or a body in the requested format."""
     listening = Listening(exchange, task, hearer)
     if task.asked.stream:
         name = f"trsc-{exchange.request_id}"
@@ -99,7 +99,7 @@ async def answer(
 
 
 def transcript(task: Task, hearer: Hearer, recording: Recording, said: list[Said]) -> Transcript:
-    """All windows as one."""
+    """The transcript of all windows."""
     heard = list(zip(recording.windows, said))
     segments = [segment for window, found in heard for segment in hearer.segments(window, found)]
     text = joined((found.text for found in said), separator(hearer.language))
@@ -138,7 +138,7 @@ def typed(form: Form, kind: type[Kind]) -> Kind:
 
 
 def task_of(exchange: Exchange, fields: SpeechForm, header: str) -> Task:
-    """What the form asks, checked."""
+    """The form's task, checked."""
     state = exchange.state
     translates = isinstance(fields, TranslationForm)
     one_of("response_format", fields.response_format, (*FORMATS, "diarized_json"))
@@ -186,7 +186,7 @@ def wants_logprobs(fields: SpeechForm) -> bool:
 
 
 def granularities_of(fields: SpeechForm, has_word_times: bool) -> Sequence[str]:
-    """What has times in the answer. Raises ApiError for times that the model does not give."""
+    """The units with times in the answer. Raises ApiError for units for which the model gives no times."""
     asked: Sequence[str] = getattr(fields, "timestamp_granularities", None) or ()
     for word in asked:
         if word not in ("segment", "word"):
@@ -201,7 +201,7 @@ def granularities_of(fields: SpeechForm, has_word_times: bool) -> Sequence[str]:
 
 
 def asked_of(exchange: Exchange, fields: SpeechForm, common: SamplingFields) -> Asked:
-    """Sampling, greedy where nothing is said; a window may take the rest of the context."""
+    """The sampling, greedy by default; a window may take the rest of the context."""
     state = exchange.state
     if common.temperature is None:
         common.temperature = 0.0

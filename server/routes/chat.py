@@ -1,7 +1,7 @@
 """/v1/chat/completions (API.md sections 4, 5, 9): validate, render, submit, stream or gather.
 
-Owner: loop. In: ChatBody. Out: one JSON body, or chunks pushed as the engine makes them. Features of the contract that
-this server cannot do are refused by name before anything is spent.
+Owner: loop. In: ChatBody. Out: one JSON body, or chunks pushed as the engine makes tokens. Features of the API that
+this server does not have are refused by name before any work is done.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def create(request: Request) -> Response | None:
 
 
 def parsing_for(state: AppState, body: ChatBody, tools: ToolTable) -> Parsing | None:
-    """What the answer's text is searched for."""
+    """The parsing of the answer's text."""
     return tools.parsing(
         state,
         continued=text_of(body.messages[-1]) if body.continue_final_message else None,
@@ -79,7 +79,7 @@ def parsing_for(state: AppState, body: ChatBody, tools: ToolTable) -> Parsing | 
 
 
 async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, tools: ToolTable, header: str = "") -> Job:
-    """The conversation, ready for the engine; `header` is X-Vllm-Priority."""
+    """The conversation as a Job; `header` is X-Vllm-Priority."""
     state, preload = exchange.state, None
     salt = "" if body.cache_salt is None else salt_of(body)
     if any(isinstance(message.get("content"), list) for message in body.messages):
@@ -91,7 +91,7 @@ async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, tools: 
 
 
 async def render(state: AppState, body: ChatBody, tools: ToolTable, preload: MediaPreload | None) -> Prompt:
-    """Media first: their pictures take longer than the text, and the pool begins with what it gets first.
+    """Render the conversation. Media start first: decoding takes longer than the text, and the pool runs in order.
 
     `preload` None: no message has parts, so there are no media.
     """
@@ -107,7 +107,7 @@ async def render(state: AppState, body: ChatBody, tools: ToolTable, preload: Med
         body.messages,
         tools=tools.offered,
         documents=body.documents,
-        # On unless switched off, or the last message is to be continued; the renderer refuses to do both.
+        # On by default, unless the last message is to be continued; the renderer refuses both together.
         add_generation_prompt=not body.continue_final_message if generate is None else generate,
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=kwargs,

@@ -1,7 +1,7 @@
-"""The answer to a chat in one JSON body, and what streams and bodies take alike from the request.
+"""The answer to a chat in one JSON body, and helpers that streams and bodies share.
 
-Owner: loop; long answers are made in the pool. In: an Answer that has ended, and the ChatBody that asked for it. Out:
-the body, with the fields that the request wants.
+Owner: loop; long answers are formatted in the pool. In: an Answer that has ended, and its ChatBody. Out: the body, with
+the fields that the request asks for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from server.state import AppState
 
 
 def num_top(body: ChatBody) -> int:
-    """How many of an entry's likeliest to show: what was asked for, or all there are when ids were named too."""
+    """How many likeliest tokens an entry lists: as requested, or all if ids were requested too."""
     return -1 if body.logprob_token_ids else body.top_logprobs or 0
 
 

@@ -1,7 +1,7 @@
-"""Fields of a chat: what is refused before the template runs, and what becomes of the others.
+"""Checks the fields of a chat before the template runs.
 
-Owner: loop. In: ChatBody. Out: the sampling that the request asks for, and its tools. Features of the contract that
-this server cannot do are refused by name before anything is spent.
+Owner: loop. In: ChatBody. Out: the sampling that the request asks for, and its tools. Features of the API that this
+server does not have are refused by name before any work is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from server.schema.chat import ChatBody
 from server.state import AppState
 from server.structure.tool_structure import Calls
 
-# Fields that most requests leave out; `check_special` reads them.
+# Fields that most requests leave out, read by `check_special`.
 SPECIAL = (
     "functions", "function_call", "modalities", "tools", "tool_choice", "reasoning_effort", "thinking_token_budget",
     "mm_processor_kwargs", "media_io_kwargs", "top_logprobs", "use_beam_search",
@@ -49,7 +49,7 @@ def check(state: AppState, body: ChatBody) -> tuple[Asked, ToolTable]:
 
 
 def check_special(state: AppState, body: ChatBody) -> ToolTable:
-    """The fields of `SPECIAL`; returns the tools among them."""
+    """Check the fields of `SPECIAL`; returns the tools among them."""
     for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
         if getattr(body, name) is not None:
             raise invalid(name, f"{name}: was replaced by {instead}; send {instead}")
@@ -76,7 +76,7 @@ def check_special(state: AppState, body: ChatBody) -> ToolTable:
 
 
 def calls_of(state: AppState, body: ChatBody) -> Calls:
-    """What the request says of calls: the choice is one of the words, names a function, or lists several."""
+    """The calls that the request allows: tool_choice is one of the words, names a function, or lists several."""
     choice = body.tool_choice
     if body.tools is not None and not body.tools:
         raise invalid("tools", "tools: is empty; name at least one tool or leave it out")
@@ -100,7 +100,7 @@ def calls_of(state: AppState, body: ChatBody) -> Calls:
 
 
 def check_function(tool: dict[str, Any], path: str) -> None:
-    """A tool is a function with a name and, where it has parameters, their schema."""
+    """Check a tool: a function with a name and, if it has parameters, their schema."""
     function = tool.get("function")
     if function is None and tool.get("type") not in (None, "function"):
         raise invalid(f"{path}.type", f"{path}.type: got {quoted(tool['type'])}; this route takes function")

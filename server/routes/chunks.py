@@ -1,8 +1,8 @@
 """Chunks of chat and completion streams: the exact bytes between `data: ` and the empty line.
 
-Owner: loop, one object per stream. What does not change within a stream is encoded when it begins; per token only the
-text goes through orjson. Order per choice: role chunk (chat), content, exactly one chunk with finish_reason; then once
-the usage chunk and [DONE] (API.md 3.5, 9, 10).
+Owner: loop, one object per stream. Constant parts of a stream are encoded when it begins; per token, only the text goes
+through orjson. Order per choice: role chunk (chat), content, exactly one chunk with finish_reason; then once the usage
+chunk and [DONE] (API.md 3.5, 9, 10).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ dumps = orjson.dumps
 
 
 class Chunks:
-    """What chat and completion chunks share."""
+    """The common base of chat and completion chunks."""
 
     kind = ""
     done = DONE
-    before: list[bytes]  # of each choice: what stands before the JSON string of its text
-    after: bytes  # and behind it, where nothing else has changed
+    before: list[bytes]  # per choice, the bytes before the JSON string of its text
+    after: bytes  # the bytes after the text, if no other field has changed
 
     def __init__(self, answer: Answer, response_id: str, model: str, return_token_ids: bool) -> None:
         self.answer = answer
@@ -42,7 +42,7 @@ class Chunks:
         self.is_plain = not self.continuous and not return_token_ids and answer.asked.params.logprobs is None
 
     def close(self, choice: Choice) -> bytes:
-        """The end of a chunk, with the running usage if it was asked for."""
+        """The end of a chunk, with the running usage if requested."""
         if not self.continuous:
             return b"}]}\n\n"
         job = choice.job
@@ -68,7 +68,9 @@ class Chunks:
         return b"data: " + error.body() + b"\n\n"
 
     def routed(self, choice: Choice) -> bytes:
-        """With its end: the experts of the choice's tokens, and with the first choice's those of the prompt."""
+        """The fields of routed experts: at the end of a choice those of its tokens, for the first choice also of the
+        prompt.
+        """
         if choice.routed_experts is None or choice.finish_reason is None:
             return b""
         fields = routed.of_both(choice, self.answer.asked.n)
@@ -85,9 +87,9 @@ def ending(choice: Choice, named: bool = False) -> bytes:
 
 
 def chat_finish(choice: Choice, named: bool) -> str | None:
-    """finish_reason: a choice that ended by itself and holds calls waits for their results.
+    """finish_reason; "tool_calls" for a choice that ended by itself and has calls, whose results the client must send.
 
-    `named`: the client has named the tool, and knows that its call comes.
+    `named`: the client named the tool, so it expects the call.
     """
     waits = choice.num_calls and choice.finish_reason == "stop" and not named
     return "tool_calls" if waits else choice.finish_reason
@@ -110,14 +112,14 @@ def delta_of(event: Event, fields: tuple[str, ...]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ChatExtras:
-    """What a chat stream sends in addition to its text."""
+    """Options of a chat stream in addition to its text."""
 
     names: TokenNames
-    top: int  # likeliest tokens per log-probability entry; -1: all there are
+    top: int  # likeliest tokens per log-probability entry; -1: all
     role: str = "assistant"
-    echo: str = ""  # the last message, said again before the answer
+    echo: str = ""  # the last message, sent again before the answer
     reasoning_field: str = "both"
-    named: bool = False  # the client has named the tool that is called
+    named: bool = False  # the client named the tool that is called
 
 
 class ChatChunks(Chunks):
@@ -158,7 +160,7 @@ class ChatChunks(Chunks):
         return opening + body + self.close(choice)
 
     def parsed(self, choice: Choice) -> bytes:
-        """A chunk per event; what belongs to the tokens stands in the first, the end in one of its own."""
+        """A chunk per event. The first chunk has the fields of the tokens; the end has its own chunk."""
         if choice.finish_reason is None and not choice.has_text:
             return b""
         events, token_ids, logprobs = choice.drain_events()
@@ -174,7 +176,7 @@ class ChatChunks(Chunks):
         return b"".join(frames)
 
     def opening(self, choice: Choice) -> bytes:
-        """The role chunk, and what is echoed."""
+        """The role chunk, and the echo."""
         choice.started = True
         prompt = b""
         if self.return_token_ids:
@@ -213,7 +215,9 @@ class CompletionChunks(Chunks):
         self.after = b',"logprobs":null,"finish_reason":null' + b"}]}\n\n"
 
     def chunks(self, choice: Choice) -> bytes:
-        """Tokens without a text have a chunk, too, if they are the first or the chunks have more than text."""
+        """A choice's new chunk. Tokens without text have one too, if they are the first or chunks have more fields than
+        text.
+        """
         first = not choice.started
         waits = not choice.num_held or (self.is_plain and not first)
         if choice.finish_reason is None and not choice.has_text and waits:

@@ -82,7 +82,7 @@ async def create(request: Request) -> Response | None:
 
 
 def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
-    """Rows, and behind them a text, texts, token ids or lists of token ids; always as a list here."""
+    """The prompts as a list: rows, then a text, texts, token ids or lists of token ids."""
     prompt, most = body.prompt, state.config.limits.max_prompts
     given = rows_of(state, body)
     if given:
@@ -113,7 +113,7 @@ def texts_of(body: CompletionBody, most: int) -> Prompts:
         return [prompt]
     if not prompt:
         raise invalid("prompt", "prompt: is empty; send at least one prompt", "empty_prompt")
-    kinds = set(map(type, prompt[:most]))  # behind that there are only token ids, which the pool looks at
+    kinds = set(map(type, prompt[:most]))  # further entries must be token ids, which the pool checks
     if len(kinds) > 1:
         raise invalid("prompt", "prompt: mixes texts and token ids; send one kind")
     if kinds == {int}:
@@ -124,7 +124,9 @@ def texts_of(body: CompletionBody, most: int) -> Prompts:
 
 
 async def forget(state: AppState, body: CompletionBody, prompts: Prompts) -> None:
-    """Frees the lists as soon as they are read: the collector would look through them as long as the answer takes."""
+    """Free the lists as soon as they are read, so that the garbage collector does not traverse them while the
+    answer runs.
+    """
     body.prompt = body.prompt_embeds = None
     for prompt in prompts:
         if isinstance(prompt, list) and len(prompt) > PIECE:
@@ -141,7 +143,7 @@ def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:
         most = limits.max_choices
         raise invalid("n", f"n: {num_prompts} prompts of {asked.n} choices are more than {most} in all")
     top, wanted = asked.params.logprobs, asked.params.prompt_logprobs
-    if body.echo and top is not None:  # the echo shows as many of the prompt as of the answer
+    if body.echo and top is not None:  # the echo has as many log-probabilities as requested for the answer
         most = top if wanted is None else -1 if -1 in (top, wanted) else max(top, wanted)
         asked = replace(asked, params=replace(asked.params, prompt_logprobs=most))
     return asked
@@ -150,12 +152,12 @@ def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:
 async def render(
     exchange: Exchange, body: CompletionBody, prompts: Prompts, asked: Asked, header: str = ""
 ) -> list[Job]:
-    """Every prompt, ready for the engine; `header` is X-Vllm-Priority."""
+    """Every prompt as a Job; `header` is X-Vllm-Priority."""
     state = exchange.state
     salt, priority = salt_of(body), priority_of(body, state.config, header)
     jobs = []
     for at, text in enumerate(prompts):
-        if at % SLICE == SLICE - 1:  # others may have the loop in between
+        if at % SLICE == SLICE - 1:  # let other tasks of the loop run
             await asyncio.sleep(0)
         if isinstance(text, Rows):
             prompt = await prompt_of(state, text.text, text.param)
@@ -174,7 +176,7 @@ async def render(
 
 
 def logprob_makers(state: AppState, body: CompletionBody, asked: Asked, num_prompts: int) -> list[CompletionLogprobs]:
-    """One per choice, since text offsets run on; none without logprobs."""
+    """One per choice, since text offsets accumulate; empty without logprobs."""
     if asked.params.logprobs is None:
         return []
     top = -1 if body.logprob_token_ids else body.logprobs or 0

@@ -1,8 +1,9 @@
-"""What an operator asks of a running server: pause, forget caches, show settings; only with --enable-dev-endpoints.
+"""Operator routes of a running server: pause, clear caches, show settings; only with --enable-dev-endpoints.
 
-Owner: loop. These routes need the admin key where one is given, which it has to be beyond loopback (SECURITY S3): a
-server behind a proxy listens on loopback, and everybody's requests come from there. Nothing here loads tensors,
-calls a method by name or edits weights. Sleeping would give an accelerator's memory back; on a CPU there is none.
+Owner: loop. These routes need the admin key if there is one, and there must be one if the server listens beyond
+loopback (SECURITY S3). A server behind a proxy listens on loopback, and all clients' requests come from there. Nothing
+here loads tensors, calls a method by name or edits weights. Sleeping would free an accelerator's memory; on a CPU there
+is none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from server.ops.limits import presented_key
 from server.routes.endpoint import Handler, json_response, route
 from server.state import AppState
 
-# Paths, addresses of files and secrets: never in an answer.
+# Paths, addresses of files and secrets, which no answer may contain.
 HIDDEN = {
     "api_key", "api_key_file", "admin_api_key", "uds", "ssl_keyfile", "ssl_certfile", "model", "tokenizer",
     "download_dir", "hf_token", "tool_parser_plugin", "reasoning_parser_plugin",
@@ -35,11 +36,11 @@ HIDDEN = {
     "chat_template", "default_chat_template_kwargs", "allowed_local_media_path", "root_path", "served_model_name",
 }  # fmt: skip
 MODES = ("abort", "wait", "keep")
-LOOK_S = 0.02  # between two looks at answers that have left the engine
+LOOK_S = 0.02  # seconds between two checks of answers that have left the engine
 
 
 def guarded(handler: Handler) -> Handler:
-    """The handler, for those who may."""
+    """The handler, for callers with the admin key or on loopback."""
 
     async def checked(request: Request) -> Response | None:
         exchange = exchange_of(request)
@@ -51,7 +52,7 @@ def guarded(handler: Handler) -> Handler:
 
 
 def check_admin(state: AppState, scope: Scope) -> None:
-    """403 without the admin key, and 429 for an address that goes on guessing it."""
+    """Raise 403 without the admin key, and 429 for an address that keeps guessing it."""
     presented = presented_key(scope)
     if presented is None or state.admin_keys.match(presented) is None:
         state.wrong_keys.note(state.proxies.client_of(scope))
@@ -59,7 +60,9 @@ def check_admin(state: AppState, scope: Scope) -> None:
 
 
 async def pause(request: Request) -> Response:
-    """mode=abort ends what runs, wait lets it finish, keep freezes it; new requests wait until /resume."""
+    """Pause: mode=abort ends running answers, wait lets them finish, keep freezes them; new requests wait
+    until /resume.
+    """
     state = state_of(request)
     mode = request.query_params.get("mode", "abort")
     if mode not in MODES:
@@ -68,7 +71,7 @@ async def pause(request: Request) -> Response:
     if mode == "keep":
         state.engine.pause()
         return json_response({"status": "paused"})
-    state.engine.resume()  # after mode=keep: what runs could not end
+    state.engine.resume()  # after mode=keep: frozen answers could not end
     if mode == "abort":
         abort_all(state)
     async with client_present(request):
@@ -77,7 +80,7 @@ async def pause(request: Request) -> Response:
 
 
 async def quiet_or_resumed(state: AppState) -> None:
-    """Until nothing runs, or the pause has ended."""
+    """Wait until nothing runs, or the pause has ended."""
     waiting = [asyncio.ensure_future(quiet(state)), asyncio.ensure_future(state.running.wait())]
     try:
         await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
@@ -88,7 +91,7 @@ async def quiet_or_resumed(state: AppState) -> None:
 
 
 async def quiet(state: AppState) -> None:
-    """Until no answer is open: beam search and long recordings leave the engine now and then, and come back."""
+    """Wait until no answer is open: beam search and long recordings leave the engine between their requests."""
     while True:
         await state.engine.quiet()
         answers = [exchange.answer_open for exchange in state.open_exchanges]
@@ -121,7 +124,7 @@ async def no_sleep(request: Request) -> Response:
 
 
 async def start_profile(request: Request) -> Response:
-    """A timeline from now until /stop_profile; kernels=true takes an accelerator's kernels and copies too."""
+    """Start a timeline, until /stop_profile; kernels=true also records an accelerator's kernels and copies."""
     state = state_of(request)
     kernels = request.query_params.get("kernels", "false")
     if kernels not in ("true", "false"):
@@ -172,13 +175,13 @@ async def _succeeded(work: Callable[[], Awaitable[bool]]) -> Response:
 
 
 async def server_info(request: Request) -> Response:
-    """Version, settings as text or JSON, and what is held now; no paths, keys or environment."""
+    """Version, settings as text or JSON, and what the server holds now; no paths, keys or environment."""
     exchange = exchange_of(request)
     form = request.query_params.get("config_format", "text")
     if form not in ("text", "json"):
         raise invalid("config_format", f"config_format: got {quoted(form)}; must be text or json")
     settings, counts = public(exchange.state), exchange.state.ledger()
-    counts["exchanges"] -= 1  # this one
+    counts["exchanges"] -= 1  # without this request
     held = ledger.sorted_out(counts)
     if form == "json":
         return json_response({"version": __version__, "config": settings, "ledger": held})
@@ -187,7 +190,7 @@ async def server_info(request: Request) -> Response:
 
 
 def public(state: AppState) -> dict[str, dict[str, Any]]:
-    """Every setting that is a number, a word or a list of them, but those that say where things lie."""
+    """Every setting that is a number, a word or a list of these, without paths and secrets."""
     found: dict[str, dict[str, Any]] = {}
     for group in dataclasses.fields(state.config):
         fields = getattr(state.config, group.name)

@@ -1,6 +1,6 @@
-"""/openapi.json, made from this server's own types, and /docs/api, a page that shows it; off with --disable-docs.
+"""/openapi.json, made from this server's own types, and /docs/api, a page that displays it; off with --disable-docs.
 
-The page's files are of server/playground, under the same content policy; page and files need no key, the description
+The page's files are in server/playground, under the same content policy. Page and files need no key; the description
 does.
 """
 
@@ -37,18 +37,18 @@ async def description(request: Request) -> Response:
 
 
 async def reading(request: Request) -> Response:
-    """The page of the API, which reads the description itself, with a key where one is needed."""
+    """The page of the API, which fetches the description itself, with a key if one is needed."""
     made = await playground.read(request)
     return playground.html(request, made.api, made.digest)
 
 
 async def leading(request: Request) -> Response:
-    """To the list of pages."""
+    """Redirect to the list of pages."""
     return Response(status_code=307, headers={"location": "docs/"})
 
 
 async def in_pool(state: AppState, make: Callable[..., T], *given: Any) -> T:
-    """Made at the first request, which takes some 40 ms."""
+    """The result of `make` in the pool: at the first request it takes about 40 ms."""
     return await asyncio.get_running_loop().run_in_executor(state.pool, make, *given)
 
 

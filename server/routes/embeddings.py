@@ -46,8 +46,8 @@ from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody, Vect
 from server.state import AppState
 
 Body = TypeVar("Body", bound=ClassifyBody)
-Arrays = list[np.ndarray]  # one for each input
-Answering = Callable[[Arrays, list[Arrays], dict[str, Any]], Response]  # token ids, the arrays of each pass, about
+Arrays = list[np.ndarray]  # one array per input
+Answering = Callable[[Arrays, list[Arrays], dict[str, Any]], Response]  # (token ids, arrays per pass, fields)
 TASKS = ("embed", "classify", "token_embed", "token_classify", "embed&token_classify")
 
 
@@ -57,12 +57,12 @@ async def embeddings(request: Request) -> Response:
 
 
 async def pooling(request: Request) -> Response:
-    """What the model makes of each input, or of each of its tokens."""
+    """The model's vector or scores for each input, or for each of its tokens."""
     return await vectors(request, PoolingBody, "pool-", "data")
 
 
 async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key: str) -> Response:
-    """Both routes; `key` is what an array is called in the answer."""
+    """The handler of both routes; `key` is an array's field in the answer."""
     state = exchange_of(request).state
     body = await read_json(request, kind, state.config.limits.max_request_bytes)
     tasks = tasks_of(state, body)
@@ -75,7 +75,7 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
 
     def made_of(task: str, inputs: Arrays, arrays: Arrays) -> Arrays:
         head = config.heads_of_tokens.get(task)
-        if head is None:  # in one call of NumPy each, as a call costs more than a vector's arithmetic
+        if head is None:  # all in one call of NumPy, as a call takes longer than a vector's arithmetic
             dimensions = body.dimensions or config.usual_dimensions
             return list(finished(np.stack(arrays), config.activation, body.use_activation, dimensions))
         ending = head.activation, body.use_activation, body.dimensions
@@ -83,7 +83,7 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
 
     def answer(inputs: Arrays, passes: list[Arrays], about: dict[str, Any]) -> Response:
         made, *more = [made_of(task, inputs, arrays) for task, arrays in zip(tasks, passes)]
-        if more:  # numbers of one task behind those of the other
+        if more:  # the numbers of one task follow those of the other
             made = [np.concatenate([part.reshape(-1) for part in parts]) for parts in zip(made, *more)]
         if form == "bytes":
             content, metadata = as_bytes(made, dtype, about)
@@ -97,7 +97,7 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
 
 
 def role_of(body: EmbeddingBody, config: PoolingConfig) -> str | None:
-    """The name of the prompt that the request names, or that its input_type stands for."""
+    """The prompt's name: the request's, or the one for its input_type or task."""
     asked = {"input_type": body.input_type, "task": body.task if isinstance(body, VectorsBody) else None}
     meant = {
         param: prompt_named(param, word, config.prompts, bool(config.adapters))
@@ -108,7 +108,7 @@ def role_of(body: EmbeddingBody, config: PoolingConfig) -> str | None:
 
 
 def tasks_of(state: AppState, body: EmbeddingBody) -> list[str]:
-    """What is wanted of the inputs; 400 for a task that is not the model's."""
+    """The requested tasks; raises 400 for a task that the model does not have."""
     tasks = pooling_of(state).tasks
     if not isinstance(body, PoolingBody):
         if tasks[0] != "embed":
@@ -150,7 +150,7 @@ async def classify(request: Request) -> Response:
 async def answered(
     request: Request, body: ClassifyBody, prefix: str, per_token: list[bool], answer: Answering
 ) -> Response:
-    """From a checked body to the response that `answer` makes of the arrays; one pass each of `per_token`."""
+    """Answer a checked body with the response that `answer` makes of the arrays; one pass per entry of `per_token`."""
     exchange = exchange_of(request)
     state = exchange.state
     model = check_model(state, body.model)
@@ -182,7 +182,7 @@ async def answered(
 
 
 def adapted(config: PoolingConfig, name: str | None, made: PooledInputs) -> PooledInputs:
-    """The inputs with the adapter of their prompt, where the model has adapters."""
+    """The inputs with the adapter for their prompt, if the model has adapters."""
     if not config.adapters:
         return made
     number = config.adapter_of(config.default_prompt if name is None else name)
@@ -223,7 +223,7 @@ async def prepared(exchange: Exchange, body: ClassifyBody, salt: str) -> PooledI
 
 
 async def inputs_made(exchange: Exchange, body: ClassifyBody, cut: Cut, salt: str) -> PooledInputs:
-    """The token ids of each of the field `input`, in which objects may hold media where the model sees."""
+    """The token ids of each entry of `input`; objects may hold media if the model reads media."""
     state, config = exchange.state, pooling_of(exchange.state)
     given, most = body.input, state.config.pooling.max_inputs
     parts: dict[int, Parts] = {}
@@ -247,7 +247,7 @@ async def inputs_made(exchange: Exchange, body: ClassifyBody, cut: Cut, salt: st
 
 
 def as_messages(state: AppState, texts: Sequence[Any], prompt: str, cut: Cut) -> PooledInputs:
-    """Each text as a user's message; the prompt is the system's. Pool."""
+    """Each text as a user's message; the prompt is the system message (pool)."""
     made = Conversations(state, message(prompt), 1, pooling_of(state).template_opens_answer)
     state.tokenizer.require_texts("input")
     return PooledInputs(
@@ -256,7 +256,7 @@ def as_messages(state: AppState, texts: Sequence[Any], prompt: str, cut: Cut) ->
 
 
 def check_steps(state: AppState, inputs: list[np.ndarray]) -> None:
-    """400 for an input without a step, where steps have the results."""
+    """Raise 400 for an input without a step token if the model scores steps."""
     tag = pooling_of(state).step_tag
     for at, ids in enumerate(inputs):
         if tag is not None and tag not in ids:

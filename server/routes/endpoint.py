@@ -1,7 +1,7 @@
-"""Endpoint: from Starlette's router to a handler; and the answers handlers give.
+"""Endpoint: from Starlette's router to a handler; and helpers for handlers' answers.
 
-Owner: loop. A handler is `async def name(request) -> Response | None`; None means that it has streamed its answer.
-The route's template becomes the label of log and metrics here, so no client text ever is one.
+Owner: loop. A handler is `async def name(request) -> Response | None`; None means that it has streamed its answer. Here
+the route's template becomes the label of log and metrics, so no client text becomes a label.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def route(path: str, handler: Handler, *methods: str) -> Route:
 
 
 def generating_route(path: str, handler: Handler) -> Route:
-    """A POST route of a model that generates; 501 where the served one makes vectors or scores."""
+    """A POST route of models that generate; 501 if the served model computes vectors or scores."""
     return route(path, _for_runner(handler, False, POOLS), "POST")
 
 
 def pooling_route(path: str, handler: Handler) -> Route:
-    """A POST route of a model that makes vectors or scores; 501 where the served one generates."""
+    """A POST route of models that compute vectors or scores; 501 if the served model generates."""
     return route(path, _for_runner(handler, True, GENERATES), "POST")
 
 
@@ -71,7 +71,7 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 def check_model(state: AppState, name: str | None) -> str:
-    """The name to report: as requested, or the first one. 404 for an unknown name; an empty one is none."""
+    """The model's name to report: the requested one, or the first if none was sent. 404 for an unknown name."""
     if not name or name in state.names:
         return name or state.names[0]
     most = state.config.limits.max_name_bytes
@@ -81,13 +81,13 @@ def check_model(state: AppState, name: str | None) -> str:
 
 
 def names_of(state: AppState, body: SamplingFields) -> TokenNames:
-    """How this request's log-probabilities spell tokens."""
+    """How this request's log-probabilities write tokens."""
     as_ids = body.return_tokens_as_token_ids
     return TokenNames(state.tokenizer, state.config.chat.return_tokens_as_token_ids if as_ids is None else as_ids)
 
 
 def response_id(prefix: str, given: str | None, exchange: Exchange) -> str:
-    """The id of the answer: the body's request_id if there is one, else the exchange's."""
+    """The id of the answer: the body's request_id if given, otherwise the exchange's."""
     if given is None:
         return prefix + exchange.request_id
     if not (1 <= len(given) <= 128 and given.isascii() and given.isprintable()):
@@ -96,13 +96,13 @@ def response_id(prefix: str, given: str | None, exchange: Exchange) -> str:
 
 
 def gateway_priority(request: Request) -> str:
-    """X-Vllm-Priority, where the policy looks at it."""
+    """X-Vllm-Priority, under the priority policy."""
     policy = state_of(request).config.scheduler.scheduling_policy
     return request.headers.get("x-vllm-priority", "") if policy == "priority" else ""
 
 
 def refuse_experts(asked: bool | None) -> None:
-    """`return_routed_experts` where answers have no place for them."""
+    """Refuse `return_routed_experts` on routes whose answers have no field for it."""
     if asked:
         text = "return_routed_experts: answers of this route have no place for experts; leave the field out, or ask "
         raise invalid("return_routed_experts", text + "/v1/chat/completions, /v1/completions or /inference/v1/generate")

@@ -1,7 +1,7 @@
-"""Failures on purpose: /debug/faults, only with --debug-faults, which is for tests and never for a server in use.
+"""Injected failures: /debug/faults, only with --debug-faults; for tests, never for production.
 
-Owner: loop. In: a fault as JSON: point, kind, and what belongs to it (engine/base/faults). Out: what is armed and what
-has happened. DELETE disarms, and what hangs goes on.
+Owner: loop. In: a fault as JSON: point, kind, and its parameters (engine/base/faults). Out: the armed faults and those
+that have happened. DELETE disarms all faults, and hanging ones continue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_BYTES = 4096
 
 
 class FaultBody(msgspec.Struct):
-    """What is to fail."""
+    """The fault to inject."""
 
     point: str
     kind: str
@@ -34,7 +34,7 @@ class FaultBody(msgspec.Struct):
 
 
 async def arm(request: Request) -> Response:
-    """From now on, as often as `count` says."""
+    """Arm a fault, which then happens `count` times."""
     body = await read_json(request, FaultBody, MOST_BYTES)
     faults = faults_of(request)
     try:
@@ -63,7 +63,7 @@ def faults_of(request: Request) -> Faults:
 def list_faults(faults: Faults) -> Response:
     armed = [dataclasses.asdict(each) for each in faults.armed]
     for fault in armed:
-        del fault["slots"]  # changed by the device thread
+        del fault["slots"]  # the device thread changes this field
     return json_response({"armed": armed, "happened": dict(faults.happened)})
 
 

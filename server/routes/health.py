@@ -1,8 +1,8 @@
 """Probes, numbers and names: /health, /health/live, /health/ready, /ping, /version, /load, /metrics; / without a page.
 
-Owner: loop. Ready means: loaded, warmed, not leaving, device thread turning, pool not full of decoders that are stuck.
-Live means: this loop turns and the device thread beats; a server that is still loading is alive. Overload is neither
-(SECURITY S41).
+Owner: loop. Ready means: loaded, warmed up, not shutting down, the device thread runs, the pool is not full of stuck
+decoders. Live means: this loop runs and the device thread sends beats; a server that is still loading is live. Overload
+affects neither (SECURITY S41).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from server.ops.metrics import exposition
 from server.routes.endpoint import json_response, route
 from server.state import AppState
 
-STUCK_S = 10.0  # a decoder stops sooner once its alarm is tripped
+STUCK_S = 10.0  # a decoder stops sooner than this once its alarm is tripped
 
 
 async def ready(request: Request) -> Response:
@@ -49,14 +49,14 @@ async def live(request: Request) -> Response:
 
 
 def stalled(state: AppState) -> bool:
-    """Whether the device thread has not turned for longer than a step may take, or a canary has not been answered."""
+    """Whether the device thread has been silent for longer than a step may take, or a canary has not been answered."""
     if state.canary is not None and state.canary.late:
         return True
     return time.monotonic() - state.engine.last_beat > state.config.scheduler.step_timeout
 
 
 def decoders_stuck(state: AppState) -> bool:
-    """Whether half of the pool works without end on media that no request waits for."""
+    """Whether half of the pool's threads are stuck on media that no request waits for."""
     return state.media is not None and 2 * state.media.stuck_for(STUCK_S) >= state.config.pool_threads
 
 
@@ -69,7 +69,7 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Requests that are prepared, wait or run."""
+    """Requests that are being prepared, wait or run."""
     return json_response({"server_load": state_of(request).places.requests})
 
 
@@ -77,7 +77,7 @@ async def metrics(request: Request) -> Response:
     state = state_of(request)
     if state.experts is not None:
         state.experts.ask()
-    body = await asyncio.get_running_loop().run_in_executor(state.pool, exposition, state.metrics)  # about 3 ms
+    body = await asyncio.get_running_loop().run_in_executor(state.pool, exposition, state.metrics)  # takes about 3 ms
     return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

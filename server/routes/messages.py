@@ -1,9 +1,9 @@
 """/v1/messages and /v1/messages/count_tokens (API.md section 12): the Anthropic protocol over the same engine.
 
 Owner: loop; blocks are read in the pool. In: MessagesBody. Out: one JSON body, or events pushed as the engine makes
-them. Errors have the protocol's own body, made where every answer is (http/exchange.py). `thinking` sets the template's
-`enable_thinking`; its budget holds where the end of the model's reasoning is a token, and is ignored elsewhere, since
-agents send it to every model.
+tokens. Errors have the protocol's own body, made in http/exchange.py. `thinking` sets the template's `enable_thinking`;
+its budget applies if the end of the model's reasoning is a token, and is ignored otherwise, since agents send it to
+every model.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def create(request: Request) -> Response | None:
 
 
 async def count(request: Request) -> Response:
-    """What the prompt would cost, media included, also where it is too long to be answered."""
+    """The size of the prompt in tokens, including media, even if it is too long for the context."""
     exchange = exchange_of(request)
     exchange.headers.append((b"request-id", exchange.request_id.encode()))
     state = exchange.state
@@ -97,7 +97,7 @@ async def count(request: Request) -> Response:
 
 
 def check(state: AppState, body: MessagesBody) -> Asked:
-    """Everything that can be refused before the template runs."""
+    """Check everything that can be checked before the template runs; returns the sampling."""
     at_least_one("max_tokens", body.max_tokens)
     if body.thread is not None:
         text = "thread: this server keeps no conversations of messages; send the whole one without thread"
@@ -112,7 +112,7 @@ def check(state: AppState, body: MessagesBody) -> Asked:
         stop=body.stop_sequences,
         stream=body.stream,
     )
-    most = min(body.max_tokens, 2**31 - 1)  # capped, never refused
+    most = min(body.max_tokens, 2**31 - 1)  # capped to 31 bits, never refused
     try:
         asked = resolve(fields, None, most, state.defaults, state.config, state.vocabulary)
         return replace(asked, structure=structure, thinking_budget=thinking_budget(state, body))
@@ -123,7 +123,7 @@ def check(state: AppState, body: MessagesBody) -> Asked:
 
 
 def output_structure(state: AppState, body: MessagesBody) -> Structure | None:
-    """`output_config.format`, or `output_format`, its older place."""
+    """The structure of `output_config.format`, or of `output_format`, its older name."""
     newer, older = (body.output_config or {}).get("format"), body.output_format
     if newer is not None and older is not None:
         raise invalid(
@@ -140,7 +140,7 @@ def output_structure(state: AppState, body: MessagesBody) -> Structure | None:
 
 
 def thinking_budget(state: AppState, body: MessagesBody) -> int | None:
-    """`thinking.budget_tokens`, where this server can hold the model to it."""
+    """`thinking.budget_tokens`, if this server can enforce it for the model."""
     thinking = body.thinking or {}
     if thinking.get("type") != "enabled" or state.grammars is None or not state.parsers.can_end_reasoning:
         return None
@@ -153,7 +153,7 @@ def at_least_one(name: str, value: Any) -> None:
 
 
 def check_prompt_fields(body: CountBody) -> None:
-    """`thinking` and `output_config`, which both routes take."""
+    """Check `thinking` and `output_config`, which both routes take."""
     thinking = body.thinking
     if thinking is not None:
         kind, budget = thinking.get("type"), thinking.get("budget_tokens")
@@ -168,7 +168,7 @@ def check_prompt_fields(body: CountBody) -> None:
 
 
 def check_tools(state: AppState, body: CountBody, calls_back: bool) -> ToolTable:
-    """The tools that this server knows, and what the request says of calls."""
+    """The tools that this server knows, and the calls that the request allows."""
     kept, dropped = read_tools(body.tools)
     if dropped:
         log.warning("%d tools that only Anthropic's servers run were left out of a request", len(dropped))
@@ -191,7 +191,7 @@ def check_tools(state: AppState, body: CountBody, calls_back: bool) -> ToolTable
 async def prompt_of(
     exchange: Exchange, body: CountBody, tools: ToolTable, asked: Asked, renderer: Renderer, priority: int = 0
 ) -> Job:
-    """Blocks to a prompt with its media; complaints name the client's own fields."""
+    """The Job of a conversation of blocks, with its media; errors name the client's own fields."""
     state = exchange.state
     salt = salt_of(SamplingFields(cache_salt=body.cache_salt))
     prefill = is_prefill(body.messages)
@@ -216,7 +216,7 @@ async def prompt_of(
 
 
 def template_kwargs(body: CountBody) -> dict[str, Any]:
-    """The request's own variables win over what `thinking` and `effort` imply."""
+    """Variables of the template; the request's own override those implied by `thinking` and `effort`."""
     kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.thinking is not None:
         kwargs.setdefault("enable_thinking", body.thinking["type"] != "disabled")

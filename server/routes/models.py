@@ -1,6 +1,6 @@
 """/v1/models: one object per name, for OpenAI and Anthropic clients at once (API.md section 16).
 
-/model_info and /get_server_info give SGLang's router the name to route by.
+/model_info and /get_server_info give SGLang's router the name by which it routes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from server.state import AppState
 
 
 def card(state: AppState, name: str) -> dict[str, Any]:
-    """One model object. `root` is the first served name: paths of the machine stay inside."""
+    """One model object. `root` is the first served name, so that no path of the machine is disclosed."""
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",
@@ -56,13 +56,13 @@ async def listing(request: Request) -> Response:
 
 
 async def one(request: Request) -> Response:
-    """A name's object; without a name (`/v1/models/`) all of them."""
+    """The object of a name; all objects without a name (`/v1/models/`)."""
     state, name = state_of(request), request.path_params["id"]
     return json_response(card(state, check_model(state, name))) if name else await listing(request)
 
 
 async def info(request: Request) -> Response:
-    """The first name in the words of SGLang; a path of this machine is not among them."""
+    """Facts about the first name under SGLang's keys; no path of this machine."""
     state = state_of(request)
     name = state.names[0]
     return json_response(

@@ -48,7 +48,7 @@ async def index(request: Request) -> Response:
 
 
 async def page(request: Request) -> Response:
-    """One page, or the picture of one."""
+    """One page, or one of its pictures."""
     name = request.path_params["name"]
     if name in docs.PICTURES:
         data = await asyncio.get_running_loop().run_in_executor(state_of(request).pool, (docs.FOLDER / name).read_bytes)
@@ -59,7 +59,7 @@ async def page(request: Request) -> Response:
 
 
 async def answered(request: Request, name: str) -> Response:
-    """The page in the form that the client accepts."""
+    """The page in the format that the client accepts."""
     accepted = request.headers.get("accept", "")
     plain = "text/markdown" in accepted and "text/html" not in accepted
     make = markdown if plain else document
@@ -69,7 +69,7 @@ async def answered(request: Request, name: str) -> Response:
 
 @cache
 def markdown(name: str) -> str:
-    """The text of a page, or of the list."""
+    """The text of a page, or of the list for ""."""
     if name:
         return docs.text(name)
     return "# omniloop\n\n" + "".join(f"- [{docs.title(each)}]({each})\n" for each in docs.NAMES)
@@ -77,7 +77,7 @@ def markdown(name: str) -> str:
 
 @cache
 def document(name: str) -> str:
-    """The whole HTML document of a page, or of the list."""
+    """The whole HTML document of a page, or of the list for ""."""
     title = docs.title(name) if name else "Pages"
     if name:
         body = docs.html(name)

@@ -1,10 +1,10 @@
-"""The chat page at /, its files, and /about: what the page must know of the model. Off with --disable-playground.
+"""The chat page at /, its files, and /about: facts about the model for the page. Off with --disable-playground.
 
-Owner: loop. The files of server/playground are read once, in the pool, at the first request. The address of a script or
-a style has a digest of all files in it: a browser keeps such a file for a year, and a new version of the server has new
-addresses. A browser asks for the page itself each time (If-None-Match, 304). The page and its files need no key, for
-they are the same on every server; /about needs one. The policy lets the page fetch from its own server only and run its
-own files only, and no text becomes HTML (require-trusted-types-for; SECURITY S6).
+Owner: loop. The files of server/playground are read once, in the pool, at the first request. The URL of a script or a
+style contains a digest of all files: browsers cache such a file for a year, and a new version of the server has new
+URLs. A browser requests the page itself each time (If-None-Match, 304). The page and its files need no key, since they
+are equal on every server; /about needs one. The content policy lets the page fetch only from its own server and run
+only its own files, and no text becomes HTML (require-trusted-types-for; SECURITY S6).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ A_YEAR = "public, max-age=31536000, immutable"
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The chat page and the API's, their files by path in the folder, and the digest of all of them."""
+    """The chat page and the API's page, their files by path in the folder, and the digest of all files."""
 
     html: bytes
     api: bytes
@@ -73,7 +73,7 @@ class Pages:
 
 @cache
 def pages() -> Pages:
-    """Reads the folder."""
+    """Read the folder."""
     paths = (path for path in sorted(FOLDER.rglob("*")) if path.suffix in (*TYPES, ".html"))
     found = {path.relative_to(FOLDER).as_posix(): path.read_bytes() for path in paths}
     digest = hashlib.sha256(b"".join(name.encode() + data for name, data in found.items())).hexdigest()[:16]
@@ -88,7 +88,7 @@ async def page(request: Request) -> Response:
 
 
 def html(request: Request, content: bytes, digest: str) -> Response:
-    """A page that a browser asks for each time."""
+    """A page that browsers revalidate on each visit."""
     tag = f'"{digest}"'
     headers = {**HEADERS, "cache-control": "no-cache", "etag": tag}
     if tag in request.headers.get("if-none-match", ""):
@@ -110,12 +110,12 @@ async def read(request: Request) -> Pages:
 
 
 async def about(request: Request) -> Response:
-    """`page`: the digest by which an open page sees that the server has another version now."""
+    """Facts about the model. `page`: the digest by which an open page detects a new version of the server."""
     return json_response({**facts(state_of(request)), "page": (await read(request)).digest})
 
 
 def facts(state: AppState) -> dict[str, Any]:
-    """What fits the model: the page shows no control that the server would refuse."""
+    """Facts about the model for the page, which hides controls that the server would refuse."""
     from engine.models.registry import family_of  # its torch is imported when the socket is bound
 
     model, renderer = state.engine.model, state.renderer
@@ -126,7 +126,7 @@ def facts(state: AppState) -> dict[str, Any]:
         "models": list(state.names),
         "family": family_of(model.architecture, model.implementation).name,
         "embedded": state.folder == str(EMBEDDED),
-        "task": task,  # what the page asks for
+        "task": task,  # the kind of request that the page sends
         "modalities": modalities,
         "max_model_len": state.engine.max_model_len,
         "max_request_bytes": state.config.limits.max_request_bytes,
@@ -139,7 +139,7 @@ def facts(state: AppState) -> dict[str, Any]:
 
 
 def task_of(state: AppState) -> str:
-    """What the page can ask the model for."""
+    """The kind of request that the page can send to the model."""
     if state.engine.limits.pools:
         return "pooling"
     if state.whisper is not None:

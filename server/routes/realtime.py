@@ -23,7 +23,7 @@ PATH = "/v1/realtime"
 
 
 async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
-    """Until the client leaves."""
+    """Serve a session until the client disconnects."""
     exchange.route = PATH
     if exchange.state.engine.limits.pools:
         raise not_here(None, POOLS)
@@ -35,7 +35,7 @@ async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
     def checked(form: TranscriptionForm) -> Task:
         check_model(exchange.state, form.model)
         task = task_of(exchange, form, "")
-        hearer_of(exchange, task)  # raises where the model takes no audio, or not in this way
+        hearer_of(exchange, task)  # raises if the model takes no audio, or not in this way
         return task
 
     named = query.get("model")

@@ -1,7 +1,7 @@
 """/v1/chat/completions/render and /v1/completions/render: the request as token ids, without generating.
 
-Owner: loop. In: the same bodies as the routes they belong to, checked by the same functions. Out: what
-/inference/v1/generate takes.
+Owner: loop. In: the bodies of /v1/chat/completions and /v1/completions, checked by the same functions. Out: the body
+for /inference/v1/generate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from server.schema.chat import ChatBody
 from server.schema.common import SamplingFields
 from server.schema.completion import CompletionBody
 
-# Fields of a rendered request that are no sampling parameters, or that rendering has used up.
+# Fields of a request that are no sampling parameters, or that rendering has already applied.
 NOT_SAMPLING = {
     "model", "stream", "stream_options", "request_id", "priority", "cache_salt", "add_special_tokens",
     "truncate_prompt_tokens", "truncation_side",
@@ -62,7 +62,7 @@ async def completion(request: Request) -> Response:
 
 
 def rendered(name: str, model: str, job: Job, body: SamplingFields, asked: Asked) -> dict[str, Any]:
-    """One prompt of a request, ready to be sent to /inference/v1/generate."""
+    """One prompt of a request as a body for /inference/v1/generate."""
     return {
         "request_id": name,
         "token_ids": job.request.prompt_token_ids.tolist(),
@@ -76,7 +76,7 @@ def rendered(name: str, model: str, job: Job, body: SamplingFields, asked: Asked
 
 
 def sampling_of(job: Job, body: SamplingFields, asked: Asked) -> dict[str, Any]:
-    """The fields that were sent, and the defaults that apply, as numbers."""
+    """The sampling fields that were sent, and the values of the defaults."""
     known = {field.name for field in msgspec.structs.fields(SamplingFields)} - NOT_SAMPLING
     sent = {name: msgspec.to_builtins(getattr(body, name)) for name in sorted(known)}
     params = job.request.sampling

@@ -1,8 +1,8 @@
 """/score and /rerank with all their paths: how well documents answer a query (API.md section 13).
 
 Owner: loop. In: one query with many documents, or pairs. Out: a score for each pair; /rerank sorts them, ties by index.
-A model that reads both texts at once scores pairs; one that makes vectors compares these, or those of tokens where
-`task` is token_embed or the model has no others (server/pooling/pairs).
+A model that reads both texts at once scores pairs. For a model of vectors, the vectors of the two texts are compared;
+or the vectors of their tokens, if `task` is token_embed or the model has only these (server/pooling/pairs).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def score(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    """The documents by their scores."""
+    """The documents, sorted by score."""
     state = exchange_of(request).state
     body = await read_json(request, RerankBody, state.config.limits.max_request_bytes)
     if body.top_n is not None and body.top_n < 0:
@@ -98,7 +98,7 @@ async def scored(
     per_document: int | None,
     instruction: str | None,
 ) -> tuple[dict[str, Any], list[float]]:
-    """What answers begin with, and the pairs' scores."""
+    """The common fields of an answer, and the pairs' scores."""
     exchange = exchange_of(request)
     state = exchange.state
     model = check_model(state, body.model)
@@ -139,7 +139,7 @@ async def scored(
 
 
 def compares_tokens(config: PoolingConfig, task: str | None) -> bool:
-    """Whether texts are compared token by token; 400 or 501 where the model cannot."""
+    """Whether texts are compared token by token; raises 400 or 501 if the model cannot do so."""
     if config.task == "classify" and config.tokens_only:
         raise not_here(
             "model", "the served model returns classes of tokens; scores need a model of pairs or of vectors"
@@ -153,7 +153,7 @@ def compares_tokens(config: PoolingConfig, task: str | None) -> bool:
 
 
 def by_weights(config: PoolingConfig, arrays: list[Any], pairs: Pairs) -> list[float]:
-    """Each pair's product or cosine of weights of the vocabulary. Pool."""
+    """The product or cosine of each pair's vocabulary weights (pool)."""
     compare = products if config.compares_products else cosines
     return compare([activated(array, config.activation) for array in arrays], pairs)
 
@@ -161,7 +161,7 @@ def by_weights(config: PoolingConfig, arrays: list[Any], pairs: Pairs) -> list[f
 def by_maxsim(
     config: PoolingConfig, inputs: list[Any], arrays: list[Any], pairs: Pairs, body: ScoreBody | RerankBody
 ) -> list[float]:
-    """Scores of what the engine made of the texts' tokens. Pool."""
+    """MaxSim scores from the engine's vectors of the texts' tokens (pool)."""
     activation = config.heads_of_tokens["token_embed"].activation
     roles = ["query"] * len(pairs.queries) + ["document"] * len(pairs.documents)
     kept = [of_tokens(lines, ids, config, "token_embed", role) for lines, ids, role in zip(arrays, inputs, roles)]
@@ -169,7 +169,7 @@ def by_maxsim(
 
 
 def sees(state: AppState) -> bool:
-    """Whether items may hold media: a classifier of the tokenizer's pairs reads texts alone."""
+    """Whether items may have media; a classifier of the tokenizer's pairs reads only texts."""
     config = pooling_of(state)
     return state.media is not None and (config.task == "embed" or config.template in ("chat", "qwen3_vl", "jina_vl"))
 
@@ -177,7 +177,7 @@ def sees(state: AppState) -> bool:
 async def inputs_of(
     exchange: Exchange, pairs: Pairs, cut: Cut, per_document: int | None, instruction: str | None, salt: str
 ) -> PooledInputs:
-    """Token ids of all inputs, and what the engine must know of them."""
+    """Token ids of all inputs, and further data for the engine."""
     state, config = exchange.state, pooling_of(exchange.state)
     size = sum(map(len, pairs.documents)) + sum(map(len, pairs.queries))
     large = size > state.config.limits.tokenize_offload_bytes or bool(config.template) or config.messages

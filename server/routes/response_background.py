@@ -1,7 +1,7 @@
-"""Responses in the background: the request ends, and the answer goes on in a task of its own.
+"""Responses in the background: the request ends, and the answer continues in its own task.
 
 Owner: loop. In: a prompt and the shape of its response. Out: the queued response, or its events while the client
-follows. What was held for the request is held by the task from then on.
+follows. The task then holds everything that was held for the request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def in_background(
     make_shape: Callable[[], ResponseObject],
     parsing: Parsing | None,
 ) -> Response | None:
-    """Hands the answer over to a task of its own; the client gets the queued response, or follows its events."""
+    """Pass the answer to its own task; the client gets the queued response, or follows its events."""
     exchange = exchange_of(request)
     async with client_present(request):
         with ExitStack() as held:
@@ -62,12 +62,12 @@ async def begin(
     held: ExitStack,
     parsing: Parsing | None,
 ) -> Stored:
-    """Submits the job and stores the running response, which from now on has what is `held`."""
+    """Submit the job and store the running response, which then owns `held`."""
     state = exchange.state
     answer = Answer(exchange, asked, [job], body.skip_special_tokens is not False, parsing)
     held.callback(answer.close)
     await answer.submit(shape.name, exchange.request_id)
-    if state.responses.running >= state.responses.most:  # checked without an await before the response is added
+    if state.responses.running >= state.responses.most:  # no await between this check and adding the response
         raise queue_full(state.places.retry_after(), "as many responses run in the background as this server stores")
     entry = Stored(exchange.key_name, shape.name, turn)
     entry.running = Background(answer, shape, entry, held.pop_all())

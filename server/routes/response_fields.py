@@ -1,7 +1,6 @@
-"""Fields of a response: what is refused before items are read, and what becomes of the others.
+"""Checks the fields of a response before items are read.
 
-Owner: loop. In: ResponsesBody, or the InputBody of which only the prompt is counted. Out: the sampling that the request
-asks for.
+Owner: loop. In: ResponsesBody, or InputBody if the prompt is only counted. Out: the sampling that the request asks for.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SAMPLED = (
 
 
 def check(state: AppState, body: ResponsesBody) -> Asked:
-    """Everything that can be refused before the template runs."""
+    """Check everything that can be checked before the template runs; returns the sampling."""
     check_input(body)
     check_background(state, body)
     refuse_experts(body.return_routed_experts)
@@ -50,7 +49,7 @@ def check(state: AppState, body: ResponsesBody) -> Asked:
         raise invalid("top_logprobs", f"top_logprobs: needs {LOGPROBS} in include")
     if body.top_logprobs is not None and state.config.limits.max_logprobs != -1:
         in_range("top_logprobs", body.top_logprobs, 0, state.config.limits.max_logprobs)
-    watched = body.stream or body.background  # whoever asks for the latter may follow it as it grows
+    watched = body.stream or body.background  # a background response may be streamed later
     fields = SamplingFields(**{name: getattr(body, name) for name in SAMPLED}, stream=watched)
     logprobs = (body.top_logprobs or 0) if wanted else None
     asked = resolve(fields, logprobs, body.max_output_tokens, state.defaults, state.config, state.vocabulary)
@@ -69,7 +68,7 @@ def check_background(state: AppState, body: ResponsesBody) -> None:
 
 
 def check_input(body: InputBody) -> None:
-    """What both routes take."""
+    """Check the fields that both routes take."""
     for name in ("conversation", "prompt"):
         if getattr(body, name) is not None:
             raise not_here(name, f"{name}: this server does not have objects of OpenAI's servers; send the items")
@@ -82,7 +81,7 @@ def check_input(body: InputBody) -> None:
 
 
 def check_objects(body: ResponsesBody) -> None:
-    """metadata, and names."""
+    """Check metadata and names."""
     pairs = body.metadata or {}
     if len(pairs) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in pairs.items()):
         raise invalid("metadata", "metadata: at most 16 pairs, keys of 64 and values of 512 characters")

@@ -1,7 +1,7 @@
-"""The prompt of a response: items and the turns before them become a conversation, and that a job.
+"""The prompt of a response: earlier turns and new items become a conversation, and the conversation becomes a Job.
 
-Owner: loop; items are read in the pool. In: InputBody, and the turn that it continues. Out: a Job, and the turn that
-the answer will end. With truncation "auto" the oldest items are left out until the prompt fits.
+Owner: loop; items are read in the pool. In: InputBody, and the turn that it continues. Out: a Job, and the new turn.
+With truncation "auto" the oldest items are left out until the prompt fits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from server.state import AppState
 
 
 def earlier(state: AppState, key: str, name: str | None) -> Turn | None:
-    """The turn that this one continues."""
+    """The turn that the new one continues."""
     if name is None:
         return None
     entry = state.responses.get(key, name)
@@ -49,7 +49,7 @@ async def prompt_of(
     salt: str = "",
     keeps: bool = False,
 ) -> tuple[Turn, Job]:
-    """Items to a prompt with its media, and the turn that they begin; complaints name the client's own fields."""
+    """The Job of a response's items with their media, and the new turn; errors name the client's own fields."""
     state = exchange.state
     named = state.responses.items(exchange.key_name, references(as_items(body.input)))
 

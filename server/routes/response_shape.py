@@ -1,6 +1,6 @@
 """The response object: its name, and the fields of the request that it repeats.
 
-Owner: loop. In: ResponsesBody and what became of its tools. Out: a ResponseObject, to which the answer adds its items.
+Owner: loop. In: ResponsesBody and its checked tools. Out: a ResponseObject, to which the answer adds its items.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from server.schema.responses import ResponsesBody
 
 
 def echoed_format(asked: dict[str, Any] | None) -> dict[str, Any]:
-    """`text.format` as the official client's types demand it: flat and with a name, also where chat's form came."""
+    """`text.format` in the form of the official client's types: flat and with a name, even if chat's form was sent."""
     if not asked:
         return {"type": "text"}
     inner = asked.get("json_schema") if asked.get("type") == "json_schema" else None
@@ -31,7 +31,7 @@ def echoed_format(asked: dict[str, Any] | None) -> dict[str, Any]:
 def shape_of(
     exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, echoed: list[dict[str, Any]]
 ) -> ResponseObject:
-    """The response object with all that is echoed."""
+    """The response object with all echoed fields."""
     choice = body.tool_choice
     if isinstance(choice, dict):
         choice = {key: choice[key] for key in ("type", "name", "mode", "tools", "server_label") if key in choice}
@@ -39,7 +39,7 @@ def shape_of(
     verbosity = {"verbosity": text.verbosity} if text and text.verbosity else {}
     name = f"resp_{exchange.request_id}"
     state = exchange.state
-    if state.responses.get(exchange.key_name, name):  # a label of the client's, used before
+    if state.responses.get(exchange.key_name, name):  # the client has used this id before
         name = f"resp_{uuid4().hex}"
     echo = {
         "created_at": int(time.time()),

@@ -1,7 +1,7 @@
-"""Tools of /v1/responses: what the template sees, what is echoed, and what is looked for in the answer.
+"""Tools of /v1/responses: their form for the template, their echo, and the parsing of the answer.
 
-Owner: loop. In: ResponsesBody. Out: a ToolTable, the tools as they are echoed and a Parsing; a choice that names no
-tool is refused. Tools that only OpenAI's servers run are left out with a warning.
+Owner: loop. In: ResponsesBody. Out: a ToolTable, the tools for the echo, and a Parsing; a choice of an unknown tool is
+refused. Tools that only OpenAI's servers run are left out with a warning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("omniloop")
 
 
 def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tuple[ToolTable, list[dict[str, Any]]]:
-    """The tools that this server knows with what the request says of calls, and all tools for the echo."""
+    """The known tools with the calls that the request allows, and all tools for the echo."""
     known, echoed, dropped = read_response_tools(body.tools)
     if dropped:
         log.warning("%d tools that only OpenAI's servers run were left out of a request", dropped)
@@ -49,17 +49,19 @@ def check_tools(state: AppState, body: InputBody, calls_back: bool = True) -> tu
 
 
 def is_hosted(tool: dict[str, Any]) -> bool:
-    """Whether a choice names one of the tools that only OpenAI's servers run."""
+    """Whether a choice names a tool that only OpenAI's servers run."""
     return isinstance(tool.get("type"), str) and tool["type"] not in ("function", "custom", "namespace")
 
 
 def note_unenforced(exchange: Exchange, body: ResponsesBody, calls: Calls) -> None:
-    """A header for custom tools whose Lark grammar no call is held to; coding clients send one with every request."""
+    """Add a header for custom tools with a Lark grammar, which is not enforced; coding clients send such a tool with
+    every request.
+    """
     if calls.may and any(grammar_syntax(tool) == "lark" for tool, _, _ in listed_tools(body.tools)):
         exchange.headers.append((b"x-structured-relaxed", b"format"))
         exchange.state.metrics.relax(("format",))
 
 
 def parsing_for(state: AppState, body: ResponsesBody, tools: ToolTable) -> Parsing | None:
-    """What the answer's text is searched for."""
+    """The parsing of the answer's text."""
     return tools.parsing(state, id_prefix="call_", shows_special=body.skip_special_tokens is False)

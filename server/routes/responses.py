@@ -1,8 +1,8 @@
-"""/v1/responses (API.md section 11): create, and count what a prompt costs; stored_responses.py has the rest.
+"""/v1/responses (API.md section 11): create, and count a prompt's tokens; stored_responses.py has the other routes.
 
-Owner: loop; items are read in the pool. In: ResponsesBody. Out: one JSON body, events pushed as the engine makes them,
-or at once a queued response that goes on in the background. What is stored belongs to the key that made it. Tools that
-only OpenAI's servers run are left out with a warning, because coding clients always send them.
+Owner: loop; items are read in the pool. In: ResponsesBody. Out: one JSON body, events pushed as the engine makes
+tokens, or at once a queued response that continues in the background. A stored response belongs to its request's key.
+Tools that only OpenAI's servers run are left out with a warning, because coding clients always send them.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ async def create(request: Request) -> Response | None:
 
 
 async def count(request: Request) -> Response:
-    """What the prompt would cost, media included, also where it is too long to be answered."""
+    """The size of the prompt in tokens, including media, even if it is too long for the context."""
     exchange = exchange_of(request)
     state = exchange.state
     body = await read_json(request, InputBody, state.config.limits.max_request_bytes)
     check_model(state, body.model)
     check_input(body)
-    body.truncation = None  # all of it is counted
+    body.truncation = None  # all of the input is counted
     tools, _ = check_tools(state, body, calls_back=False)
     parent = earlier(state, exchange.key_name, body.previous_response_id)
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
@@ -93,7 +93,7 @@ async def count(request: Request) -> Response:
 
 
 class Reply:
-    """A response that ends with its request: its prompt, its events or body, and what is stored of it."""
+    """A response that ends with its request: its prompt, its events or body, and its storage."""
 
     def __init__(self, exchange: Exchange, body: ResponsesBody, prompt: MakePrompt, shape: ResponseObject) -> None:
         self.exchange = exchange
@@ -115,7 +115,7 @@ class Reply:
         return json_response(content)
 
     def store(self, content: dict[str, Any], cuts: bytes) -> None:
-        """Keeps the ended response, unless the client wants it forgotten; `cuts`: where its deltas begin and end."""
+        """Store the ended response unless the client sent store: false; `cuts`: the boundaries of its deltas."""
         if self.body.store is False:
             return
         output = content["output"]

@@ -1,6 +1,6 @@
-"""/v1/responses/{id} (API.md section 11): retrieve, cancel and delete what is stored, and list what it answers.
+"""/v1/responses/{id} (API.md section 11): retrieve, cancel and delete stored responses, and list their input items.
 
-Owner: loop. In: the id of a response that the same key made. Out: the response as it is, or its events.
+Owner: loop. In: the id of a response that the same key made. Out: the response's current state, or its events.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def missing(name: str) -> str:
 
 
 def stored(request: Request) -> Stored:
-    """404 for an id that is unknown, forgotten, or another key's."""
+    """The stored response; 404 for an id that is unknown, removed, or another key's."""
     exchange, name = exchange_of(request), request.path_params["id"]
     entry = exchange.state.responses.get(exchange.key_name, name)
     if entry is None:
@@ -49,7 +49,7 @@ async def one(request: Request) -> Response | None:
 
 
 async def retrieve(request: Request) -> Response | None:
-    """The response as it is, or with stream=true its events, those after `starting_after` where that is given."""
+    """The response's current state; with stream=true its events, optionally only those after `starting_after`."""
     query = request.query_params
     if query.get("stream", "false") not in ("true", "false"):
         raise invalid("stream", f"stream: got {quoted(query['stream'])}; must be true or false")
@@ -65,7 +65,7 @@ async def retrieve(request: Request) -> Response | None:
 
 
 async def cancel(request: Request) -> Response:
-    """Ends a response in the background; one that has ended already stays as it is."""
+    """End a response in the background; an ended response does not change."""
     entry = stored(request)
     if entry.running is not None:
         await entry.running.cancel()
@@ -83,7 +83,7 @@ async def delete(request: Request) -> Response:
 
 
 async def input_items(request: Request) -> Response:
-    """A page of the items that the response answers, those of earlier turns among them; newest first."""
+    """A page of the response's input items, including those of earlier turns; newest first."""
     query, entry = request.query_params, stored(request)
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     one_of("order", order, ("asc", "desc"))

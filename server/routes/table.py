@@ -1,6 +1,6 @@
 """The route table: every path that the server has, with its methods and handler.
 
-Owner: loop; made once, at start. In: the flags. Out: a line for each path. The one path of WebSockets stands apart, in
+Owner: loop; made once, at start. In: the flags. Out: a line for each path. The only path of WebSockets is in
 server/app.py.
 """
 
@@ -38,7 +38,7 @@ FAMILIES = (
 
 
 def routes_of(config: Config) -> list[Route]:
-    """Every line of the table that the flags leave on."""
+    """Every line of the table that the flags enable."""
     server = config.server
     switched = [health.WITHOUT_PAGE if server.disable_playground else playground.ROUTES]
     switched += [

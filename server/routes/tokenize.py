@@ -1,7 +1,7 @@
-"""/tokenize, /detokenize and /tokenizer_info: what the prompt would be, without generating (API.md section 16).
+"""/tokenize, /detokenize and /tokenizer_info: the tokens of a prompt, without generating (API.md section 16).
 
-Owner: loop; long lists of ids are checked, decoded and written down in the pool. In: TokenizeBody or DetokenizeBody.
-Out: one JSON body. Both routes hold a place while they work, as a request that generates does.
+Owner: loop; long lists of ids are checked, decoded and formatted in the pool. In: TokenizeBody or DetokenizeBody. Out:
+one JSON body. Both routes hold a place while they work, like a request that generates.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def in_pool_if_long(state: AppState, count: int, work: Callable[[], T]) -> T:
-    """Work on so many token ids: here, or in the pool where it would hold the loop."""
+    """Run `work` on `count` token ids, in the pool if it would block the loop."""
     if 4 * count <= state.config.limits.tokenize_offload_bytes:
         return work()
     return await asyncio.get_running_loop().run_in_executor(state.pool, work)
@@ -58,12 +58,12 @@ def tokens_of(state: AppState, body: TokenizeBody, made: np.ndarray) -> bytes:
 
 
 async def ids_of(state: AppState, body: TokenizeBody) -> np.ndarray:
-    """int32; they may be more than the context has, since clients ask how many these are."""
+    """int32 ids; they may exceed the context, since clients use this to count them."""
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "send either prompt or messages")
     if (text := body.prompt) is not None:
         state.tokenizer.require_texts("prompt")
-        require_counted(state, len(text))  # before the text is looked through: it may have 60 MB
+        require_counted(state, len(text))  # before the text is encoded: it may have 60 MB
         special = body.add_special_tokens is not False
         return await in_pool_if_long(state, len(text) // 4, lambda: ids_in(state, text, special))
     assert body.messages is not None
@@ -83,14 +83,14 @@ async def ids_of(state: AppState, body: TokenizeBody) -> np.ndarray:
 
 
 def ids_in(state: AppState, text: str, special: bool) -> np.ndarray:
-    """Of a text that is not too long in characters."""
+    """The ids of a text whose number of characters is within the limit."""
     state.renderer.media.refuse_in_text(text, "prompt")
     require_counted(state, len(text.encode()))
     return id_array(state.tokenizer.encode(text, special))
 
 
 def require_counted(state: AppState, size: int) -> None:
-    """Raises for a text of more bytes than are counted."""
+    """Raise if a text has more bytes than this server counts."""
     most = state.renderer.config.prompt_bytes
     if size > most:
         note = f" (estimated from {size} bytes; at most {most} are counted)"
@@ -111,7 +111,7 @@ async def detokenize(request: Request) -> Response:
 
 
 def text_of(state: AppState, tokens: list[int]) -> bytes:
-    """The answer of /detokenize. The list ends empty: a long one that is freed at once holds up every thread."""
+    """The answer of /detokenize. Empties the list in pieces, since freeing a long list at once blocks every thread."""
     width = state.vocabulary.width
     try:
         for at, token in enumerate(tokens):
@@ -123,7 +123,7 @@ def text_of(state: AppState, tokens: list[int]) -> bytes:
 
 
 async def info(request: Request) -> Response:
-    """What a client needs to build the same tokenizer's prompts; no paths."""
+    """The settings that a client needs to build the same prompts; no paths."""
     return json_response(state_of(request).tokenizer.info())
 
 

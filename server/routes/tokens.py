@@ -1,6 +1,6 @@
-"""/inference/v1/generate: token ids in, token ids (and text, if asked for) out (API.md section 16).
+"""/inference/v1/generate: token ids in, token ids (and text on request) out (API.md section 16).
 
-Owner: loop. In: GenerateBody, usually what a render endpoint returned. Media come as hashes of what the same caller has
+Owner: loop. In: GenerateBody, usually from a render endpoint. Media are hashes of items that the same caller has
 rendered on this server; spans and hashes are recomputed and compared. Out: one JSON body, or chunks.
 """
 
@@ -64,7 +64,7 @@ async def create(request: Request) -> Response | None:
 
 
 def sampling_of(body: GenerateBody) -> TokenSampling:
-    """`sampling_params` with what this body says outside of them."""
+    """`sampling_params`, with the sampling fields that this body has outside of them."""
     fields = body.sampling_params or TokenSampling()
     routed = body.return_routed_experts
     return msgspec.structs.replace(
@@ -85,8 +85,8 @@ def check(state: AppState, fields: TokenSampling) -> Asked:
 
 
 async def prompt_of(exchange: Exchange, body: GenerateBody, fields: TokenSampling, asked: Asked, priority: int) -> Job:
-    """A job of token ids, which are checked as those of other prompts. Media are looked up by their names, compared
-    with the request's, and spliced into the prompt."""
+    """A job of token ids, which are checked like those of other prompts. Media are looked up by their hashes, compared
+    with the request's places, and spliced into the prompt."""
     state, salt = exchange.state, salt_of(fields)
     if not body.token_ids:
         raise ApiError(400, "empty_prompt", "token_ids: is empty; send at least one", PARAM)
@@ -119,7 +119,7 @@ class TokenChunks:
         self.with_text = with_text
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        """What the choice has made since the last call."""
+        """The choice's output since the last call."""
         choice.started = True
         text, token_ids, entries = choice.drain()
         found: dict[str, Any] = {
@@ -145,7 +145,7 @@ class TokenChunks:
         return self.frame([self.choice(choice)], **more)
 
     def plain(self, choice: Choice) -> None:
-        """Each chunk has its token ids."""
+        """No lane: each chunk has its own token ids."""
 
     def usage(self) -> bytes:
         return self.frame([], usage=self.answer.usage()) if self.answer.asked.include_usage else b""

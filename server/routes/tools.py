@@ -1,6 +1,6 @@
-"""Tools of a request: what the template sees, what is looked for in the answer, and what is refused.
+"""Tools of a request: their form for the template, the parsing of the answer, and refused choices.
 
-Owner: loop. In: the tools and the choice of any dialect, read by its route. Out: a ToolTable, which the route makes
+Owner: loop. In: the tools and the tool choice of any API, read by its route. Out: a ToolTable, which the route makes
 once and passes on: it has the tools for the template, the sampling and a Parsing for the answer; or a refusal.
 """
 
@@ -25,16 +25,16 @@ Tool = dict[str, Any]
 class ToolTable:
     """The tools of one request and its choice among them."""
 
-    known: list[Tool] | None  # as templates know them
+    known: list[Tool] | None  # in the form for templates
     calls: Calls
-    offered: list[Tool] | None  # those that the template sees
+    offered: list[Tool] | None  # the tools for the template
 
     @classmethod
     def of(cls, state: AppState, known: list[Tool] | None, calls: Calls) -> ToolTable:
         return cls(known, calls, offered(state, known, calls))
 
     def parsing(self, state: AppState, **wishes: Any) -> Parsing | None:
-        """What to look for in an answer; None where the model's answers are plain text."""
+        """The parsing of an answer; None if the model's answers are plain text."""
         parsers = state.parsers.that_call() if self.calls.must else state.parsers
         given = self.known if self.known and self.calls.may else None
         if parsers.is_empty:
@@ -44,7 +44,7 @@ class ToolTable:
         return Parsing(parsers, given, *bounds, **wishes)
 
     def holding(self, state: AppState, asked: Asked, places: list[ToolPlace]) -> Asked:
-        """The sampling of an answer in which calls must come, or in which they follow their tools' schemas."""
+        """The sampling of an answer in which calls are required, or must follow their tools' schemas."""
         if not self.known or not self.calls.may:
             return asked
         parsers = state.parsers.that_call() if self.calls.must else state.parsers
@@ -63,9 +63,9 @@ def check_calls(
     must_call: bool,
     may_call: bool,
 ) -> None:
-    """Refuses a choice that cannot be met, and tools where a call may come back that no parser of the model reads.
+    """Refuse a choice that cannot be satisfied, and tools whose calls no parser of the model can read.
 
-    `sent`: the client's tools; `known`: the tools of them that this server knows.
+    `sent`: the client's tools; `known`: those among them that this server knows.
     """
     if must_call and not sent:
         raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
@@ -79,7 +79,7 @@ def check_calls(
 
 
 def check_name(param: str, name: Any, known: Sequence[Tool] | None) -> str:
-    """A name of one of the tools, sent as the field `param`."""
+    """A name of one of the tools, sent in the field `param`."""
     names = [tool["function"]["name"] for tool in known or ()]
     if not isinstance(name, str) or name not in names:
         few = ", ".join(map(quoted, names[:8])) or "none"
@@ -94,9 +94,9 @@ def allowed_tools(
     function_of: Callable[[Tool], Any] = lambda tool: tool,
     is_hosted: Callable[[Tool], bool] = lambda tool: False,
 ) -> tuple[str, frozenset[str]]:
-    """The mode and the names of a choice of the type allowed_tools; `function_of` finds what holds an entry's name.
+    """(mode, names) of a choice of type allowed_tools; `function_of` finds the object with an entry's name.
 
-    Entries for which `is_hosted` name tools that were left out, and are left out too.
+    Entries for which `is_hosted` is true name tools that were left out; they are left out too.
     """
     if not isinstance(said, dict):
         raise invalid(path, f"{path}: must be an object with mode and tools")
@@ -116,10 +116,10 @@ def allowed_tools(
 
 
 def offered(state: AppState, tools: list[Tool] | None, calls: Calls) -> list[Tool] | None:
-    """The tools that the template sees.
+    """The tools for the template.
 
-    Where a call has to come its grammar holds it to the tools that may be called, so the prompt stays as it was and a
-    cached one fits; where a call may come, the model does not see the others.
+    If a call is required, its grammar allows only the permitted tools; the prompt then lists all tools, so that a
+    cached prompt still fits. If a call is optional, the template gets only the permitted tools.
     """
     if not tools or (not calls.may and state.config.chat.exclude_tools_when_tool_choice_none):
         return None

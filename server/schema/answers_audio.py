@@ -55,13 +55,13 @@ class Transcription(Answer):
 
 
 class SpokenDelta(Answer):
-    """The growth of the text; empty at the end."""
+    """A delta of the text; empty at the end of the stream."""
 
     content: Annotated[Maybe[str], said("The next piece of the text.")] = ABSENT
 
 
 class SpokenChoice(Answer):
-    """The growth of the text in the form of chat."""
+    """A delta of the text in the format of chat completions."""
 
     index: Annotated[int, said("Always 0.", 0)]
     delta: Annotated[SpokenDelta, said("What is new.")]
@@ -88,7 +88,7 @@ class SpeechUsage(Answer):
 
 
 class SpeechEvent(Answer):
-    """What events of a streamed transcription have."""
+    """Common fields of the events of a streamed transcription."""
 
     id: Annotated[str, said("The id of the answer.", "trsc-5f0c")]
     object: Annotated[Literal["transcription.chunk"], said("The kind of this object.")]
@@ -100,13 +100,13 @@ class SpeechEvent(Answer):
 
 
 class SpeechDeltaEvent(SpeechEvent, tag_field="type", tag="transcript.text.delta", kw_only=True):
-    """The text grows."""
+    """An event with the next piece of the text."""
 
     delta: Annotated[str, said("The next piece of the text.")]
 
 
 class SpeechDoneEvent(SpeechEvent, tag_field="type", tag="transcript.text.done", kw_only=True):
-    """The text has ended; the stream ends with the text [DONE]."""
+    """The event with the whole text; the text [DONE] after it ends the stream."""
 
     text: Annotated[str, said("The whole text.")]
 

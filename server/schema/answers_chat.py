@@ -103,14 +103,14 @@ class ChatCompletion(Answer):
 
 
 class FunctionDelta(Answer):
-    """The growth of a call's function."""
+    """A delta of the function in a call."""
 
     arguments: Annotated[str, said("The next piece of the arguments; pieces join to the whole JSON.")]
     name: Annotated[Maybe[str], said("The name of the function, in the first piece.")] = ABSENT
 
 
 class ToolCallDelta(Answer):
-    """The growth of a call."""
+    """A delta of a call."""
 
     index: Annotated[int, said("The number of the call within its message, from 0.", 0)]
     function: Annotated[FunctionDelta, said("What is new of the function.")]
@@ -119,7 +119,7 @@ class ToolCallDelta(Answer):
 
 
 class Delta(Answer):
-    """The growth of a message; empty in the chunk that ends a choice."""
+    """A delta of a message; empty in the chunk that ends a choice."""
 
     role: Annotated[Maybe[str], said("The role of the message, in the first chunk.")] = ABSENT
     content: Annotated[Maybe[str], said("The next piece of the text.")] = ABSENT
@@ -129,7 +129,7 @@ class Delta(Answer):
 
 
 class ChunkChoice(Answer):
-    """The growth of one of the answers."""
+    """A delta of one choice."""
 
     index: Index
     delta: Annotated[Delta, said("What is new.")]
@@ -192,7 +192,7 @@ class Completion(Answer):
 
 
 class CompletionChunkChoice(Answer):
-    """The growth of one of the texts."""
+    """A delta of one choice."""
 
     index: Index
     text: Annotated[str, said("The next piece of the text.")]

@@ -1,7 +1,7 @@
-"""Types of what several answers hold: counts, log-probabilities, experts, errors.
+"""Types shared by several answers: counts, log-probabilities, experts, errors.
 
 All types of answers (answers_*.py) are documentation that tests enforce: handlers build dicts, /openapi.json is made
-from these types, and the tests decode what was answered with them. A field that an answer may lack is Maybe.
+from these types, and the tests decode the answers with them. A field that an answer may lack is Maybe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ABSENT = UNSET
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What all answers are: their fields and no others."""
+    """Base of all answers, which have no fields other than those declared."""
 
 
 Id = Annotated[str, said("The id of the answer.", "chatcmpl-5f0c")]
@@ -103,7 +103,7 @@ PromptRouted = Annotated[Maybe[RoutedExperts], said("The experts of the prompt's
 
 
 class ErrorDetail(Answer):
-    """What went wrong."""
+    """The details of an error."""
 
     message: Annotated[str, said("What was got, what is allowed, and how to fix it.", "max_tokens: must be at least 1")]
     type: Annotated[str, said("The class of the error.", "BadRequestError")]
@@ -119,13 +119,13 @@ class Error(Answer):
 
 
 class MessagesErrorDetails(Answer):
-    """More of the cause than the protocol has words for."""
+    """Further details of the cause, beyond the protocol's own error types."""
 
     error_code: Annotated[str, said("A stable word for the cause.", "invalid_parameter")]
 
 
 class MessagesErrorDetail(Answer):
-    """What went wrong, in the Anthropic protocol."""
+    """The details of an error, in the Anthropic protocol."""
 
     type: Annotated[
         Literal[

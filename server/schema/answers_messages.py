@@ -70,65 +70,65 @@ class MessageStartEvent(Answer, tag_field="type", tag="message_start"):
 
 
 class BlockStartEvent(Answer, tag_field="type", tag="content_block_start"):
-    """A block begins."""
+    """The event that begins a block."""
 
     index: BlockIndex
     content_block: Annotated[MessageBlock, said("The block as it begins.")]
 
 
 class TextDelta(Answer, tag_field="type", tag="text_delta"):
-    """The growth of a text."""
+    """A delta of a text block."""
 
     text: Annotated[str, said("The next piece.")]
 
 
 class ThinkingDelta(Answer, tag_field="type", tag="thinking_delta"):
-    """The growth of thinking."""
+    """A delta of a thinking block."""
 
     thinking: Annotated[str, said("The next piece.")]
 
 
 class SignatureDelta(Answer, tag_field="type", tag="signature_delta"):
-    """The signature of a block of thinking, before it ends."""
+    """The signature of a thinking block, sent before the block ends."""
 
     signature: Annotated[str, said("A constant that clients send back.")]
 
 
 class InputDelta(Answer, tag_field="type", tag="input_json_delta"):
-    """The growth of a tool's input."""
+    """A delta of a tool's input."""
 
     partial_json: Annotated[str, said("The next piece; pieces join to the whole JSON.")]
 
 
 class BlockDeltaEvent(Answer, tag_field="type", tag="content_block_delta"):
-    """A block grows."""
+    """An event with a delta of the open block."""
 
     index: BlockIndex
     delta: Annotated[TextDelta | ThinkingDelta | SignatureDelta | InputDelta, said("What is new.")]
 
 
 class BlockStopEvent(Answer, tag_field="type", tag="content_block_stop"):
-    """A block ends."""
+    """The event that ends a block."""
 
     index: BlockIndex
 
 
 class MessageEnd(Answer):
-    """How a message ended."""
+    """The reason why a message ended."""
 
     stop_reason: Annotated[MessageStop, said("Why the answer ended.", "end_turn")]
     stop_sequence: Annotated[str | None, said("The text that ended the answer.")]
 
 
 class MessageDeltaEvent(Answer, tag_field="type", tag="message_delta"):
-    """The message has all its content."""
+    """The event with the end reason, after all content of the message."""
 
     delta: Annotated[MessageEnd, said("How the message ended.")]
     usage: Annotated[MessageUsage, said("Counts of tokens.")]
 
 
 class MessageStopEvent(Answer, tag_field="type", tag="message_stop"):
-    """The last event."""
+    """The last event of a stream."""
 
 
 MessageEvent = (

@@ -41,7 +41,7 @@ class EmbeddingList(Answer):
 
 
 class Pooled(Answer):
-    """What a pooling model made of an input."""
+    """The result of a pooling model for an input."""
 
     index: Position
     object: Annotated[Literal["pooling"], said("The kind of this object.")]
@@ -51,7 +51,7 @@ class Pooled(Answer):
 
 
 class PooledList(Answer):
-    """What a pooling model made of inputs."""
+    """The results of a pooling model for the inputs."""
 
     id: Id
     object: ListObject

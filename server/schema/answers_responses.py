@@ -102,34 +102,34 @@ class ResponseUsage(Answer):
 
 
 class ResponseFault(Answer):
-    """Why a response failed."""
+    """The error of a failed response."""
 
     code: Annotated[Literal["rate_limit_exceeded", "server_error"], said("The protocol's word for the cause.")]
     message: Annotated[str, said("What went wrong.")]
 
 
 class IncompleteDetails(Answer):
-    """Why a response is incomplete."""
+    """The reason why a response is incomplete."""
 
     reason: Annotated[Literal["max_output_tokens"], said("What ended it.")]
 
 
 class EchoedReasoning(Answer):
-    """The request's options of thinking."""
+    """The request's options for thinking."""
 
     effort: Annotated[str | None, said("The effort that was asked for.")]
     summary: Annotated[str | None, said("The summary that was asked for.")]
 
 
 class EchoedText(Answer):
-    """The request's options of the text."""
+    """The request's options for the text."""
 
     format: Annotated[dict[str, Any], said("The format that was asked for.", {"type": "text"})]
     verbosity: Annotated[Maybe[str], said("The verbosity that was asked for.")] = ABSENT
 
 
 class Response(Answer):
-    """A response, and the request's fields with their defaults."""
+    """A response, and the fields of its request with their defaults."""
 
     id: Annotated[str, said("The id of the response.", "resp_5f0c")]
     object: Annotated[Literal["response"], said("The kind of this object.")]
@@ -179,7 +179,7 @@ class InputTokens(Answer):
 
 
 class InputItemList(Answer):
-    """A page of the items that a response answers."""
+    """A page of the input items of a response."""
 
     object: Annotated[Literal["list"], said("The kind of this object.")]
     data: Annotated[list[dict[str, Any]], said("The items as they were sent, each with an id.")]
@@ -189,34 +189,34 @@ class InputItemList(Answer):
 
 
 class ResponseEvent(Answer):
-    """What the events of a whole response have."""
+    """Common fields of the events of a whole response."""
 
     response: Annotated[Response, said("The response as it is now.")]
     sequence_number: Number
 
 
 class CreatedEvent(ResponseEvent, tag_field="type", tag="response.created"):
-    """The first event."""
+    """The first event of a response."""
 
 
 class InProgressEvent(ResponseEvent, tag_field="type", tag="response.in_progress"):
-    """The model begins."""
+    """The second event of a response, sent when the model has begun."""
 
 
 class CompletedEvent(ResponseEvent, tag_field="type", tag="response.completed"):
-    """The last event of a response that ended by itself."""
+    """The last event of a completed response."""
 
 
 class IncompleteEvent(ResponseEvent, tag_field="type", tag="response.incomplete"):
-    """The last event of a response that was cut."""
+    """The last event of a response that was cut off."""
 
 
 class FailedEvent(ResponseEvent, tag_field="type", tag="response.failed"):
-    """The last event of a response that failed."""
+    """The last event of a failed response."""
 
 
 class ItemEvent(Answer):
-    """What the events of an item have."""
+    """Common fields of the events of an item."""
 
     output_index: OutputIndex
     item: Annotated[OutputItem, said("The item as it is now.")]
@@ -224,15 +224,15 @@ class ItemEvent(Answer):
 
 
 class ItemAddedEvent(ItemEvent, tag_field="type", tag="response.output_item.added"):
-    """An item begins."""
+    """The event that begins an item."""
 
 
 class ItemDoneEvent(ItemEvent, tag_field="type", tag="response.output_item.done"):
-    """An item has ended."""
+    """The event that ends an item."""
 
 
 class WithinItem(Answer):
-    """The place of an event."""
+    """Common fields of the events inside an item."""
 
     item_id: ItemId
     output_index: OutputIndex
@@ -240,22 +240,22 @@ class WithinItem(Answer):
 
 
 class PartEvent(WithinItem):
-    """What the events of a part have."""
+    """Common fields of the events of a part."""
 
     content_index: ContentIndex
     part: Annotated[OutputText | ReasoningText, said("The part as it is now.")]
 
 
 class PartAddedEvent(PartEvent, tag_field="type", tag="response.content_part.added"):
-    """The part of an item begins."""
+    """The event that begins a part of an item."""
 
 
 class PartDoneEvent(PartEvent, tag_field="type", tag="response.content_part.done"):
-    """The part of an item has ended."""
+    """The event that ends a part of an item."""
 
 
 class TextDeltaEvent(WithinItem, tag_field="type", tag="response.output_text.delta"):
-    """A text grows."""
+    """An event with the next piece of a text."""
 
     content_index: ContentIndex
     delta: Piece
@@ -263,7 +263,7 @@ class TextDeltaEvent(WithinItem, tag_field="type", tag="response.output_text.del
 
 
 class TextDoneEvent(WithinItem, tag_field="type", tag="response.output_text.done"):
-    """A text has ended."""
+    """The event with a whole text."""
 
     content_index: ContentIndex
     text: Annotated[str, said("The whole text.")]
@@ -271,40 +271,40 @@ class TextDoneEvent(WithinItem, tag_field="type", tag="response.output_text.done
 
 
 class ReasoningDeltaEvent(WithinItem, tag_field="type", tag="response.reasoning_text.delta"):
-    """Thinking grows."""
+    """An event with the next piece of reasoning."""
 
     content_index: ContentIndex
     delta: Piece
 
 
 class ReasoningDoneEvent(WithinItem, tag_field="type", tag="response.reasoning_text.done"):
-    """Thinking has ended."""
+    """The event with the whole reasoning."""
 
     content_index: ContentIndex
     text: Annotated[str, said("The whole thinking.")]
 
 
 class ArgumentsDeltaEvent(WithinItem, tag_field="type", tag="response.function_call_arguments.delta"):
-    """The arguments of a call grow."""
+    """An event with the next piece of a call's arguments."""
 
     delta: Piece
 
 
 class ArgumentsDoneEvent(WithinItem, tag_field="type", tag="response.function_call_arguments.done"):
-    """The arguments of a call have ended."""
+    """The event with the whole arguments of a call."""
 
     name: Annotated[str, said("The name of the function.")]
     arguments: Annotated[str, said("The whole arguments as JSON.")]
 
 
 class CustomInputDeltaEvent(WithinItem, tag_field="type", tag="response.custom_tool_call_input.delta"):
-    """The input of a custom tool grows."""
+    """An event with the next piece of a custom tool's input."""
 
     delta: Piece
 
 
 class CustomInputDoneEvent(WithinItem, tag_field="type", tag="response.custom_tool_call_input.done"):
-    """The input of a custom tool has ended."""
+    """The event with the whole input of a custom tool."""
 
     input: Annotated[str, said("The whole input.")]
 

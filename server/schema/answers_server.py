@@ -1,4 +1,4 @@
-"""Types of what the server says of itself: models, version, load, and what the chat page must know."""
+"""Types of answers about the server itself: models, version, load, and facts for the chat page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ModelList(Answer):
 
 
 class ModelInfo(Answer):
-    """The first name in the words of SGLang's router."""
+    """Facts about the first name under the keys of SGLang's router."""
 
     model_path: Annotated[str, said("The served name; no path of the machine.", "qwen3-8b")]
     served_model_name: ServedName
@@ -73,13 +73,13 @@ class Version(Answer):
 
 
 class Load(Answer):
-    """How busy the server is."""
+    """The load of the server."""
 
     server_load: Annotated[int, said("Choices that are prepared, wait or run.", 0)]
 
 
 class Root(Answer):
-    """What / answers where the chat page is switched off."""
+    """The answer of / if the chat page is switched off."""
 
     name: Annotated[Literal["omniloop"], said("The name of the program.")]
     version: Annotated[str, said("The version.", "0.1.0")]
@@ -87,7 +87,7 @@ class Root(Answer):
 
 
 class About(Answer):
-    """What the chat page must know of the model."""
+    """Facts about the model for the chat page."""
 
     version: Annotated[str, said("The version.", "0.1.0")]
     models: Annotated[list[str], said("The served names.")]

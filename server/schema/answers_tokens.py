@@ -25,7 +25,7 @@ RequestId = Annotated[str, said("The id of the request.")]
 
 
 class TokensChoice(Answer):
-    """One of the answers as token ids; in a stream what is new of it."""
+    """One of the answers as token ids; in a stream, its new tokens."""
 
     index: Annotated[int, said("The number of the choice, from 0.", 0)]
     token_ids: Annotated[list[int], said("The tokens.", [1, 2, 3])]
@@ -84,7 +84,9 @@ class Detokenized(Answer):
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
-    """The tokenizer's settings: the fields of the checkpoint's tokenizer_config.json without paths, and these."""
+    """The tokenizer's settings: the fields of the checkpoint's tokenizer_config.json without paths, and the
+    fields below.
+    """
 
     eos_token: Annotated[str | None, said("The token that ends a text.")]
     bos_token: Annotated[str | None, said("The token that begins a text.")]

@@ -11,7 +11,7 @@ from server.schema.fields import said
 
 
 class SpeechForm(msgspec.Struct, kw_only=True):
-    """What both routes take."""
+    """The fields that both routes take."""
 
     model: fields.Model = None
     prompt: Annotated[str | None, said("Words before the recording, or an instruction to models that take one.")] = None

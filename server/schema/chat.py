@@ -10,7 +10,7 @@ from server.schema.fields import said
 
 
 class ChatBody(SamplingFields, kw_only=True):
-    """What differs from completions."""
+    """Fields of chat that completions do not have."""
 
     messages: Annotated[
         list[dict[str, Any]],

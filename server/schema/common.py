@@ -1,7 +1,7 @@
 """Fields that chat and completions share.
 
-Owner: none, values made by http/body.py. Every field is optional and None when absent or null; ranges and
-contradictions are the business of server/jobs/sampling.py, which also knows the defaults.
+Owner: none, values made by http/body.py. Every field is optional and None when absent or null. server/jobs/sampling.py
+checks ranges and contradictions, and has the defaults.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RepetitionFields(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """API.md section 4, the part that both generation routes take."""
+    """The fields of API.md section 4 that both generation routes take."""
 
     model: fields.Model = None
     max_tokens: Annotated[

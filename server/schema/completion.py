@@ -10,7 +10,9 @@ from server.schema.fields import said
 
 
 class CompletionBody(SamplingFields, kw_only=True):
-    """What differs from chat. `prompt`: a text, texts, token ids, or lists of token ids; not mixed."""
+    """Fields of completions that chat does not have. `prompt`: a text, texts, token ids, or lists of token
+    ids; not mixed.
+    """
 
     prompt: Annotated[
         str | list[str | int | list[int]] | None,

@@ -1,6 +1,6 @@
-"""Examples of requests and answers for /openapi.json: by operationId, what is sent and what comes back.
+"""Examples of requests and answers for /openapi.json, by operationId.
 
-A test sends each request to a server and decodes the answer here with the type of its route.
+A test sends each request to a server and decodes the example's answer with the type of its route.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Descriptions of fields for /openapi.json, and the fields that several bodies share.
 
-A description costs nothing at decoding.
+A description costs no time when bodies are decoded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 def said(description: str, *examples: Any) -> msgspec.Meta:
-    """What a field means, in one sentence, and values that it may have."""
+    """The meaning of a field, in one sentence, and examples of its values."""
     return msgspec.Meta(description=description, examples=list(examples) or None)
 
 

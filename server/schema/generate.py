@@ -1,6 +1,6 @@
-"""The body of /inference/v1/generate (API.md section 16): what the render endpoints return, and how to answer.
+"""The body of /inference/v1/generate (API.md section 16): the output of render endpoints, and how to answer.
 
-Spans and hashes here are what a client says; render/widened.py recomputes them, nothing uses them as they are.
+Spans and hashes here are a client's claims; render/widened.py recomputes them before use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TokenSampling(SamplingFields, kw_only=True):
 
 
 class Place(msgspec.Struct, kw_only=True):
-    """Where an item's rows stand among the token ids."""
+    """The place of an item's rows among the token ids."""
 
     offset: Annotated[int, said("The first of the item's token ids.", 4)]
     length: Annotated[int, said("The number of the item's token ids.", 256)]

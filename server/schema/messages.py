@@ -1,7 +1,7 @@
 """The bodies of /v1/messages and /v1/messages/count_tokens (API.md section 12).
 
-Messages, system blocks and tools stay as sent; render/blocks.py reads them. Unknown fields, betas among them, are
-ignored by the decoder.
+Messages, system blocks and tools stay as sent; render/blocks.py reads them. The decoder ignores unknown fields,
+including those of betas.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from server.schema.fields import said
 
 
 class CountBody(msgspec.Struct, kw_only=True):
-    """What makes the prompt."""
+    """The fields that make the prompt."""
 
     model: fields.Model = None
     messages: Annotated[
@@ -51,7 +51,7 @@ class CountBody(msgspec.Struct, kw_only=True):
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """And what is asked for."""
+    """The fields of the prompt and of the answer."""
 
     max_tokens: Annotated[int, said("Most tokens to generate.", 256)]
     stop_sequences: Annotated[list[str] | None, said("Texts that end the answer.", ["END"])] = None

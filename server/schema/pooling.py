@@ -9,11 +9,11 @@ import msgspec
 from server.schema import fields
 from server.schema.fields import said
 
-Sides = str | dict[str, Any] | list[str | dict[str, Any] | list[dict[str, Any]]]  # a text, an object with one, or many
+Sides = str | dict[str, Any] | list[str | dict[str, Any] | list[dict[str, Any]]]  # a text, an object, or a list of them
 
 
 class InputFields(msgspec.Struct, kw_only=True):
-    """What all of these bodies take."""
+    """The fields that all of these bodies share."""
 
     model: fields.Model = None
     truncate_prompt_tokens: Annotated[
@@ -68,7 +68,7 @@ class EmbeddingBody(ClassifyBody, kw_only=True):
 
 
 class VectorsBody(EmbeddingBody, kw_only=True):
-    """Of /v1/embeddings; `task` is Jina's word for `input_type`."""
+    """The body of /v1/embeddings; `task` is Jina's word for `input_type`."""
 
     task: Annotated[
         str | None, said("The purpose of the inputs in Jina's terms, where no prompt_name gives it.", "retrieval.query")
@@ -76,7 +76,7 @@ class VectorsBody(EmbeddingBody, kw_only=True):
 
 
 class PoolingBody(EmbeddingBody, kw_only=True):
-    """`task`: what is made of each input."""
+    """`task`: the kind of result for each input."""
 
     task: Annotated[
         str | None,
@@ -87,7 +87,7 @@ class PoolingBody(EmbeddingBody, kw_only=True):
 
 
 class ScoreBody(InputFields, kw_only=True):
-    """The pairs under any of four pairs of names; a text or texts on each side."""
+    """The two sides of pairs under any of four pairs of names; a text or texts on each side."""
 
     text_1: Annotated[
         Sides | None,

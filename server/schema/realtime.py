@@ -8,7 +8,7 @@ import msgspec
 
 
 class Transcription(msgspec.Struct, forbid_unknown_fields=True):
-    """What is transcribed, and how."""
+    """The model, the language and the prompt of a transcription."""
 
     model: str | None = None
     language: str | None = None
@@ -16,7 +16,7 @@ class Transcription(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TurnDetection(msgspec.Struct, forbid_unknown_fields=True):
-    """Speech by its energy. The last two speak of answers, which a transcription has none of."""
+    """Detection of turns by energy. The last two fields concern model answers, which a transcription does not have."""
 
     type: Literal["server_vad"]
     threshold: float | None = None
@@ -27,14 +27,14 @@ class TurnDetection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Format(msgspec.Struct, forbid_unknown_fields=True):
-    """Samples of 16 bits, little end first, one channel."""
+    """Samples of 16 bits, little-endian, one channel."""
 
     type: Literal["audio/pcm"]
     rate: int = 24000
 
 
 class Input(msgspec.Struct, forbid_unknown_fields=True):
-    """Absent fields stay as they are; turn_detection null: the client commits."""
+    """Absent fields do not change; turn_detection null: the client commits turns."""
 
     format: Format | msgspec.UnsetType = msgspec.UNSET
     transcription: Transcription | msgspec.UnsetType | None = msgspec.UNSET
@@ -47,7 +47,7 @@ class Audio(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Session(msgspec.Struct, forbid_unknown_fields=True):
-    """The newer form."""
+    """The newer form of a session."""
 
     type: Literal["transcription"] = "transcription"
     audio: Audio = msgspec.field(default_factory=Audio)
@@ -69,7 +69,7 @@ class OldSession(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Update(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="session.update"):
-    """`model` in the place of a session begins vLLM's form."""
+    """`model` without a session begins vLLM's form."""
 
     session: Session = msgspec.field(default_factory=Session)
     model: str | None = None
@@ -87,7 +87,7 @@ class Append(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="
 
 
 class Commit(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_audio_buffer.commit"):
-    final: bool | None = None  # of vLLM's form: the sound has ended
+    final: bool | None = None  # sent by vLLM's clients: the audio has ended
     event_id: str | None = None
 
 
@@ -100,7 +100,7 @@ EVENT_TYPES = (
     "session.update", "transcription_session.update", "input_audio_buffer.append", "input_audio_buffer.commit",
     "input_audio_buffer.clear",
 )  # fmt: skip
-# By the end of a field's path.
+# Keyed by the end of a field's path.
 ONLY_VALUES = {
     "session.type": "transcription",
     "format.type": "audio/pcm: 16 bits, little end first, one channel, at a `rate` of 8,000 to 48,000",
@@ -112,6 +112,8 @@ ONLY_VALUES = {
 
 
 def read_event(text: str | bytes) -> Event:
-    """Raises msgspec.ValidationError naming the field, or msgspec.DecodeError where it is no JSON."""
+    """Parse a client event. Raises msgspec.ValidationError naming the field, or msgspec.DecodeError if it is
+    not JSON.
+    """
     event: Any = msgspec.json.decode(text, type=Event)
     return event

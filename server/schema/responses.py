@@ -30,7 +30,7 @@ class TextOptions(msgspec.Struct, kw_only=True):
 
 
 class InputBody(msgspec.Struct, kw_only=True):
-    """What makes the prompt, of /v1/responses and /v1/responses/input_tokens. `input`: a text, or items."""
+    """The fields that make the prompt, of /v1/responses and /v1/responses/input_tokens. `input`: a text, or items."""
 
     input: Annotated[
         str | list[dict[str, Any]],
@@ -63,7 +63,7 @@ class InputBody(msgspec.Struct, kw_only=True):
 
 
 class ResponsesBody(InputBody, kw_only=True):
-    """And what is asked for."""
+    """The fields of the prompt and of the answer."""
 
     max_output_tokens: Annotated[int | None, said("Most tokens to generate.", 256)] = None
     temperature: fields.Temperature = None

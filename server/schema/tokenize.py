@@ -11,7 +11,7 @@ from server.schema.fields import said
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """Either `prompt`, or `messages` and what goes with them."""
+    """Either `prompt`, or `messages` with their options."""
 
     model: fields.Model = None
     prompt: Annotated[str | None, said("The text to tokenize; or else messages.", "Hello")] = None

@@ -1,7 +1,7 @@
 """GrowingSound: the samples of a turn in progress, for a model that transcribes the turn while it is spoken.
 
-Owner: loop, the session's tasks; resampling runs in the pool. In: 16-bit samples as they come. Out: float32 samples at
-16 kHz, as a decoded recording has them.
+Owner: loop, the session's tasks; resampling runs in the pool. In: 16-bit samples as they arrive. Out: float32 samples
+at 16 kHz, like those of a decoded recording.
 
     feed  ..|...|.|....|..  end          reader's side
     until ------>|  grow  samples        hearer's side; `forget` drops samples that no later request needs
@@ -19,15 +19,15 @@ from server.speech.realtime_events import SAMPLE_BYTES
 
 
 class GrowingSound:
-    """One turn's."""
+    """The samples of one turn."""
 
     def __init__(self, rate: int) -> None:
         self.samples = np.zeros(0, np.float32)
         self.ended = False  # no more samples will come
-        self.complete = False  # and `samples` holds all that came
+        self.complete = False  # whether, after `ended`, `samples` holds all of them
         self.dropped = False  # no task reads the sound any more
-        self.late = False  # too long nothing came, and its turn has failed
-        self.seconds = 0.0  # of all that came
+        self.late = False  # whether no samples came for too long, so that the turn has failed
+        self.seconds = 0.0  # seconds of all samples fed
         self._rate = rate
         self._fresh = bytearray()
         self._resampler = resampler_of(rate)
@@ -56,8 +56,8 @@ class GrowingSound:
         self.end()
 
     async def until(self, count: int, idle: float) -> None:
-        """Until there are about `count` samples, or the sound has ended. Raises TimeoutError where nothing comes for
-        `idle` seconds."""
+        """Wait until there are about `count` samples, or the sound has ended. Raises TimeoutError if no samples come
+        for `idle` seconds."""
         while not self.ended and len(self.samples) + self._coming() < count:
             self._news.clear()
             async with asyncio.timeout(idle):

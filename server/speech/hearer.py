@@ -32,7 +32,7 @@ TRANSCRIPTION_PROMPTS = {
     "phi4mm": "Transcribe the audio clip into text.",
     "granite_speech": "can you transcribe the speech into a written format?",
 }
-SILENT_SOUND = "AAAA"  # base64 in the place of a window while the prompt is rendered
+SILENT_SOUND = "AAAA"  # base64 in place of a window while the prompt is rendered
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Task:
     """The options of one transcription request."""
 
     name: str  # transcribe | translate
-    language: str  # of the recording, by code; "": unknown
+    language: str  # code of the recording's language; "": unknown
     to_language: str  # language of the text, if the task is translate
     prompt: str
     with_times: bool  # the model writes timestamps, if it can
@@ -61,7 +61,7 @@ class Said:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # with the stop token's
     temperature: float = 0.0
     no_speech_prob: float | None = None
-    words: Sequence[Word] = ()  # times count from the window's beginning
+    words: Sequence[Word] = ()  # times count from the window's start
     num_reported: int = 0  # tokens whose text was emitted before the output ended
 
 
@@ -94,7 +94,7 @@ class Hearer(Protocol):
 
 
 class ChatHearer:
-    """For a model that takes audio as a part of a chat message."""
+    """Transcribes with a model that takes audio as a part of a chat message."""
 
     def __init__(self, exchange: Exchange, task: Task) -> None:
         self._exchange = exchange

@@ -1,6 +1,6 @@
-"""Languages of recordings: ISO 639 codes as Whisper's tokens spell them, and their English names.
+"""Languages of recordings: ISO 639 codes as in Whisper's tokens, and their English names.
 
-Pure. A code that is not here is refused. Texts in the languages of `UNSPACED` are joined without a space.
+Pure. A code that is not listed here is refused. Texts in the languages of `UNSPACED` are joined without a space.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNSPACED = frozenset(("zh", "ja", "th", "lo", "my", "yue", "bo", "km"))
 
 
 def code_of(param: str, given: str | None) -> str:
-    """The code of a language that a client names by code or in English; "" for none. Raises ApiError."""
+    """The code of a language that a client names by code or in English; "" if none is given. Raises ApiError."""
     if given is None or not given.strip():
         return ""
     word = given.strip().lower()
@@ -43,10 +43,10 @@ def code_of(param: str, given: str | None) -> str:
 
 
 def name_of(code: str) -> str:
-    """The English name, as `verbose_json` shows it."""
+    """The English name, as in `verbose_json`."""
     return LANGUAGES.get(code, code)
 
 
 def separator(code: str) -> str:
-    """What stands between two windows' texts."""
+    """The separator between the texts of two windows."""
     return "" if code in UNSPACED else " "

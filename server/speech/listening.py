@@ -52,11 +52,11 @@ def all_logprobs(tokenizer: Tokenizer, said: Iterable[Said]) -> list[dict[str, A
 
 
 def ignore_text(index: int, text: str, tokens: Sequence[TokenLogprob]) -> None:
-    """For a response that is not streamed: drops the text deltas."""
+    """Drop the text deltas of a response that is not streamed."""
 
 
 class Listening:
-    """Owner: loop. An OpenAnswer for operators and a draining server."""
+    """The transcription of one recording. Owner: loop. An OpenAnswer for operators and a draining server."""
 
     def __init__(self, exchange: Exchange, task: Task, hearer: Hearer) -> None:
         self.exchange = exchange
@@ -72,7 +72,7 @@ class Listening:
         self._workers: list[asyncio.Task[None]] = []
         self._streams: set[TokenStream] = set()
         self._aborted = False
-        self._begun = asyncio.Event()  # `Hearer.begin` has returned
+        self._begun = asyncio.Event()  # set when `Hearer.begin` has returned
 
     async def run(self, recording: Recording) -> list[Said]:
         """The text of each window. Raises the error that ended the transcription early."""
@@ -92,7 +92,7 @@ class Listening:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """The exchange's answer, with its deadlines; counted when it ends."""
+        """The exchange's open answer with its deadlines, for a `with` block; counted at its end."""
         limits, loop = self._state.config.limits, asyncio.get_running_loop()
         self.exchange.answer_open = self
         timers = [loop.call_later(limits.queue_timeout, self._first_is_late)]
@@ -120,13 +120,13 @@ class Listening:
             worker.cancel()
 
     def abort(self) -> None:
-        """Ends the transcription; the text so far is the answer."""
+        """End the transcription; its answer is the text so far."""
         self._aborted = True
         for stream in tuple(self._streams):
             stream.abort()
 
     def _hold(self, held: ExitStack, count: int) -> int:
-        """Workers: the request has a place already; more places are taken as far as they are free."""
+        """The number of workers: the request already has a place, and takes more places if they are free."""
         places, caller = self._state.places, self.exchange.client
         most = min(count, self._state.config.speech.transcription_windows_at_once)
         more = max(0, min(most - 1, places.spare(caller)))
@@ -134,7 +134,7 @@ class Listening:
         return min(count, 1 + more)
 
     async def _settled(self) -> None:
-        """Until all workers have ended; the first failure ends the others."""
+        """Wait until all workers have ended; the first failure cancels the others."""
         try:
             if self._workers:
                 await asyncio.wait(self._workers, return_when="FIRST_EXCEPTION")
@@ -164,7 +164,7 @@ class Listening:
             self.on_text(number, "", ())
 
     async def _processed(self, recording: Recording, number: int) -> Processed:
-        """One window as the model takes it."""
+        """One processed window."""
         try:
             async with asyncio.timeout(self._state.config.limits.prepare_timeout or None):
                 return await recording.processed(number)
@@ -175,7 +175,7 @@ class Listening:
             raise
 
     async def ask(self, job: Job, window: int | None = None, text_below: int = MAX_ID) -> Said:
-        """The engine's answer; see `Ask`."""
+        """The engine's output for a job; see `Ask`."""
         said = Said(temperature=job.request.sampling.temperature)
         self._count_prompt(job)
         await self._answer(job, said, TextStream(self._state.tokenizer, at_start=True), window, text_below)
@@ -194,8 +194,8 @@ class Listening:
         text_below: int = MAX_ID,
         goes_on: bool = False,
     ) -> FinishReason:
-        """The answer to one question, added to what was said; why it ended. Where the text `goes_on`, the next question
-        has more of it, unless a token ended it."""
+        """Run one request and add its output to `said`; returns why it ended. `goes_on`: the next request continues the
+        text, unless a token ended it."""
         places, reason = self._state.places, FinishReason.NONE
         places.take_tokens(job.num_tokens)
         try:
@@ -217,7 +217,7 @@ class Listening:
         return reason
 
     def _take(self, delta: Delta, text: TextStream, said: Said, text_below: int, goes_on: bool) -> str:
-        """The new text."""
+        """Add a delta; returns its new text."""
         if delta.error is not None:
             raise from_engine(delta.error)
         if delta.queued is not None:
@@ -247,7 +247,7 @@ class Listening:
         self.fail(ApiError(504, "deadline", "the request took longer than --request-timeout"))
 
     def _describe(self) -> None:
-        """Counts for metrics and the log line."""
+        """Set the counts for metrics and the log line."""
         exchange, metrics = self.exchange, self._state.metrics
         metrics.observe("e2e_request_latency_seconds", time.monotonic() - exchange.arrival)
         metrics.observe("request_prompt_tokens", self.prompt_tokens)

@@ -27,12 +27,12 @@ from server.speech.hearer import Said, Task
 from server.speech.listening import ENDED_BY_TOKEN, Listening
 from server.speech.voxtral_realtime import VoxtralRealtimeHearer
 
-FRESH_ROWS = 3  # of 80 ms, that a question has more than the one before
-SHARE = 64  # and at least this part of the window, whose rows the tower makes again
+FRESH_ROWS = 3  # a request has at least so many more rows (of 80 ms) than the one before
+SHARE = 64  # and at least this fraction of the window, whose rows the encoder computes again
 
 
 class LiveListening(Listening):
-    """Owner: loop."""
+    """The live transcription of one turn. Owner: loop."""
 
     def __init__(self, exchange: Exchange, task: Task, hearer: VoxtralRealtimeHearer) -> None:
         super().__init__(exchange, task, hearer)
@@ -44,7 +44,7 @@ class LiveListening(Listening):
         self._longest = max(self._processor.samples, min(longest, rows * self._processor.samples))
 
     async def follow(self, sound: GrowingSound) -> list[Said]:
-        """The text of each window. Raises the error that ended the transcription early."""
+        """Transcribe a growing sound; returns the text of each window. Raises the error that ended it early."""
         said: list[Said] = []
         await self._state.running.wait()  # an operator may have paused the server
         await self._come(sound, 1)
@@ -66,7 +66,7 @@ class LiveListening(Listening):
                 await self._come(sound, 1)
 
     async def _window(self, sound: GrowingSound, number: int, said: Said) -> None:
-        """Transcribes one window: from the first sample to a quiet place, the sound's end or a stop token. Drops the
+        """Transcribe one window: from the first sample to a quiet place, the sound's end or a stop token. Drop the
         window's samples at its end."""
         processor, digest = self._processor, secrets.token_bytes(DIGEST_BYTES)
         text = TextStream(self._state.tokenizer, at_start=True)
@@ -88,8 +88,8 @@ class LiveListening(Listening):
                 return
 
     async def _end(self, sound: GrowingSound, done: int, rows: int) -> int | None:
-        """Waits for sound. Returns where the window ends, in samples; None: the window goes on, and `rows` of its rows
-        are settled."""
+        """Wait for sound. Returns the window's end in samples; None if the window continues and `rows` of its rows are
+        final."""
         longest, wanted = self._longest, (rows - self._processor.before) * self._processor.samples
         while True:
             await self._come(sound, min(wanted, longest))
@@ -107,7 +107,7 @@ class LiveListening(Listening):
             wanted = count + self._processor.samples
 
     async def _come(self, sound: GrowingSound, count: int) -> None:
-        """Waits for about so many samples, or the sound's end."""
+        """Wait for about `count` samples, or the sound's end."""
         idle = self._state.config.limits.body_idle_timeout
         try:
             await sound.until(count, idle)
@@ -118,7 +118,7 @@ class LiveListening(Listening):
         await sound.grow(self._state.pool)
 
     async def _prepared(self, sound: GrowingSound, end: int | None, digest: bytes) -> Processed:
-        """The window so far, or the whole of it, as the model takes it."""
+        """The processed window: its beginning so far, or the whole window up to `end`."""
         loop, samples = asyncio.get_running_loop(), sound.samples[:end]
         if end is None:
             return await loop.run_in_executor(self._state.pool, self._processor.process_beginning, samples, digest)

@@ -1,8 +1,8 @@
-"""Qwen3AsrHearer: how Qwen3-ASR is asked to write a recording down, and which part of its answer is the text.
+"""Qwen3AsrHearer: requests to Qwen3-ASR, and the text inside its output.
 
-Owner: loop. In: windows of a recording. Out: Said. The model names the language before the text. Where the client names
-none, a first question about each window ends with the mark behind the language, and a second one goes on from there;
-what the first computed of the window is found again in the prefix cache.
+Owner: loop. In: windows of a recording. Out: Said. The model writes the language before the text. If the client names
+no language, a first request for each window ends at the marker after the language, and a second request continues from
+there; the prefix cache holds the window's part of the first request.
 
     system: the client's prompt   user: [window]   assistant: | language German<asr_text>
     system: the client's prompt   user: [window]   assistant: language German<asr_text> | text
@@ -29,11 +29,11 @@ TRANSCRIBED = frozenset((
     "ms", "fa", "pl", "pt", "ro", "ru", "es", "sv", "th", "tr", "vi",
 ))  # fmt: skip
 OTHER_NAMES = {"tl": "Filipino"}
-MOST_TOKENS = 16  # of a language's name
+MOST_TOKENS = 16  # tokens of a language's name
 
 
 def spoken(code: str) -> str:
-    """A language as the model spells it."""
+    """A language's name as the model writes it."""
     return OTHER_NAMES.get(code, name_of(code).capitalize())
 
 
@@ -41,7 +41,7 @@ CODES = {spoken(code): code for code in LANGUAGES}
 
 
 class Qwen3AsrHearer(ChatHearer):
-    """One request's questions to Qwen3-ASR."""
+    """One transcription's requests to Qwen3-ASR."""
 
     def __init__(self, exchange: Exchange, task: Task) -> None:
         if task.name == "translate":
@@ -64,7 +64,7 @@ class Qwen3AsrHearer(ChatHearer):
         return await ask(job, number)
 
     async def _listened(self, ask: Ask, processed: Processed) -> str:
-        """The language of a window, as the model spells it."""
+        """The language of a window, as the model writes it."""
         mark, asked = self._state.tokenizer.id_of(MARK), self._task.asked
         params = replace(
             asked.params,
@@ -77,7 +77,7 @@ class Qwen3AsrHearer(ChatHearer):
         return said.text.partition(MARK)[0].removeprefix(LANGUAGE).strip() or NONE
 
     def _with(self, begun: str) -> Prompt:
-        """The prompt with the beginning of the answer."""
+        """The prompt followed by the beginning of the answer."""
         assert self._prompt is not None, "begin comes first"
         ids = self._state.tokenizer.encode(begun) if begun else []
         return replace(self._prompt, token_ids=np.array([*self._prompt.token_ids, *ids], np.int32))

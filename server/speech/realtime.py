@@ -1,9 +1,9 @@
 """Realtime: a transcription session over a WebSocket: audio in as it is spoken, text deltas out.
 
 Owner: loop, three tasks per session. In: client events (server/schema/realtime). Out: OpenAI's server events. Turns are
-found by energy (server/speech/turns) or committed by the client. They are transcribed one after the other, as
-/v1/audio/transcriptions does it and with the same models. Samples outside turns are dropped; buffered bytes count as a
-request body that is being uploaded. The session ends when the client leaves or sends no event for long. In vLLM's form
+found by energy (server/speech/turns) or committed by the client. They are transcribed one after the other, as in
+/v1/audio/transcriptions and with the same models. Samples outside turns are dropped; buffered bytes count as a request
+body that is being uploaded. The session ends when the client disconnects or sends no event for long. In vLLM's form
 (server/speech/realtime_events) the turns up to a final commit make one text.
 
     reader      append .. append | edges, commit | ...          waits while a turn is queued behind another
@@ -40,14 +40,14 @@ from server.speech.turns import Edge, TurnFinder, Vad
 from server.state import AppState
 
 RATES = (8000, 48000)
-IN_POOL = 32768  # longer events (characters) are parsed in the pool; turns in more samples (bytes) are found there
+IN_POOL = 32768  # longer events (characters) are parsed in the pool, longer samples (bytes) searched there
 MIN_TURN_S = 0.1  # shortest turn that a client can commit
-UNREAD_EVENTS = 256  # with more unsent events the session reads nothing from the client
+UNREAD_EVENTS = 256  # with more unsent events, the session stops reading from the client
 GOING_AWAY = 1001
 
 
 class RealtimeSession:
-    """One client."""
+    """One client's session."""
 
     def __init__(
         self, exchange: Exchange, receive: Receive, form: TranscriptionForm, task_of: TaskOf, client: str
@@ -61,11 +61,11 @@ class RealtimeSession:
         self._sound = SoundBuffer()
         self._held = HeldBytes(exchange.state.body_budget, client)
         self._finder = TurnFinder(self._settings.rate, Vad())
-        self._turn_start: int | None = None  # sample at which the open turn begins
+        self._turn_start: int | None = None  # first sample of the open turn
         self._item_id = new_id("item")
         self._last_item_id: str | None = None
-        self._plain = False  # vLLM's form
-        self._live: GrowingSound | None = None  # the open turn's, if the model transcribes live
+        self._plain = False  # whether the session has vLLM's form
+        self._live: GrowingSound | None = None  # the open turn's samples, if the model transcribes live
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._worker = TurnWorker(exchange, self.emit, self._events.join, task_of, self._count_less)
 
@@ -78,7 +78,7 @@ class RealtimeSession:
         return f"sess_{self._exchange.request_id}"
 
     async def run(self) -> None:
-        """Until the client has left, or the session cannot go on."""
+        """Serve until the client has disconnected, or the session cannot continue."""
         arrival = self._exchange.arrival
         self.emit("session.created", id=self._id, created=int(time.time()), session=self._settings.described(self._id))
         tasks = [asyncio.ensure_future(part()) for part in (self._read, self._worker.run, self._write)]
@@ -95,20 +95,20 @@ class RealtimeSession:
             try:
                 ended = await asyncio.gather(*tasks, return_exceptions=True)
             finally:
-                del self._worker  # it holds the session
+                del self._worker  # breaks the reference cycle with the session
                 self._held.become(0)
                 self._exchange.arrival = arrival
         for result in ended:
-            if isinstance(result, OSError):  # written to a client that has left
+            if isinstance(result, OSError):  # writing failed: the client has disconnected
                 self._gone = True
             elif isinstance(result, Exception):
                 raise result
         if not self._gone:
-            with contextlib.suppress(OSError):  # it has left meanwhile
+            with contextlib.suppress(OSError):  # the client has disconnected meanwhile
                 await self._exchange.raw_send({"type": "websocket.close", "code": GOING_AWAY})
 
     def _leave(self) -> None:
-        """The server drains: an open turn ends here."""
+        """End the session, because the server drains: an open turn ends here."""
         if self._live is not None:
             self._live.end()
         self._worker.leave()
@@ -147,7 +147,9 @@ class RealtimeSession:
                 self.emit("error", error={**described(told), "event_id": name})
 
     async def _next(self) -> Message | None:
-        """The next message; None: nothing came for so long that the session ends. Answers to pings are no events."""
+        """The next message; None if no message came for so long that the session ends. Answers to pings do not
+        count.
+        """
         seconds = self._state.config.limits.realtime_idle_timeout
         while True:
             try:
@@ -178,12 +180,12 @@ class RealtimeSession:
             self._update(given, event.session.include)
 
     def _begin_plain(self, model: str) -> None:
-        """vLLM's form from here on. Turns are found by their energy, so a text grows before its sound has ended."""
+        """Switch to vLLM's form. Turns are found by energy, so that text comes before the audio has ended."""
         if not (self._plain or self._sound.is_untouched):
             raise invalid("model", "model: a session of this form begins with session.update, before the first audio")
         self._plain = True
         form = form_with(self._settings.form, model=model)
-        self._task_of(form)  # raises where a turn would
+        self._task_of(form)  # raises if a turn would raise
         if self._settings.rate != PLAIN_RATE:
             self._settings = Settings(form, PLAIN_RATE)
             self._find_anew()
@@ -208,7 +210,7 @@ class RealtimeSession:
                 language=wanted.language,
                 prompt=wanted.prompt,
             )
-            self._task_of(form)  # raises where a turn would
+            self._task_of(form)  # raises if a turn would raise
             settings = replace(settings, form=form)
         if given.turn_detection is not msgspec.UNSET:
             settings = replace(settings, vad=None if given.turn_detection is None else vad_of(given.turn_detection))
@@ -219,7 +221,7 @@ class RealtimeSession:
         self.emit("session.updated", session=self._settings.described(self._id))
 
     def _find_anew(self) -> None:
-        """In what comes; an open turn goes on, else what the buffer holds is looked through."""
+        """Restart the search for turns: an open turn continues; otherwise the buffered samples are searched again."""
         settings, speaking = self._settings, self._turn_start is not None
         if not speaking:
             self._sound.look_again()
@@ -227,7 +229,7 @@ class RealtimeSession:
         self._finder = TurnFinder(settings.rate, settings.vad or Vad(), start, speaking, recent)
 
     async def _append(self, pcm: bytes) -> None:
-        if self._live is not None and self._live.late:  # its turn has failed, and what comes now is another's
+        if self._live is not None and self._live.late:  # its turn has failed; new samples belong to another turn
             self._forget_all()
         most = min(self._state.config.media.audio_max_bytes, self._longest())
         if self._size() + len(pcm) > most and self._settings.vad is None:
@@ -253,16 +255,16 @@ class RealtimeSession:
                 self.emit("input_audio_buffer.speech_stopped", audio_end_ms=milliseconds, item_id=self._item_id)
                 await self._commit(edge.at)
         now = sound.seen
-        if self._turn_start is None:  # before a turn nothing is needed but its padding
+        if self._turn_start is None:  # without an open turn only the padding is needed
             self._drop(now - self._finder.padding - self._settings.rate // 10)
         elif self._live is not None:
             self._feed(self._live, now)
-        if self._turn_start is not None and self._size() > most:  # the turn goes on as another
+        if self._turn_start is not None and self._size() > most:  # the turn is split: it continues as another turn
             await self._commit(now)
             await self._begin_turn(now)
 
     async def _begin_turn(self, start: int) -> None:
-        """A turn begins at sample `start`. A model that transcribes live gets the turn at once."""
+        """Begin a turn at sample `start`. A model that transcribes live gets the turn at once."""
         self._turn_start = start
         form, rate = self._settings.form, self._settings.rate
         self.emit("input_audio_buffer.speech_started", audio_start_ms=start * 1000 // rate, item_id=self._item_id)
@@ -271,14 +273,14 @@ class RealtimeSession:
             await self._worker.put(Turn(self._item_id, self._live, form, rate, self._plain))
 
     def _feed(self, live: GrowingSound, end: int) -> None:
-        """Moves the open turn's samples before `end` from the buffer to `live`."""
+        """Move the open turn's samples before `end` from the buffer to `live`."""
         assert self._turn_start is not None, "a turn is open"
         live.feed(self._sound.between(self._turn_start, end))
         self._turn_start = end
         self._drop(end)
 
     def _forget_all(self) -> None:
-        """Drops the open turn and all buffered samples."""
+        """Drop the open turn and all buffered samples."""
         if self._live is not None:
             self._live.drop()
         if self._turn_start is not None:
@@ -287,17 +289,17 @@ class RealtimeSession:
         self._empty()
 
     def _empty(self) -> None:
-        """No turn is open: what comes next begins with a whole sample."""
+        """Empty the buffer when no turn is open; the next bytes begin a new sample."""
         self._sound.clear()
         self._count_less()
         self._find_anew()
 
     def _longest(self) -> int:
-        """Bytes of the longest turn."""
+        """Bytes of the longest allowed turn."""
         return int(self._state.config.media.audio_max_seconds * self._settings.rate) * SAMPLE_BYTES
 
     async def _commit_all(self, final: bool | None) -> None:
-        """The buffered samples become a turn. In vLLM's form only a final commit does so; it also ends the text."""
+        """Make a turn of the buffered samples. In vLLM's form only a final commit does so; it also ends the text."""
         if not self._plain:
             await self._commit_now()
         elif final:
@@ -320,7 +322,7 @@ class RealtimeSession:
         self._empty()
 
     async def _commit(self, end: int) -> None:
-        """The open turn ends at a sample; it waits until the turn before has its place in the worker."""
+        """End the open turn at a sample and queue it; waits until the worker has taken the turn before."""
         assert self._turn_start is not None, "a turn is open"
         live, self._live = self._live, None
         pcm, item_id, settings = self._sound.between(self._turn_start, end), self._item_id, self._settings
@@ -345,12 +347,12 @@ class RealtimeSession:
         return len(self._sound) + self._worker.nbytes
 
     def _drop(self, sample: int) -> None:
-        """Drops the buffered samples before `sample`."""
+        """Drop the buffered samples before `sample`."""
         self._sound.drop(sample)
         self._count_less()
 
     def _count_less(self) -> None:
-        """Returns to the budget the bytes that are no longer buffered."""
+        """Return the bytes that are no longer buffered to the budget."""
         self._held.become(min(self._held.count, self._all_bytes()))
 
     # -- writer

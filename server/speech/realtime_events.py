@@ -22,8 +22,8 @@ from server.speech.turns import Vad
 
 MISSING = object()
 SAMPLE_BYTES = 2
-PLAIN_RATE = 16000  # of vLLM's form
-# Our words for vLLM's codes; other faults of a client are `invalid_event`.
+PLAIN_RATE = 16000  # samples per second in vLLM's form
+# our reasons -> vLLM's codes; other client errors are `invalid_event`
 PLAIN_CODES = {
     "invalid_json": "invalid_json",
     "unknown_event": "unknown_event",
@@ -33,7 +33,7 @@ PLAIN_CODES = {
 
 
 def opened(text: str | bytes) -> tuple[Event, bytes]:
-    """A client's event, and the sound in it."""
+    """A client's event, and its decoded samples."""
     try:
         event = read_event(text)
     except msgspec.ValidationError as error:
@@ -44,7 +44,9 @@ def opened(text: str | bytes) -> tuple[Event, bytes]:
 
 
 def _as_event(error: ApiError, text: str | bytes) -> ApiError:
-    """Errors about `type` and about fields of ONLY_VALUES name the value that was sent and the allowed ones."""
+    """The ApiError for an invalid event: errors about `type` and fields of ONLY_VALUES name the value and the allowed
+    ones.
+    """
     if error.param == "type":
         got = f"got {_got(text, 'type')}; must be one of {', '.join(EVENT_TYPES)}"
         return ApiError(400, "unknown_event", f"type: {got}", "type")
@@ -55,7 +57,7 @@ def _as_event(error: ApiError, text: str | bytes) -> ApiError:
 
 
 def _got(text: str | bytes, path: str) -> str:
-    """The value of an event's field, as an error text quotes it."""
+    """The value of an event's field, quoted for an error text."""
     value: Any = msgspec.json.decode(text)
     for name in path.split("."):
         value = value.get(name, MISSING) if isinstance(value, dict) else MISSING
@@ -63,7 +65,7 @@ def _got(text: str | bytes, path: str) -> str:
 
 
 def plain(kind: str, fields: dict[str, Any]) -> dict[str, Any] | None:
-    """A server event in vLLM's form; None where that form has no such event."""
+    """A server event in vLLM's form; None if this form has no such event."""
     if kind == "transcription.done":
         return {"type": kind, **fields}
     if kind.endswith("_transcription.delta"):
@@ -77,7 +79,7 @@ def plain(kind: str, fields: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def vad_of(given: TurnDetection) -> Vad:
-    """Within bounds. Raises ApiError."""
+    """Checked settings of turn detection. Raises ApiError for a value out of range."""
     ranges = {"threshold": (0.0, 1.0), "prefix_padding_ms": (0, 5000), "silence_duration_ms": (100, 10000)}
     chosen = {name: getattr(given, name) for name in ranges if getattr(given, name) is not None}
     for name, value in chosen.items():

@@ -1,6 +1,6 @@
-"""Settings of a realtime session: what its client has chosen, checked, and how the server describes that.
+"""Settings of a realtime session: the client's checked choices, and their description in server events.
 
-Owner: none, frozen values. In: a form with the model's name, a rate, how turns are found. Out: the `session` object of
+Owner: none, frozen values. In: a form with the model's name, a rate, the turn detection. Out: the `session` object of
 server events.
 """
 
@@ -14,19 +14,19 @@ import msgspec
 from server.schema.audio import TranscriptionForm
 from server.speech.turns import Vad
 
-LOGPROBS = "item.input_audio_transcription.logprobs"  # of a session's `include`
+LOGPROBS = "item.input_audio_transcription.logprobs"  # value in a session's `include`
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See above."""
+    """The checked choices of a session's client."""
 
     form: TranscriptionForm
     rate: int = 24000
-    vad: Vad | None = field(default_factory=Vad)  # None: the client commits
+    vad: Vad | None = field(default_factory=Vad)  # None: the client commits turns
 
     def described(self, session_id: str) -> dict[str, Any]:
-        """The session as clients see it."""
+        """The `session` object for clients."""
         detection = None
         if self.vad is not None:
             detection = {"type": "server_vad", **msgspec.to_builtins(self.vad)}

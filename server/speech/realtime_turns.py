@@ -49,7 +49,7 @@ class Turn:
     sound: bytes | GrowingSound
     form: TranscriptionForm
     rate: int
-    plain: bool  # of a session in vLLM's form
+    plain: bool  # whether the session has vLLM's form
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +58,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Whole:
-    """The turns of one text, in vLLM's form."""
+    """The turns of one text in vLLM's form."""
 
     order: InOrder
     prompt_tokens: int = 0
@@ -82,7 +82,7 @@ class TurnWorker:
     ) -> None:
         """`sent_all` waits until all events have been sent. `task_of` makes a Task of a form, or raises ApiError.
         `freed` is called when a turn's samples are freed."""
-        self.turns: asyncio.Queue[Turn | None] = asyncio.Queue(maxsize=1)  # None: the text has ended
+        self.turns: asyncio.Queue[Turn | None] = asyncio.Queue(maxsize=1)  # None ends the text
         self._exchange, self._state = exchange, exchange.state
         self._emit, self._sent_all, self._task_of = emit, sent_all, task_of
         self._whole: Whole | None = None  # the text in progress, in vLLM's form
@@ -110,7 +110,7 @@ class TurnWorker:
         await self.turns.put(turn)
 
     def leave(self) -> None:
-        """The session ends after the turns that are queued."""
+        """End the session after the queued turns."""
         self._leaving = asyncio.ensure_future(self.turns.put(None))
 
     def transcribes_live(self, form: TranscriptionForm) -> bool:
@@ -118,7 +118,7 @@ class TurnWorker:
         return isinstance(hearer_of(self._exchange, self._task_of(form)), VoxtralRealtimeHearer)
 
     async def run(self) -> None:
-        """Until the session ends, or the server drains."""
+        """Transcribe turns until the session ends, or the server drains."""
         turn: Turn | None = None
         try:
             while turn is not None or self._leaving is None:
@@ -134,7 +134,7 @@ class TurnWorker:
                 self._leaving.cancel()
 
     async def _try(self, turn: Turn) -> None:
-        """Transcribes a turn; an error ends that turn and is sent as an event."""
+        """Transcribe a turn; an error ends only this turn and is sent as an event."""
         try:
             await self._transcribe(turn)
         except (ApiError, MediaError) as error:
@@ -181,7 +181,7 @@ class TurnWorker:
         if self._whole is not None:
             self._whole.prompt_tokens += listening.prompt_tokens
             self._whole.generated_tokens += listening.generated_tokens
-        if isinstance(turn.sound, GrowingSound) and turn.sound.dropped:  # its client has cleared it
+        if isinstance(turn.sound, GrowingSound) and turn.sound.dropped:  # the client has cleared the turn
             order.skip()
             return
         kind = "conversation.item.input_audio_transcription.completed"

@@ -23,7 +23,7 @@ MEDIA_TYPES = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of text and when it was spoken."""
+    """A piece of text and its times."""
 
     start: float
     end: float
@@ -38,7 +38,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word and when it was spoken."""
+    """A word and its times."""
 
     text: str
     start: float
@@ -47,7 +47,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A whole recording."""
+    """The transcript of a whole recording."""
 
     task: str  # transcribe | translate
     language: str  # code; "" if unknown
@@ -58,12 +58,14 @@ class Transcript:
 
 
 def average_logprob(logprobs: Sequence[float], num_text_tokens: int) -> float:
-    """The sum over all tokens, the ending one included, per text token and one more."""
+    """The sum over all tokens, including the one that ends the text, divided by one more than the number of
+    text tokens.
+    """
     return sum(logprobs) / (num_text_tokens + 1)
 
 
 def compression_ratio(text: str) -> float:
-    """How often a text repeats itself: bytes before and after zlib."""
+    """How repetitive a text is: its bytes divided by its bytes after zlib."""
     data = text.encode()
     return len(data) / len(zlib.compress(data))
 
@@ -89,7 +91,7 @@ def body(transcript: Transcript, form: str) -> str | dict[str, Any]:
 
 
 def verbose(transcript: Transcript) -> dict[str, Any]:
-    """`verbose_json`."""
+    """The object of the format `verbose_json`."""
     found: dict[str, Any] = {
         "task": transcript.task,
         "language": name_of(transcript.language),
@@ -125,12 +127,12 @@ def duration_usage(seconds: float) -> dict[str, Any]:
 
 
 def cue(text: str) -> str:
-    """A segment's text as subtitles hold it: an empty line would end it, and an arrow begin another."""
+    """A segment's text for subtitles, in which an empty line would end it and an arrow would begin another."""
     return "\n".join(line for line in re.split("[\r\n]+", text.strip()) if line.strip()).replace("-->", "->")
 
 
 def clock(seconds: float, point: str) -> str:
-    """00:00:00,000"""
+    """Formats seconds as 00:00:00,000; `point` is the last separator."""
     milliseconds = round(seconds * 1000)
     hours, rest = divmod(milliseconds, 3_600_000)
     minutes, rest = divmod(rest, 60_000)
@@ -138,5 +140,5 @@ def clock(seconds: float, point: str) -> str:
 
 
 def joined(texts: Iterable[str], space: str) -> str:
-    """The windows' texts as one."""
+    """The windows' texts as one text."""
     return space.join(text.strip() for text in texts if text.strip())

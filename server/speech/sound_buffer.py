@@ -1,7 +1,7 @@
-"""SoundBuffer: what a client of a realtime session has spoken and no turn has taken; HeldBytes: its share of a budget.
+"""SoundBuffer: samples of a realtime session that no turn has taken yet; HeldBytes: its share of a budget.
 
-Owner: loop, one of each per session. In: PCM as it comes, in any pieces. Out: whole samples of a turn. Places are
-counted in samples since the session began, so they stay true when the beginning of the buffer is dropped:
+Owner: loop, one of each per session. In: PCM in pieces of any size. Out: whole samples of a turn. Positions are counted
+in samples since the session began, so they stay valid when the beginning of the buffer is dropped:
 
     dropped            | pcm ..................|........ |.  half a sample
     0                  origin                  seen      end
@@ -14,54 +14,54 @@ from server.speech.realtime_events import SAMPLE_BYTES
 
 
 class SoundBuffer:
-    """Bytes of sound, and up to where the finder of turns has looked through them."""
+    """Buffered samples, and the position up to which the TurnFinder has searched them."""
 
     def __init__(self) -> None:
         self.pcm = bytearray()
-        self.origin = 0  # samples that came before `pcm`
-        self._seen = 0  # bytes of `pcm` that the finder has seen
+        self.origin = 0  # number of samples before `pcm`
+        self._seen = 0  # bytes of `pcm` that the finder has searched
 
     def __len__(self) -> int:
         return len(self.pcm)
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no sound has come since the session began."""
+        """Whether no samples have arrived since the session began."""
         return not (self.origin or self.pcm)
 
     @property
     def end(self) -> int:
-        """The sample behind the last whole one."""
+        """The position after the last whole sample."""
         return self.origin + len(self.pcm) // SAMPLE_BYTES
 
     @property
     def seen(self) -> int:
-        """The sample up to which the finder has looked."""
+        """The position up to which the finder has searched."""
         return self.origin + self._seen // SAMPLE_BYTES
 
     def fresh(self) -> bytes:
-        """The whole samples that the finder has not seen; from here on it has."""
+        """The whole samples that the finder has not searched; marks them as searched."""
         end = len(self.pcm) // SAMPLE_BYTES * SAMPLE_BYTES
         found, self._seen = bytes(self.pcm[self._seen : end]), end
         return found
 
     def look_again(self) -> None:
-        """The finder begins anew with what is held."""
+        """Mark all buffered samples as not searched."""
         self._seen = 0
 
     def between(self, first: int, last: int) -> bytes:
-        """From one sample up to another."""
+        """The samples from `first` up to `last`."""
         return bytes(self.pcm[(first - self.origin) * SAMPLE_BYTES : (last - self.origin) * SAMPLE_BYTES])
 
     def drop(self, sample: int) -> None:
-        """Forgets what lies before a sample; nothing where that is dropped already."""
+        """Drop the samples before `sample`; no effect if they are dropped already."""
         size = min(max(0, (sample - self.origin) * SAMPLE_BYTES), len(self.pcm) // SAMPLE_BYTES * SAMPLE_BYTES)
         del self.pcm[:size]
         self.origin += size // SAMPLE_BYTES
         self._seen = max(0, self._seen - size)
 
     def clear(self) -> None:
-        """Forgets everything, half a sample at the end included: what comes next begins with a whole one."""
+        """Drop everything, including half a sample at the end; the next bytes begin a new sample."""
         self.drop(self.end)
         self.pcm.clear()
 
@@ -75,7 +75,7 @@ class HeldBytes:
         self.count = 0
 
     def become(self, count: int) -> None:
-        """So many are held now. Raises where the server holds too many."""
+        """Set the number of held bytes. Raises ApiError if the server holds too many."""
         if count > self.count:
             self._budget.require(self._client, count - self.count)
         else:

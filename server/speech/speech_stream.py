@@ -35,11 +35,11 @@ class InOrder:
         self.text = ""  # all emitted text
         self._space = space
         self._waiting: dict[int, str] = {}
-        self._tokens: dict[int, list[TokenLogprob]] = {}  # of windows whose text waits
-        self._new_tokens: list[TokenLogprob] = []  # of emitted text; see `take_tokens`
+        self._tokens: dict[int, list[TokenLogprob]] = {}  # tokens of windows whose text waits
+        self._new_tokens: list[TokenLogprob] = []  # tokens of emitted text; see `take_tokens`
         self._ended: set[int] = set()
         self._front = 0
-        self._held = ""  # spaces at the end of the front window's text so far
+        self._held = ""  # held-back spaces at the end of the front window's text
         self._begun = False  # the front window has emitted text
 
     def add(self, window: int, text: str, tokens: Sequence[TokenLogprob]) -> str:

@@ -1,7 +1,8 @@
-"""Timed texts: a window's tokens, times among them -> segments, cut as OpenAI's whisper cuts them.
+"""Timed texts: a window's tokens with timestamps -> segments, cut as OpenAI's whisper cuts them.
 
-Pure. Two times side by side end a segment and begin the next. What stands behind the last such pair is a segment too,
-to the end of the window where no time ends it: the next window begins behind this one, not at its last time.
+Pure. Two adjacent timestamps end a segment and begin the next. The tokens after the last such pair are a segment too;
+if it has no end time, it ends with the window, because the next window begins after this one, not at its last
+timestamp.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-STEP_S = 0.02  # from a time token to the next
+STEP_S = 0.02  # seconds from one timestamp token to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Timed:
 
 
 def timed(token_ids: Sequence[int], first: int, seconds: float) -> list[Timed]:
-    """The segments of a window of so many seconds; ids from `first` on are times."""
+    """The segments of a window of `seconds`; ids from `first` on are timestamps."""
     is_time = [token >= first for token in token_ids]
     cuts = [at for at in range(1, len(token_ids)) if is_time[at - 1] and is_time[at]]
     bounds = [0, *cuts, len(token_ids)]
@@ -43,5 +44,5 @@ def seconds_of(token: int, first: int) -> float:
 
 
 def text_of(piece: Timed, end: int, decode: Callable[[Sequence[int]], str]) -> str:
-    """A segment's words; ids from `end` on are no text."""
+    """A segment's text; ids from `end` on are not text."""
     return decode([token for token in piece.token_ids if token < end])

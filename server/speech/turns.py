@@ -1,8 +1,8 @@
-"""Turns: where speech begins and ends in sound that arrives bit by bit, by its energy.
+"""Turns: finds the beginning and end of speech in arriving sound, by its energy.
 
-Owner: a realtime session, one thread at a time. In: float32 samples, mono, as they come. Out: edges, in samples since
-the beginning. Loudness is the root mean square of frames of 20 ms. A frame is loud above a level
-and well above the quietest frame of the last seconds, so that steady noise is no speech.
+Owner: a realtime session, one thread at a time. In: float32 samples, mono, as they arrive. Out: edges, in samples since
+the beginning. Loudness is the root mean square of frames of 20 ms. A frame is loud if it is above a level and well
+above the quietest frame of the last seconds, so that steady noise is not speech.
 
     loudness   .__/^^^\\_/^^\\________________
     edges       [ started            ] stopped, `silence` behind the last loud frame
@@ -19,15 +19,15 @@ import numpy as np
 
 from mm.transform.quiet import FRAME_S
 
-LEVEL = 0.02  # of full scale, at a threshold of 1: what is below -40 dB is no speech at 0.5
-ABOVE_NOISE = 3.0  # times the quietest frame
-REMEMBERED = 150  # frames; the quietest is the noise level
-LOUD_FRAMES = 2  # in a row that begin a turn
+LEVEL = 0.02  # fraction of full scale, at threshold 1; at 0.5, sound below -40 dB is not speech
+ABOVE_NOISE = 3.0  # a loud frame is so many times louder than the quietest frame
+REMEMBERED = 150  # frames; the quietest of them is the noise level
+LOUD_FRAMES = 2  # loud frames in a row that begin a turn
 
 
 @dataclass(frozen=True, slots=True)
 class Vad:
-    """How turns are found; the client's, within bounds."""
+    """Settings of turn detection, from the client, within bounds."""
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
@@ -36,31 +36,31 @@ class Vad:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A turn begins or ends; samples since the beginning."""
+    """The beginning or end of a turn, in samples since the session's beginning."""
 
     begins: bool
     at: int
 
 
 class TurnFinder:
-    """The edges of one stream of sound."""
+    """Finds the edges of turns in one stream of sound."""
 
     def __init__(
         self, rate: int, vad: Vad, start: int = 0, speaking: bool = False, recent: Iterable[float] = ()
     ) -> None:
-        """`start`: samples that came before; `speaking`: a turn is open; `recent`: how loud earlier frames were."""
+        """`start`: number of earlier samples; `speaking`: a turn is open; `recent`: loudness of earlier frames."""
         self.padding = rate * vad.prefix_padding_ms // 1000
         self.speaking = speaking
         self._frame = int(rate * FRAME_S)
-        self._silence = max(1, round(vad.silence_duration_ms / 1000 / FRAME_S))  # frames
+        self._silence = max(1, round(vad.silence_duration_ms / 1000 / FRAME_S))  # in frames
         self._level = LEVEL * vad.threshold
-        self._done = start  # samples of whole frames
+        self._done = start  # samples of all whole frames so far
         self._rest = np.zeros(0, np.float32)
         self.recent: deque[float] = deque(recent, maxlen=REMEMBERED)
-        self._loud = self._quiet = 0  # frames in a row
+        self._loud = self._quiet = 0  # numbers of loud and of quiet frames in a row
 
     def feed(self, samples: np.ndarray) -> list[Edge]:
-        """What the next samples show; edges ascend."""
+        """Add samples; returns the edges found in them, ascending."""
         joined = np.concatenate([self._rest, samples])
         whole = len(joined) // self._frame * self._frame
         self._rest = joined[whole:]

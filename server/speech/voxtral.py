@@ -1,7 +1,8 @@
-"""VoxtralHearer: how Voxtral is asked to write a recording down: with its own marker in the place of an instruction.
+"""VoxtralHearer: requests to Voxtral, with its own transcription marker in place of an instruction.
 
-Owner: loop. In: windows of a recording. Out: Said. What has more to say than a language, a client's prompt or a
-translation, goes through chat. The form is mistral-common's (InstructTokenizerV7.encode_transcription).
+Owner: loop. In: windows of a recording. Out: Said. A task with a client's prompt or a translation goes through chat
+instead, since the marker's form has only a language. The form is mistral-common's
+(InstructTokenizerV7.encode_transcription).
 
     <s>[INST][BEGIN_AUDIO][AUDIO]..[/INST]lang:de[TRANSCRIBE]
 """
@@ -17,7 +18,7 @@ MARKS = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]")
 
 
 class VoxtralHearer(ChatHearer):
-    """One request's questions to Voxtral."""
+    """One transcription's requests to Voxtral."""
 
     async def _rendered(self) -> Prompt:
         tokenizer, task = self._state.tokenizer, self._task

@@ -1,8 +1,8 @@
-"""VoxtralRealtimeHearer: how Voxtral Realtime is asked: with the sound alone.
+"""VoxtralRealtimeHearer: requests to Voxtral Realtime, which consist only of the sound.
 
-Owner: loop. In: windows of a recording, or of a sound that grows (server/speech/live). Out: Said. The model's processor
+Owner: loop. In: windows of a recording, or of a growing sound (server/speech/live). Out: Said. The model's processor
 makes the whole prompt of a window (mm/processors/voxtral_realtime.py), and the answer ends with the window's sound. The
-model finds out the language itself, and there is no place in its prompt for a client's words.
+model detects the language itself, and its prompt has no place for a client's text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from server.speech.hearer import ChatHearer, Task
 
 
 class VoxtralRealtimeHearer(ChatHearer):
-    """One request's questions to Voxtral Realtime."""
+    """One transcription's requests to Voxtral Realtime."""
 
     def __init__(self, exchange: Exchange, task: Task) -> None:
         if task.name == "translate":
@@ -40,7 +40,7 @@ class VoxtralRealtimeHearer(ChatHearer):
         return media.processor
 
     def question(self, processed: Processed, token_ids: Sequence[int]) -> Job:
-        """What a window's sound says behind the tokens that are known."""
+        """A request for the text of a window after its known tokens."""
         job = self._job(processed, self._asked(), self._task.asked)
         ids = np.concatenate([job.request.prompt_token_ids, np.array(token_ids, np.int32)])
         return replace(job, request=replace(job.request, prompt_token_ids=ids))

@@ -74,7 +74,7 @@ class WhisperHearer:
         return Cutting(min(state.config.speech.transcription_window, processor.seconds))
 
     def _previous_ids(self) -> list[int]:
-        """The client's prompt, as the text before the window; only the end of a long prompt."""
+        """The client's prompt as the text before the window; a long prompt is truncated to its end."""
         tokens, state, text = self._tokens, self._exchange.state, self._task.prompt
         if not text or tokens.previous is None:
             return []
@@ -83,7 +83,7 @@ class WhisperHearer:
         return [tokens.previous, *ids[-most:]]
 
     async def begin(self, ask: Ask, first: Processed) -> None:
-        """Detects the language of the first window and uses it for all windows."""
+        """Detect the language of the first window and use it for all windows."""
         if not self._language:
             self._language, _ = await self._listened(ask, first)
 
@@ -104,7 +104,7 @@ class WhisperHearer:
         return replace(said, words=await self._words(window, processed, said)) if task.with_words else said
 
     async def _words(self, window: Window, processed: Processed, said: Said) -> Sequence[Word]:
-        """The words of a window with their times, by where the model listened while it wrote."""
+        """The words of a window with their times, from the decoder's attention to the sound."""
         tokens, state = self._tokens, self._exchange.state
         text = [token for token in said.token_ids if token < tokens.first_marker]
         if not text:
@@ -125,7 +125,7 @@ class WhisperHearer:
         return await asyncio.get_running_loop().run_in_executor(state.pool, work)
 
     def _is_poor(self, said: Said) -> bool:
-        """Whether the text repeats itself or has a low log-probability."""
+        """Whether the text is repetitive or has a low log-probability."""
         text = said.text.strip()
         repeats = bool(text) and compression_ratio(text) > MAX_COMPRESSION_RATIO
         return repeats or self._average(said) < LEAST_AVG_LOGPROB
@@ -160,7 +160,7 @@ class WhisperHearer:
         return codes.get(entry.token_id, self._language), math.exp(found)
 
     def _job(self, processed: Processed, temperature: float) -> Job:
-        """The question for the text of a window."""
+        """The request for the text of a window."""
         task, tokens = self._task, self._tokens
         prompt = [*self._previous, *self._start()]
         params = replace(
@@ -196,7 +196,7 @@ class WhisperHearer:
         return job_of(self._exchange, prompt, spliced, asked, salt=task.salt, priority=task.priority, param="prompt")
 
     def segments(self, window: Window, said: Said) -> Sequence[Segment]:
-        """By the times that the model wrote; the numbers are those of the window."""
+        """Segments by the timestamps that the model wrote; their other numbers are the window's."""
         if not said.text.strip():
             return ()
         tokens, decode = self._tokens, self._exchange.state.tokenizer.decode

@@ -1,8 +1,8 @@
-"""Times of words: a window's text, and where Whisper listened while it wrote each token -> words with their times.
+"""Times of words: a window's text, and Whisper's attention to the sound at each token -> words with their times.
 
-Pure, of NumPy; called in the pool. As OpenAI's whisper does it (whisper/timing.py: find_alignment): the weights of the
-heads that follow the speaker are normalised, smoothed and averaged; dynamic time warping finds the path through tokens
-and time on which the weights are largest; a token begins where the path comes to it.
+Pure, of NumPy; called in the pool. The method is that of OpenAI's whisper (whisper/timing.py: find_alignment): the
+attention weights of the alignment heads are normalised, smoothed and averaged; dynamic time warping finds the path
+through tokens and time with the largest weights; a token begins where the path reaches it.
 
     tokens     ' the'    ' ca' 't'    |           time  -->
     words     [' the']  [' cat'     ] |  the  ##
@@ -19,9 +19,9 @@ import numpy as np
 from server.speech.languages import UNSPACED
 from server.speech.segments import Word
 
-FRAME_S = 0.02  # a row of the encoder
-BEFORE = "\"'“¡¿([{-"  # marks that belong to the word behind them
-BEHIND = "\"'.。,，!！?？:：”)]}、"  # and to the word before them
+FRAME_S = 0.02  # seconds per row of the encoder
+BEFORE = "\"'“¡¿([{-"  # marks that belong to the next word
+BEHIND = "\"'.。,，!！?？:：”)]}、"  # marks that belong to the word before
 
 
 def words_of(
@@ -29,15 +29,15 @@ def words_of(
 ) -> list[Word]:
     """Words with times from the window's beginning.
 
-    `weights` [heads, tokens + 1, rows]: the first line belongs to the token before the text, which foretells the
-    first of `token_ids`; rows are those of the window's sound. Tokens without a line, which the decoder's context did
-    not hold behind the markers of this pass, have no times.
+    `weights` [heads, tokens + 1, rows]: the first line belongs to the token before the text, which predicts the first
+    of `token_ids`; rows are those of the window's sound. Tokens without a line, for which the decoder's context had no
+    room, have no times.
     """
     token_ids = token_ids[: weights.shape[1] - 1]
     if not token_ids or not weights.shape[2]:
         return []
     lines, rows = warped(-aligned(weights, smooth))
-    begins = rows[np.diff(lines, prepend=-1) > 0] * FRAME_S  # of each line
+    begins = rows[np.diff(lines, prepend=-1) > 0] * FRAME_S  # seconds at which each line begins
     words, at = [], 0
     for word in split(token_ids, decode, language):
         behind = at + len(word)
@@ -60,11 +60,11 @@ def aligned(weights: np.ndarray, smooth: int) -> np.ndarray:
 def warped(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The cheapest path from one corner to the other, by steps of one line, one row or both: its lines and rows.
 
-    A diagonal of the table, whose cells do not depend on each other, is computed at a time.
+    Cells of a diagonal do not depend on each other, so a whole diagonal is computed at a time.
     """
     lines, rows = costs.shape
     total = np.full((lines + 1, rows + 1), np.inf, np.float32)
-    steps = np.zeros((lines + 1, rows + 1), np.int8)  # that led to a cell: 0 both, 1 a line, 2 a row
+    steps = np.zeros((lines + 1, rows + 1), np.int8)  # the step that led to a cell: 0 both, 1 a line, 2 a row
     total[0, 0] = 0
     for diagonal in range(2, lines + rows + 1):
         i = np.arange(max(1, diagonal - rows), min(lines, diagonal - 1) + 1)
@@ -84,12 +84,12 @@ def warped(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def split(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str], language: str) -> list[list[int]]:
-    """The tokens of each word; marks go with the word that they touch."""
+    """The tokens of each word; a mark belongs to the word next to it."""
     pieces = _characters(token_ids, decode)
     words: list[list[int]] = []
     for piece in pieces:
         text = decode(piece)
-        is_mark = text.strip() in string.punctuation  # a space alone, too
+        is_mark = text.strip() in string.punctuation  # true for a space alone, too
         if language in UNSPACED or not words or text.startswith(" ") or is_mark:
             words.append(list(piece))
         else:
@@ -98,7 +98,7 @@ def split(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str], lang
 
 
 def _characters(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[list[int]]:
-    """Tokens that together are whole characters."""
+    """Group tokens so that each group is whole characters."""
     whole, done = decode(token_ids), 0
     pieces: list[list[int]] = [[]]
     for token in token_ids:
@@ -112,7 +112,7 @@ def _characters(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
 
 
 def _with_marks(words: list[list[int]], decode: Callable[[Sequence[int]], str]) -> list[list[int]]:
-    """Marks that stand alone, joined to the words behind and before them."""
+    """Join separate marks to the words after and before them."""
     found: list[list[int]] = []
     for word in reversed(words):
         text = decode(word)

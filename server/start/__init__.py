@@ -1,1 +1,1 @@
-"""Start and end of the process: files of the model, loading, the socket, signals, and the order of all of it."""
+"""Start and end of the process: the model's files, loading, the socket, signals, and the order of these steps."""

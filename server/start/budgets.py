@@ -1,8 +1,8 @@
-"""Budgets: the defaults of what may be held, cut to the memory that this process may have (SECURITY S44).
+"""Budgets: default memory budgets, reduced to the memory that this process may use (SECURITY S44).
 
-Owner: none, run once before anything is made of the configuration. In: a Config, and the limit of the machine or of the
-cgroup. Out: the same with smaller budgets where the defaults would not fit together. What the operator has chosen is
-not touched: only values that equal the default are.
+Owner: none, run once before the configuration is used. In: a Config, and the memory limit of the machine or the cgroup.
+Out: the configuration with smaller budgets if the defaults would not fit together. Values that the operator has set are
+not changed: only values that equal the default are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from server.flags.config import Config, LimitsConfig
 log = logging.getLogger("omniloop")
 
 GIB, MIB = 1 << 30, 1 << 20
-# Group, field, bytes of a unit, and the share of the memory that it may be. All of them together are two thirds.
+# Group, field, bytes per unit, and the share of the memory that it may take. All shares together are two thirds.
 SHARES: tuple[tuple[str, str, int, float], ...] = (
     ("media", "decoded_budget_bytes", 1, 1 / 4),
-    ("media", "request_decoded_bytes", 1, 1 / 8),  # of the budget above
+    ("media", "request_decoded_bytes", 1, 1 / 8),  # part of the budget above
     ("media", "mm_processor_cache_gb", GIB, 1 / 8),
     ("limits", "body_budget_bytes", 1, 1 / 16),
-    ("limits", "grammar_memory_bytes", 1, 1 / 16),  # two compile at a time
+    ("limits", "grammar_memory_bytes", 1, 1 / 16),  # two grammars compile at a time
     ("limits", "grammar_cache_bytes", 1, 1 / 32),
     ("limits", "response_store_bytes", 1, 1 / 64),
 )
@@ -33,7 +33,7 @@ DEFAULTS = {"media": MediaLimits(), "limits": LimitsConfig()}
 
 
 def fitted(config: Config, memory: int) -> Config:
-    """The configuration for a process that may have so many bytes."""
+    """The configuration for a process that may use `memory` bytes."""
     groups: dict[str, Any] = {}
     for group, name, value in _cuts(memory):
         fields = groups.get(group, getattr(config, group))
@@ -43,7 +43,7 @@ def fitted(config: Config, memory: int) -> Config:
 
 
 def report(config: Config, memory: int) -> None:
-    """Logs which budgets of a fitted configuration the memory has cut."""
+    """Log which budgets of a fitted configuration the memory has reduced."""
     cut = [
         f"--{name.replace('_', '-')} {size(value) if isinstance(value, int) else round(value, 2)}"
         for group, name, value in _cuts(memory)

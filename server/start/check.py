@@ -1,8 +1,8 @@
-"""`python -m server check MODEL`: whether a model can be served here, and what it takes, in about a second.
+"""`python -m server check MODEL`: report in about a second whether a model can be served here, and what it needs.
 
 Owner: the main thread. In: the same flags as `serve`. Out: lines for people; the exit status is 0 if the server would
-start. A folder, a GGUF file or ORG/NAME: of a repository on the hub only configurations and the headers of the weights
-are fetched.
+start. MODEL is a folder, a GGUF file or ORG/NAME; from a repository on the hub only the configurations and the headers
+of the weights are fetched.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from server.start.makers import check_chat
 
 
 def lines(config: Config) -> Iterator[str]:
-    """What `check` prints; raises ConfigError with the reason why the model cannot be served.
+    """The lines that `check` prints. Raises ConfigError with the reason if the model cannot be served.
 
-    Where a tokenizer is missing, or this device's memory does not do, that comes last: the lines say what is needed.
+    A missing tokenizer and too little memory on this device are reported last, so the lines first say what is needed.
     """
     check_chat(config.chat)
     folder, shards = headers(config, wanted=config.model.load_format != "dummy")
@@ -57,7 +57,7 @@ def lines(config: Config) -> Iterator[str]:
 
 
 def headers(config: Config, wanted: bool) -> tuple[Path, list[Shard] | None]:
-    """The folder of the configuration and, where they are wanted, what the weights' files say of themselves."""
+    """The folder of the configuration and, if `wanted`, the headers of the weight files."""
 
     def located(name: str, wanted: bool) -> tuple[Path, list[Shard]]:
         if is_hub_name(name):
@@ -77,7 +77,9 @@ def headers(config: Config, wanted: bool) -> tuple[Path, list[Shard] | None]:
 
 
 def check_processor(model: ModelConfig) -> None:
-    """Whether the checkpoint's own processor writes pictures in a way that is served."""
+    """Check that the processor configured in the checkpoint prepares pictures in a supported way; raise ConfigError if
+    not.
+    """
     from mm.processors.registry import processor_for
 
     try:
@@ -87,7 +89,7 @@ def check_processor(model: ModelConfig) -> None:
 
 
 def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
-    """How many bytes, in the files and on the device."""
+    """The line about the weights: their size in the files and on the device."""
     if found.quantised is not None:
         yield found.quantised
     in_memory = f"{gib(found.weight_bytes)} on the device, computed in {str(found.dtype).removeprefix('torch.')}"
@@ -104,7 +106,7 @@ def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
 
 
 def of_states(found: Estimate) -> Iterator[str]:
-    """What rows hold whatever their tokens, of models whose layers have states."""
+    """The line about layer states, which each row holds regardless of how many tokens it has; none for other models."""
     states = found.states
     if states is None:
         return
@@ -116,7 +118,7 @@ def of_states(found: Estimate) -> Iterator[str]:
 
 
 def of_device(config: Config, found: Estimate) -> Iterator[str]:
-    """What there is, and what of the context fits."""
+    """The lines about the device's memory and the context length that fits."""
     if found.memory is None:
         yield "device: cpu"
     else:
@@ -131,5 +133,5 @@ def of_device(config: Config, found: Estimate) -> Iterator[str]:
 
 
 def refused(error: ConfigError) -> str:
-    """The last line where the answer is no."""
+    """The last line of `check` if the model cannot be served."""
     return f"refused: {error}"

@@ -1,8 +1,9 @@
-"""`python -m server explain MODEL`: the model that a configuration makes, part by part, with the kernels of its steps.
+"""`python -m server explain MODEL`: print the model that a configuration makes, part by part, and the kernels of a
+step.
 
-Owner: the main thread. In: the flags of `serve`, and --device-target, a card that need not be here. Out: lines for
-people. MODEL is a folder, its config.json, a GGUF file or ORG/NAME; of all these only the configuration is read, so
-quantised weights are described by the configuration alone.
+Owner: the main thread. In: the flags of `serve`, and --device-target, a card that need not be in this machine. Out:
+lines for people. MODEL is a folder, its config.json, a GGUF file or ORG/NAME. Only the configuration is read, so
+quantised weights are described from the configuration alone.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from server.flags.help import USAGE, grouped
 
 Say = Callable[[str], None]
 Build = Callable[[dict[str, Any]], Config]
-CARDS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950", "gfx1100")  # as engine/kernels/target knows them
+CARDS = ("sm_80", "sm_90", "sm_100", "gfx942", "gfx950", "gfx1100")  # the names of cards in engine/kernels/target
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainOptions:
-    """Flags that no other command has."""
+    """Flags that only `explain` has."""
 
     device_target: str = flag("", f"print the kernels of another card: {', '.join(CARDS)}")
 
 
 def main(words: Sequence[str], say: Say, build: Build) -> int:
-    """Runs the command; the process's exit status. `say` prints, `build` makes the server's Config from flags."""
+    """Run the command and return the exit status of the process. `say` prints; `build` makes the server's Config from
+    flags.
+    """
     own = flags_of(ExplainOptions, "explain")
     flags = own | all_flags()
     arguments = Arguments(flags, FOREIGN)
@@ -60,7 +63,7 @@ def main(words: Sequence[str], say: Say, build: Build) -> int:
 
 
 def lines(config: Config, card: str) -> Iterator[str]:
-    """What the command prints. Raises ConfigError where there is no such model, or it cannot be served."""
+    """The lines that the command prints. Raises ConfigError if there is no such model or it cannot be served."""
     if card:
         pretend(card)
     from engine.device.host import choose_device
@@ -71,7 +74,7 @@ def lines(config: Config, card: str) -> Iterator[str]:
 
 
 def pretend(card: str) -> None:
-    """Makes this process one of that card. Kernel files are Triton's where Triton was imported before them."""
+    """Make this process act as if it ran on that card. Kernel files use Triton only if it is imported before them."""
     try:
         importlib.import_module("triton")
     except ImportError:
@@ -89,7 +92,7 @@ def pretend(card: str) -> None:
 
 
 def folder_of(config: Config) -> Path:
-    """The folder of the configuration."""
+    """The folder that holds the configuration."""
     from server.start.check import headers
 
     named = Path(config.folder)

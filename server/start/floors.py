@@ -1,7 +1,8 @@
-"""Floors: the oldest versions of packages that untrusted bytes reach; an older one does not start (SECURITY S45).
+"""Floors: the oldest allowed versions of packages that read untrusted bytes; the server refuses to start with older
+ones.
 
-Owner: none, run once at start. In: the versions that are installed. Out: nothing, or a ConfigError of one line. The
-numbers are those of pyproject.toml, which a later `pip install` of something else does not respect.
+See SECURITY S45. Owner: none, run once at start. In: the installed versions. Out: nothing, or a one-line ConfigError.
+The numbers are those of pyproject.toml, which a later `pip install` of another package may override.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FLOORS = {
 
 
 def check(floors: dict[str, str] = FLOORS) -> None:
-    """Raises for packages that are older than their floor; a package without metadata (vendored) is not known here."""
+    """Raise ConfigError for packages older than their floor; packages without metadata (vendored ones) are skipped."""
     old = []
     for name, floor in floors.items():
         try:
@@ -43,7 +44,7 @@ def check(floors: dict[str, str] = FLOORS) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The parts of a version without its suffix and without zeros at the end: "1.2.0rc1" is (1, 2)."""
+    """The numbers of a version, without its suffix and trailing zeros: "1.2.0rc1" is (1, 2)."""
     found = [int(each) for each in re.sub(r"[^\d.].*", "", version).split(".") if each]
     while found and not found[-1]:
         found.pop()

@@ -1,7 +1,8 @@
-"""The folders of model and tokenizer: fetched from the hub by ORG/NAME, made of a GGUF file, or those that are named.
+"""Find the folders of model and tokenizer: a folder named by a flag, a download of ORG/NAME, or one made from a GGUF
+file.
 
-Owner: loop; the work is in the pool, and ends when the server is stopped. In: the names of the configuration. Out: the
-folders in AppState, with configuration, weights and tokenizer. A folder that is named stays what it is.
+Owner: loop; the work runs in the pool, and ends when the server is stopped. In: the names in the configuration. Out:
+the folders in AppState, with configuration, weights and tokenizer. A folder named by a flag is used as it is.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a --model or --tokenizer is looked up on the hub; a folder of that name comes first."""
+    """Whether a --model or --tokenizer is looked up on the hub; a local path of that name has precedence."""
     return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 async def fetch(state: AppState) -> None:
-    """Brings a model and a tokenizer that are named ORG/NAME, or a GGUF file, into folders. Raises ConfigError.
+    """Fetch or make the folders of a model and tokenizer named ORG/NAME, or of a GGUF file. Raises ConfigError.
 
-    Flags that name parsers and a template are looked at first: a model may take long to come.
+    The flags that name parsers and a template are checked first, since downloading a model may take long.
     """
     chat = state.config.chat
     await in_pool(state, "template file", lambda: check_chat(chat)) if chat.chat_template else check_chat(chat)
@@ -54,26 +55,26 @@ async def fetch(state: AppState) -> None:
 
 
 def refuse_revision(revision: str, folder: str) -> None:
-    """A folder is what it is."""
+    """Refuse --revision for a local folder, which has only one."""
     if revision:
         raise ConfigError(f"--revision {revision}: {folder} is a folder, which has one revision; leave the flag out")
 
 
 def fetched(config: Config, stopped: threading.Event) -> tuple[str, str]:
-    """Folders of model and tokenizer, when both are here."""
+    """Fetch both and return (model folder, tokenizer folder)."""
     hub = hub_of(config, stopped)
     model = whole(config, hub)
     return model, tokenizer_folder(config, model, hub)
 
 
 def tokenizer_folder(config: Config, model: str, hub: Hub) -> str:
-    """The model's folder, or what --tokenizer names."""
+    """The folder of --tokenizer if given, else the model's folder."""
     named = config.model.tokenizer
     return located(config, named, replace(hub, revision="", flag="--tokenizer"), weights=False) if named else model
 
 
 def whole(config: Config, hub: Hub) -> str:
-    """The folder of the model, joined of its parts where these lie in several repositories."""
+    """The folder of the complete model; if its parts are in several repositories, they are joined into one folder."""
     weights = config.model.load_format != "dummy"
     folder = located(config, config.folder, hub, weights)
     if not is_split(folder):
@@ -95,7 +96,9 @@ def whole(config: Config, hub: Hub) -> str:
 
 
 def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
-    """The folder of a model or a tokenizer; `weights`: fetched from the hub too, if the configuration can be served."""
+    """The folder of a model or tokenizer. With `weights`, the weights are fetched too, after the configuration
+    is checked.
+    """
     if not is_hub_name(name):
         refuse_revision(hub.revision, name)
         return as_folder(name, tokenizer=not config.model.tokenizer) if is_gguf(name) else name
@@ -103,7 +106,7 @@ def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
     from server.start.hub import fetch
 
     def check(folder: Path) -> None:
-        if is_split(folder):  # looked at when it has been joined
+        if is_split(folder):  # checked after its parts are joined
             return
         model, flags = config.model, config.pooling
         load_model_config(
@@ -114,7 +117,7 @@ def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
 
 
 def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:
-    """How the operator wants the hub to be asked."""
+    """The operator's settings for the hub."""
     from server.start.hub import Hub
 
     model = config.model
@@ -122,7 +125,7 @@ def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:
 
 
 def check_folder(folder: str) -> None:
-    """The model folder is there."""
+    """Raise ConfigError unless the model folder exists."""
     if Path(folder).is_file():
         raise ConfigError(f"--model {folder}: is a file; name the folder that holds config.json, or a file NAME.gguf")
     if not Path(folder).is_dir():

@@ -1,7 +1,7 @@
-"""A GGUF file as a folder in Hugging Face's format: what the file says in small files, the weights by a link.
+"""Present a GGUF file as a folder in Hugging Face's format: its metadata as small JSON files, its weights as a link.
 
-Owner: any thread, at start. In: --model FILE.gguf. Out: a folder of this process, removed when it ends. Nothing of the
-weights is copied: the loader reads them in the file (engine/weights/gguf.py).
+Owner: any thread, at start. In: --model FILE.gguf. Out: a folder of this process, removed when the process ends. The
+weights are not copied: the loader reads them from the file itself (engine/weights/gguf.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def is_gguf(name: str) -> bool:
 
 
 def as_folder(name: str, tokenizer: bool) -> str:
-    """The folder; `tokenizer`: the file's is wanted too."""
-    # Imported here so that a server can bind and answer 503 before torch is there.
+    """Make the folder; with `tokenizer`, also the tokenizer files from the GGUF file."""
+    # Imported here, so that the server can bind its socket and answer 503 before torch is imported.
     from engine.weights.gguf import GGUF, read_gguf
     from engine.weights.gguf_config import config_of, generation_of
 

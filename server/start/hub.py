@@ -1,13 +1,13 @@
-"""Hub: a model named ORG/NAME becomes a folder of its files, fetched by huggingface_hub.
+"""Hub: download the files of a model named ORG/NAME into a folder, with huggingface_hub.
 
-Owner: a thread of the pool, at start, before there is an engine. In: the name, and what the operator said about
-revision, folder and token. Out: a folder in huggingface_hub's cache with the files that serving reads; pickles, other
-frameworks' weights and everything in subfolders stay on the hub. huggingface_hub itself reads HF_TOKEN, HF_ENDPOINT,
-HF_HUB_OFFLINE and HF_HOME, goes on where a connection broke off, keeps files that came whole, and verifies sizes.
+Owner: a thread of the pool, at start, before the engine exists. In: the name, and the operator's revision, folder and
+token. Out: a folder in huggingface_hub's cache with the files that serving reads. Pickles, other frameworks' weights
+and subfolders (except those of templates and adapters) are not downloaded. huggingface_hub itself reads HF_TOKEN,
+HF_ENDPOINT, HF_HUB_OFFLINE and HF_HOME, resumes interrupted downloads, reuses complete files, and verifies sizes.
 
     listing (one request) -> configuration, tokenizer, index -> is there room? -> weights, eight files at a time
 
-Whatever goes wrong is a ConfigError of one line. Where the hub cannot be reached, a complete copy is served.
+Every failure is a one-line ConfigError. If the hub cannot be reached, a complete local copy is served.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from engine.weights.progress import ProgressLine
 
 log = logging.getLogger("omniloop")
 
-# Files other than weights: configurations, tokenizers in every format that is read here, templates, the weights' index.
+# Files other than weights: configurations, all supported tokenizer formats, templates, the index of the weights.
 OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "additional_chat_templates/*.jinja")
-# Small, and says that a model is made of adapters.
+# The small files that show whether a model consists of adapters.
 ALWAYS = tuple(f"{name}/{ADAPTER_CONFIG}" for name in ("*-lora", *FOLDERS.values()))
 NOT_TAKEN = ("*/*.json", "*.bin.index.json", "*.h5.index.json", "*.msgpack.index.json", "*/*.model")
-LISTING_S = 15.0  # the hub's answer to the first request
+LISTING_S = 15.0  # seconds to wait for the hub's answer to the first request
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """How to ask the hub; empty values leave the choice to huggingface_hub and its environment variables."""
+    """How to access the hub; empty values leave the choice to huggingface_hub and its environment variables."""
 
     revision: str = ""  # branch, tag or commit
     cache: str = ""  # folder for downloads
     token: str = ""
-    flag: str = "--model"  # that named the repository
-    stopped: threading.Event = field(default_factory=threading.Event)  # set: whoever downloads gives up
+    flag: str = "--model"  # the flag that named the repository
+    stopped: threading.Event = field(default_factory=threading.Event)  # if set, the download stops
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class Listing:
     """The files of one commit."""
 
     commit: str
-    sizes: Mapping[str, int]  # by path in the repository
+    sizes: Mapping[str, int]  # path in the repository -> bytes
 
 
 def fetch(name: str, hub: Hub, weights: bool = True, check: Callable[[Path], object] | None = None) -> Path:
-    """The folder that holds the repository's files; those of the weights only if asked for.
+    """Download the repository's files and return their folder; weight files only if `weights`.
 
-    `check` looks at the configuration, and raises, before the weights are fetched.
+    `check` receives the folder with the configuration before the weights are fetched, and may raise.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -92,7 +92,7 @@ def fetch(name: str, hub: Hub, weights: bool = True, check: Callable[[Path], obj
             log.warning("%s; the downloaded copy of %s is served", reason, name)
             return folder
         folder = download(name, hub, hub.revision or constants.DEFAULT_REVISION, other_files(listing.sizes))
-        if folder.name != listing.commit:  # the branch has moved meanwhile: all files come from one commit
+        if folder.name != listing.commit:  # the branch moved since the listing; all files must come from one commit
             listing = listed(name, replace(hub, revision=folder.name))
         if check is not None:
             check(folder)
@@ -109,7 +109,7 @@ def fetch(name: str, hub: Hub, weights: bool = True, check: Callable[[Path], obj
 
 
 def fetch_headers(name: str, hub: Hub) -> tuple[Path, list[Shard]]:
-    """The folder of the configurations, and the headers of the weights: of files here, or by range requests."""
+    """The folder of the configurations and the headers of the weights, read from local files or by range requests."""
     folder = fetch(name, hub, weights=False)
     if not lacking(name, folder, weights=True):
         return folder, open_checkpoint(folder)
@@ -126,7 +126,7 @@ def fetch_headers(name: str, hub: Hub) -> tuple[Path, list[Shard]]:
 
 
 def remote_header(name: str, hub: Hub, listing: Listing, file: str) -> dict[str, TensorInfo]:
-    """Names, shapes and dtypes of a file that stays on the hub."""
+    """Names, shapes and dtypes of the tensors in a file, read from the hub without downloading the file."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=hub.token or None)
@@ -139,11 +139,11 @@ def remote_header(name: str, hub: Hub, listing: Listing, file: str) -> dict[str,
 
 
 class Unreachable(Exception):
-    """No answer from the hub; the text says what happened instead."""
+    """The hub did not answer; the text says what happened instead."""
 
 
 def listed(name: str, hub: Hub) -> Listing:
-    """One request: which files there are."""
+    """List the repository's files, in one request."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
@@ -161,7 +161,7 @@ def listed(name: str, hub: Hub) -> Listing:
 
 
 def download(name: str, hub: Hub, revision: str, files: list[str], line: ProgressLine | None = None) -> Path:
-    """Brings files of a revision into the cache; those that are there already cost no request."""
+    """Download files of a revision into the cache; files already there cost no request."""
     from huggingface_hub import snapshot_download
 
     return Path(
@@ -177,11 +177,11 @@ def download(name: str, hub: Hub, revision: str, files: list[str], line: Progres
 
 
 class Stopped(Exception):
-    """Raised where bytes arrive, so that huggingface_hub takes away what is half there."""
+    """Raised when bytes arrive after a stop, so that huggingface_hub removes the incomplete file."""
 
 
 def counted(stopped: threading.Event, line: ProgressLine | None) -> Any:
-    """What huggingface_hub calls in place of a progress bar: `line` counts bytes on the disk, no bar is printed."""
+    """A replacement for huggingface_hub's progress bar: it adds bytes written to disk to `line`, and prints no bar."""
     from huggingface_hub.utils import tqdm
 
     class Bytes(tqdm):
@@ -199,7 +199,7 @@ def counted(stopped: threading.Event, line: ProgressLine | None) -> Any:
 
 
 def cached(name: str, hub: Hub, weights: bool, reason: str) -> Path:
-    """The copy that was fetched before; ConfigError when there is none, or when it lacks a file."""
+    """The folder of an earlier download. Raises ConfigError if there is none, or if it lacks a file."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
 
@@ -227,7 +227,7 @@ def cached(name: str, hub: Hub, weights: bool, reason: str) -> Path:
 
 
 def lacking(name: str, folder: Path, weights: bool) -> list[str]:
-    """Files without which a copy cannot be served."""
+    """The names of files that a copy lacks and serving needs."""
     present = {path.name for path in folder.iterdir()}
     gaps = [] if present & {CONFIG, PARAMS} else [CONFIG]
     if weights:
@@ -239,7 +239,7 @@ def lacking(name: str, folder: Path, weights: bool) -> list[str]:
 
 
 def other_files(names: Collection[str]) -> list[str]:
-    """The files other than weights that serving may read."""
+    """The names of the files other than weights that serving may read."""
     return [
         name
         for name in sorted(names)
@@ -252,7 +252,7 @@ def other_files(names: Collection[str]) -> list[str]:
 
 
 def weight_files(name: str, folder: Path, names: Collection[str]) -> list[str]:
-    """The files that hold the weights, in the order in which engine/weights/files.py looks for them."""
+    """The names of the files that hold the weights, in the order in which engine/weights/files.py looks for them."""
     adapters = adapter_files(folder, names)
     if SINGLE in names:
         return [SINGLE, *adapters]
@@ -275,7 +275,7 @@ def weight_files(name: str, folder: Path, names: Collection[str]) -> list[str]:
 
 
 def check_room(name: str, folder: Path, needed: int) -> None:
-    """Refuses a download that the disk cannot hold."""
+    """Refuse a download that does not fit on the disk."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ConfigError(full(name, f"{needed / 1e9:.1f} GB are to be fetched, {free / 1e9:.1f} GB are free"))
@@ -287,7 +287,7 @@ def full(name: str, numbers: str) -> str:
 
 @contextmanager
 def one_line(name: str, hub: Hub) -> Iterator[None]:
-    """Turns what huggingface_hub raises into a ConfigError that says what to do."""
+    """Turn huggingface_hub's exceptions into a ConfigError that says what to do."""
     from huggingface_hub import constants, errors
 
     where, named = constants.ENDPOINT, f"{hub.flag} {name}"

@@ -1,7 +1,8 @@
-"""`python -m server info`: what a report of a fault begins with: libraries, processor, driver, cards, flags, model.
+"""`python -m server info`: print what a bug report should start with: libraries, processor, driver, cards, flags,
+model.
 
-Owner: the main thread. In: the same flags as `serve`. Out: lines for people. Nothing is loaded but configurations, and
-values of flags that are secrets stay out.
+Owner: the main thread. In: the same flags as `serve`. Out: lines for people. Only configurations are loaded, and the
+values of secret flags are not printed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LIBRARIES = (
     *("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface-hub", "llguidance"),
     *("starlette", "uvicorn", "uvloop", "msgspec", "orjson", "av", "pillow", "soxr", "mistral-common", "tiktoken"),
 )
-# The extensions that our C kernels, or a faster version of them, would use; x86's names and Arm's.
+# The processor features that our C kernels use, or that a faster version of them would; names of x86 and of Arm.
 FEATURES = (
     *("avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile"),
     *("amx_bf16", "amx_int8", "asimd", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
@@ -31,7 +32,7 @@ GIB = 1 << 30
 
 
 def lines(config: Config) -> Iterator[str]:
-    """What `info` prints. Raises ConfigError where there is no such model."""
+    """The lines that `info` prints. Raises ConfigError if there is no such model."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     yield f"omniloop {__version__}, {python}, {platform.platform()}"
     yield "libraries: " + ", ".join(libraries())
@@ -42,7 +43,7 @@ def lines(config: Config) -> Iterator[str]:
 
 
 def libraries() -> Iterator[str]:
-    """Name and version of those that are installed, without importing them."""
+    """Name and version of each installed library, without importing it."""
     for name in LIBRARIES:
         try:
             yield f"{name} {metadata.version(name)}"
@@ -51,7 +52,9 @@ def libraries() -> Iterator[str]:
 
 
 def of_processor() -> Iterator[str]:
-    """The processor, what of it this process may use, and which of our kernels it gets."""
+    """The processor, how many of its cores and how much memory this process may use, and which of our CPU
+    kernels it runs.
+    """
     from _fast import cpu
     from engine.device.host import usable_cores
     from engine.device.host_memory import available_memory
@@ -63,7 +66,7 @@ def of_processor() -> Iterator[str]:
 
 
 def processor(text: str) -> tuple[str, list[str]]:
-    """(name, features of FEATURES) from /proc/cpuinfo."""
+    """Parse /proc/cpuinfo into (name, those of FEATURES that it has)."""
     name = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.M)
     held = set(flags[1].split()) if flags else set()
@@ -71,7 +74,7 @@ def processor(text: str) -> tuple[str, list[str]]:
 
 
 def of_cards() -> Iterator[str]:
-    """The driver, and what torch sees of each card."""
+    """The driver, and what torch reports about each card."""
     import torch
 
     yield f"driver: {driver() or 'none'}"
@@ -87,7 +90,7 @@ def of_cards() -> Iterator[str]:
 
 
 def driver() -> str:
-    """The kernel's driver of NVIDIA's or AMD's cards."""
+    """The kernel driver of NVIDIA or AMD cards and its version; "" if there is none."""
     if found := re.search(r"Module[^\n]*?\s(\d+\.\d+(?:\.\d+)?)\s", text_of(NVIDIA)):
         return f"NVIDIA {found[1]}"
     version = text_of(AMD).strip()
@@ -95,7 +98,7 @@ def driver() -> str:
 
 
 def text_of(path: Path) -> str:
-    """A file of the kernel's; "" where there is none."""
+    """The content of a kernel file such as /proc/cpuinfo; "" if it does not exist."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -103,7 +106,7 @@ def text_of(path: Path) -> str:
 
 
 def flags(config: Config) -> Iterator[str]:
-    """Flags whose values are not the default, as they would be typed; secrets as ***."""
+    """The flags whose values are not the default, as one would type them; secrets as ***."""
     for group in dataclasses.fields(config):
         section = getattr(config, group.name)
         usual = type(section)()
@@ -121,7 +124,7 @@ def flags(config: Config) -> Iterator[str]:
 
 
 def of_model(config: Config) -> Iterator[str]:
-    """Architecture, size, what prompts hold, and the names that clients may use."""
+    """Architecture, size, what prompts may contain, and the model's name for clients."""
     from engine.models.registry import family_of, load_model_config
     from server.start.folders import check_folder, hub_of, located
 

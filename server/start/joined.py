@@ -1,9 +1,9 @@
-"""Joined: a checkpoint whose config.json names other repositories for its decoder and its tower becomes one folder.
+"""Join a checkpoint whose config.json names other repositories for its decoder and encoder into one folder.
 
-Owner: a thread of the pool, at start, before there is an engine. In: the folder of the checkpoint, and what brings
-another repository into a folder. Out: a folder whose config.json holds the parts' configurations, and whose other
-files are links to those of all parts. The folder lies in that of Hugging Face, or in --download-dir, and its name is
-made of its content.
+Owner: a thread of the pool, at start, before the engine exists. In: the folder of the checkpoint, and a function that
+brings another repository into a folder. Out: a folder whose config.json contains the configurations of the parts, and
+whose other files are links to the files of all parts. The folder is in that of Hugging Face, or in --download-dir, and
+its name is a hash of its content.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from engine.weights.files import Shard
 
 INDEX = "model.safetensors.index.json"
-# The key that names a repository -> the object of config.json for its configuration, and what the checkpoint's own
-# tensors of that part begin with.
+# Key that names a repository -> (section of config.json for its configuration, prefix of that part's tensors in the
+# checkpoint itself).
 PARTS = {"text_model_id": ("text_config", "language_model."), "audio_model_id": ("audio_config", "audio_tower.")}
-Locate = Callable[[str, bool], tuple[Path, "list[Shard]"]]  # a repository, whether its weights are wanted
+Locate = Callable[[str, bool], tuple[Path, "list[Shard]"]]  # (repository, with weights) -> (folder, headers)
 
 
 def is_split(folder: str | Path) -> bool:
-    """Whether parts of the checkpoint lie in other repositories."""
+    """Whether parts of the checkpoint are in other repositories."""
     return bool(_named(read_json(Path(folder) / CONFIG, required=False)))
 
 
 def join(folder: Path, own: list[Shard], locate: Locate, cache: str, weights: bool) -> tuple[Path, list[Shard]]:
-    """The joined folder, and the headers of all its weights; `own`: those of the checkpoint, where
+    """The joined folder and the headers of all its weights. `own` are the headers of the checkpoint's own weights, if
     weights are wanted."""
     config = read_json(folder / CONFIG)
     named, shards, others = _named(config), list(own), _other_files(folder)
@@ -66,7 +66,7 @@ def _home() -> Path:
 
 
 def _other_files(folder: Path) -> dict[str, Path]:
-    """Tokenizer, templates and the like, by name."""
+    """Tokenizer files, templates and similar files: name -> path."""
     files = (path for path in folder.iterdir() if path.is_file())
     return {path.name: path.resolve() for path in files if path.suffix in (".json", ".jinja", ".model")}
 
@@ -75,7 +75,7 @@ def _written(config: dict[str, Any], others: dict[str, Path], shards: list[Shard
     links = {name: path for name, path in others.items() if name != CONFIG and not name.endswith(INDEX)}
     owners: dict[str, str] = {}
     for number, shard in enumerate(shards):
-        if shard.path.exists():  # headers alone may have been read
+        if shard.path.exists():  # the file is absent if only its header was fetched
             links[f"part-{number}.safetensors"] = shard.path.resolve()
             owners |= dict.fromkeys(shard.tensors, f"part-{number}.safetensors")
     texts = {CONFIG: json.dumps(config, sort_keys=True)}
@@ -92,6 +92,6 @@ def _written(config: dict[str, Any], others: dict[str, Path], shards: list[Shard
             (draft / name).write_text(text)
         try:
             draft.rename(folder)
-        except OSError:  # another process was faster
+        except OSError:  # another process made the folder first
             shutil.rmtree(draft)
     return folder

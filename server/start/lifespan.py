@@ -1,9 +1,9 @@
-"""Lifespan: loading, draining and closing what stands behind an app, whoever hosts it.
+"""Lifespan: load, drain and close everything behind an app, for any host.
 
-Owner: loop. In: an AppState in phase starting. Out: the same, ready, later drained and closed. Start: text and engine
-load side by side in threads and warm up. Stop: probes say 503, then work is refused, what runs may finish, the rest is
-aborted, engine and threads end. Sockets, signals and exit codes belong to the host (server/start/process.py,
-server/hosted.py).
+Owner: loop. In: an AppState in phase starting. Out: the same AppState, first ready, later drained and closed. Start:
+text and engine load in parallel threads and warm up. Stop: probes answer 503, new work is refused, running requests may
+finish, the rest is aborted, and engine and threads end. Sockets, signals and exit codes belong to the host
+(server/start/process.py, server/hosted.py).
 
     [engine: device thread | text, media: pool] -- ready -- stop() -- drain -- close
 """
@@ -31,33 +31,35 @@ from server.state import AppState
 
 log = logging.getLogger("omniloop")
 
-JOIN_S = 10.0  # for threads and sockets after the drain
-FETCH_S = 2.0  # for a download to give up, which it does when bytes arrive
-IDLE_S = 5.0  # without an open request, before libraries are imported that later requests need
-ANSWERED_S = 2.0  # for the answers of requests that the drain aborts
+JOIN_S = 10.0  # seconds for threads and sockets to end after the drain
+FETCH_S = 2.0  # seconds for a download to stop, which it does when bytes arrive
+IDLE_S = 5.0  # seconds without an open request before libraries for later requests are imported
+ANSWERED_S = 2.0  # seconds to send the answers of requests that the drain aborts
 
 
 class Lifespan:
-    """Owner: loop. `stopping` is set once the end is wanted, or the engine is dead; `hurry` by a second wish."""
+    """Owner: loop. `stopping` is set once a stop is requested or the engine is dead; `hurry` by a second
+    request to stop.
+    """
 
     def __init__(self, state: AppState) -> None:
         self.state = state
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
         self.status: StatusLine | None = None
-        self.cut_short = False  # the loading was; its threads go on until the process ends
+        self.cut_short = False  # loading was interrupted; its threads run until the process ends
         self.preparing: asyncio.Future[None] | None = None
-        self.exhausted = False  # the memory is: a new process is wanted
+        self.exhausted = False  # memory is exhausted, so a new process is needed
         self.memory = MemoryWatch(state, self.on_exhaustion)
 
     def stop(self) -> None:
-        """The host wants the end; the second call does not wait for running requests."""
+        """The host requests a stop; a second call ends the wait for running requests."""
         if self.stopping.is_set():
             self.hurry.set()
         self.stopping.set()
 
     async def start(self) -> None:
-        """Loads everything; the phase is ready afterwards, unless `stop` ended the loading. Raises ConfigError."""
+        """Load everything; afterwards the phase is ready, unless `stop` ended the loading. Raises ConfigError."""
         begun = time.perf_counter()
         state, config = self.state, self.state.config
         floors.check()
@@ -90,7 +92,9 @@ class Lifespan:
             self.status.start()
 
     async def prepare_recordings(self, idle: float) -> None:
-        """Imports what cuts recordings, once no request is open: the import takes 2 s of the interpreter."""
+        """Import the libraries that cut recordings while no request is open: the import occupies the
+        interpreter for 2 s.
+        """
         await asyncio.sleep(idle)
         if self.state.open_exchanges:
             self.state.idle.clear()
@@ -98,7 +102,7 @@ class Lifespan:
         await asyncio.get_running_loop().run_in_executor(self.state.pool, quiet.prepare)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, None], timeout: float | None) -> bool:
-        """Whether a part of the start has come to its end; False: `stop` came first."""
+        """Run a part of the start; False if `stop` came before its end."""
         loading = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self.stopping.wait())
         await asyncio.wait({loading, stopped}, timeout=timeout, return_when="FIRST_COMPLETED")
@@ -113,7 +117,7 @@ class Lifespan:
         return True
 
     def greet(self) -> None:
-        """What the operator should know before the first request."""
+        """Log what the operator should know before the first request."""
         config = self.state.config
         if config.model.trust_remote_code:
             log.warning("--trust-remote-code has no effect: code in a checkpoint never runs")
@@ -126,14 +130,14 @@ class Lifespan:
             )
 
     async def drain(self) -> None:
-        """Finishes what runs, within the timeout; aborts the rest with an error."""
+        """Let running requests finish within the timeout, then abort the rest with an error."""
         state, server = self.state, self.state.config.server
         if state.phase == "ready" and server.shutdown_delay:
             state.phase = "leaving"
             await self.hurry_or(asyncio.sleep(server.shutdown_delay))
         if state.phase in ("ready", "leaving"):
             state.phase = "draining"
-        state.resume()  # what an operator has paused is to finish as well
+        state.resume()  # requests that an operator paused must finish too
         log.info("draining: %d requests are open", len(state.open_exchanges))
         for exchange in list(state.open_exchanges):
             exchange.drain()
@@ -147,13 +151,13 @@ class Lifespan:
             log.log(logging.WARNING if held else logging.INFO, "drained: %s", words or "nothing is held")
 
     async def quiet(self, seconds: float) -> None:
-        """Until no request is open, or the time is over."""
+        """Wait until no request is open, but at most `seconds`."""
         self.state.idle.set() if not self.state.open_exchanges else self.state.idle.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.state.idle.wait(), seconds)
 
     async def hurry_or(self, waiting: Coroutine[Any, Any, None]) -> None:
-        """Waits, unless a second `stop` comes."""
+        """Wait until `waiting` ends or a second `stop` comes."""
         task = asyncio.ensure_future(waiting)
         hurry = asyncio.ensure_future(self.hurry.wait())
         await asyncio.wait({task, hurry}, return_when="FIRST_COMPLETED")
@@ -162,7 +166,7 @@ class Lifespan:
         await asyncio.gather(task, hurry, return_exceptions=True)
 
     async def close(self) -> None:
-        """Download, media, engine, threads; each with a timeout."""
+        """Close download, media, engine and threads, each with a timeout."""
         state = self.state
         if self.status is not None:
             self.status.stop()
@@ -178,7 +182,7 @@ class Lifespan:
         if state.spans is not None:
             await asyncio.get_running_loop().run_in_executor(None, state.spans.close)
         state.download.stop.set()
-        if state.download.running is not None:  # gives up, so that no half of a file stays behind
+        if state.download.running is not None:  # it stops, so that no partial file remains
             await asyncio.get_running_loop().run_in_executor(None, wait, [state.download.running], FETCH_S)
         if state.media is not None:
             await state.media.close()
@@ -190,12 +194,12 @@ class Lifespan:
         state.pool.shutdown(wait=False, cancel_futures=True)
 
     def on_exhaustion(self) -> None:
-        """The process has nearly all of the memory that it may have: it ends in order."""
+        """The process has used nearly all the memory it may have: stop it in an orderly way."""
         self.exhausted = True
         self.stop()
 
     def on_death(self, error: BaseException) -> None:
-        """The device thread is gone: its requests have been answered, a supervisor starts a new process."""
+        """The device thread has ended: its requests have been answered, and a supervisor should start a new process."""
         log.error("the engine stopped working", exc_info=error)
         self.state.phase = "dead"
         self.stopping.set()

@@ -1,6 +1,7 @@
-"""Loading: engine, text and media side by side, as long as the longest of them takes; folders.py comes before it.
+"""Load engine, text and media in parallel, in the time of the slowest; folders.py runs before this.
 
-Owner: loop; the work is on the device thread and in the pool. In: AppState in phase starting. Out: the same, complete.
+Owner: loop; the work runs on the device thread and in the pool. In: AppState in phase starting. Out: AppState,
+complete.
 
     device thread | torch, config, weights, warm-up ................ | ready
     pool          | tokenizer | grammars' vocabulary |      template, media |
@@ -33,12 +34,12 @@ from server.start.makers import (
 from server.start.phases import in_pool
 from server.state import AppState
 
-MORE_IDS = 128  # that a tokenizer may have beyond the model's logits, for structured output
+MORE_IDS = 128  # ids that a tokenizer may have beyond the model's logits, for structured output
 log = logging.getLogger("omniloop")
 
 
 async def load(state: AppState) -> None:
-    """Raises ConfigError when the model cannot be served."""
+    """Load everything. Raises ConfigError if the model cannot be served."""
     begun = time.perf_counter()
     text = asyncio.ensure_future(load_text(state))
     try:
@@ -56,11 +57,11 @@ async def load(state: AppState) -> None:
     state.parsers = await in_pool(state, "parsers", lambda: make_parsers(state))
     state.whisper = await in_pool(state, "speech", lambda: whisper_tokens(state))
     complete(state)
-    await in_pool(state, "metrics", lambda: exposition(state.metrics))  # the first scrape would import on the loop
+    await in_pool(state, "metrics", lambda: exposition(state.metrics))  # else the first scrape imports on the loop
 
 
 async def load_text(state: AppState) -> None:
-    """The tokenizer, and what grammars know of it; nothing with --skip-tokenizer-init."""
+    """Load the tokenizer and its vocabulary for grammars; nothing with --skip-tokenizer-init."""
     model = state.config.model
     if model.skip_tokenizer_init:
         return
@@ -70,7 +71,7 @@ async def load_text(state: AppState) -> None:
 
 
 def complete(state: AppState) -> None:
-    """What follows from model and engine."""
+    """Set what depends on both model and engine."""
     config, engine = state.config, state.engine
     generation = engine.model.generation if config.model.generation_config == "auto" else {}
     state.defaults = defaults_from(generation, config.model.override_generation_config)
@@ -107,7 +108,7 @@ def complete(state: AppState) -> None:
         if engine.config.faults is not None:
             into_decoders(state.media, engine.config.faults)
         if "audio" in engine.model.modalities:
-            state.pool.submit(import_sockets)  # before a request waits for them
+            state.pool.submit(import_sockets)  # before a request needs them
         cache = state.media.cache
         metrics.mm_cache = lambda: (cache.queries, cache.hits)
         if config.media.media_isolation != "none":
@@ -115,7 +116,7 @@ def complete(state: AppState) -> None:
 
 
 def log_defaults(defaults: Mapping[str, Any]) -> None:
-    """One line: a checkpoint's own defaults change what clients get that ask for nothing."""
+    """Log the checkpoint's default sampling settings, which change the answers of clients that set none."""
     if defaults:
         defaults_text = ", ".join(f"{name}={value}" for name, value in defaults.items())
         log.info(
@@ -126,7 +127,7 @@ def log_defaults(defaults: Mapping[str, Any]) -> None:
 
 
 def log_vocabularies(tokens: int, rows: int) -> None:
-    """One line where texts may hold tokens that the model does not have; prompts with them are refused one by one."""
+    """Warn if the tokenizer has ids that the model lacks; each prompt that contains one is refused."""
     if tokens > rows:
         log.warning(
             "the tokenizer has ids up to %d and the model has %d tokens: prompts with other ids are "

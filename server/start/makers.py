@@ -1,7 +1,7 @@
-"""What a start makes once of the model and the flags: tokenizer, grammars, renderer, parsers, media loader.
+"""Make the objects that a start makes once from model and flags: tokenizer, grammars, renderer, parsers, media loader.
 
-Owner: loop; each of these is made in the pool (load.py says when). In: AppState as far as it is complete. Out: the
-object, or None where the model has no use for it. What a text server never needs is imported inside.
+Owner: loop; each object is made in the pool (load.py says when). In: AppState, complete up to that point. Out: the
+object, or None if the model has no use for it. Modules that a text-only server never needs are imported in functions.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def tokenizer_of(state: AppState) -> Tokenizer:
 
 
 def no_tokenizer(state: AppState) -> Tokenizer:
-    """Stands in a tokenizer's place: as many tokens as the model has, none with a text."""
+    """A placeholder for a tokenizer: it has as many tokens as the model, none of which has a text."""
     from server.render.no_tokenizer import NoTokenizer
 
     return NoTokenizer(state.engine.model.text.vocab_size)
 
 
 def make_grammars(state: AppState) -> GrammarCompiler | None:
-    """None where the grammar library reads other bytes than answers are written with."""
+    """The compiler of grammars; None if the grammar library reads tokens as other bytes than answers contain."""
     from engine.grammar.compile import GrammarCompiler
     from engine.grammar.vocabulary import GrammarVocabulary
 
     tokenizer, limits = state.tokenizer, state.config.limits
     try:
-        # No text of an answer's is spelled with added tokens, but for white space: Gemma and GPT-NeoX add runs of that.
+        # Answers spell no text with added tokens except white space: Gemma and GPT-NeoX add tokens for runs of it.
         markers = {number for number in tokenizer.added_tokens.values() if tokenizer.token_bytes(number).strip()}
         vocabulary = GrammarVocabulary(
             tokenizer.token_bytes,
@@ -64,7 +64,7 @@ def make_grammars(state: AppState) -> GrammarCompiler | None:
 
 
 def check_chat(chat: ChatConfig) -> None:
-    """Flags that name parsers and a template. Raises ConfigError."""
+    """Check the flags that name parsers and a template. Raises ConfigError."""
     check_names(chat.tool_call_parser, chat.reasoning_parser, plugins_of(chat))
     if chat.chat_template:
         from server.render.template_choice import check_given
@@ -73,15 +73,15 @@ def check_chat(chat: ChatConfig) -> None:
 
 
 def make_renderer(state: AppState) -> Renderer:
-    """The renderer of prompts, with what the model reads and what the operator allows."""
+    """The renderer of prompts, with the media that the model reads and the operator's limits."""
     from server.render.chat import RenderConfig, Renderer
 
     config, engine = state.config, state.engine
     reads = state.media.processor if state.media is not None else None
     ids = dict(engine.model.media_token_ids)
     pooling = engine.model.pooling
-    alone = pooling is not None and pooling.two_towers  # pictures stand in no prompt (server/pooling/pictures)
-    if reads is not None and not alone:  # some name their tokens in the tokenizer's files alone
+    alone = pooling is not None and pooling.two_towers  # its prompts contain no pictures (server/pooling/pictures)
+    if reads is not None and not alone:  # some models name their media tokens only in the tokenizer's files
         ids.update({name: reads.placeholder(name) for name in reads.modalities & {*engine.model.modalities}})
     settings = RenderConfig(
         max_model_len=engine.max_model_len,
@@ -109,12 +109,12 @@ def make_renderer(state: AppState) -> Renderer:
 
 
 def plugins_of(chat: ChatConfig) -> list[str]:
-    """The operator's files of parsers."""
+    """The operator's files with parsers."""
     return [path for path in (chat.tool_parser_plugin, chat.reasoning_parser_plugin) if path]
 
 
 def make_parsers(state: AppState) -> Parsers:
-    """The parsers of answers, and one line that names them."""
+    """Choose the parsers of answers, and log their names."""
     chat, tokenizer = state.config.chat, state.tokenizer
     parsers = choose_parsers(
         tokenizer,
@@ -129,7 +129,7 @@ def make_parsers(state: AppState) -> Parsers:
 
 
 def whisper_tokens(state: AppState) -> WhisperTokens | None:
-    """The markers of a Whisper; None for any other model, and without a tokenizer."""
+    """The marker tokens of a Whisper model; None for any other model, or without a tokenizer."""
     model = state.engine.model
     if not model.encoder_prefix or state.config.model.skip_tokenizer_init:
         return None
@@ -143,7 +143,7 @@ def whisper_tokens(state: AppState) -> WhisperTokens | None:
 
 
 def make_loader(state: AppState) -> MediaLoader | None:
-    """None for a model that takes text only."""
+    """The loader of media; None for a model that takes text only."""
     if len(state.engine.model.modalities) < 2:
         return None
     from mm.load import MediaLoader
@@ -163,7 +163,7 @@ def make_loader(state: AppState) -> MediaLoader | None:
         processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, texts)
     except ValueError as error:
         raise ConfigError(f"--model {model.folder}: {error}") from None
-    with_sound = {"audio", "video"} <= set(model.modalities)  # a film's own sound track
+    with_sound = {"audio", "video"} <= set(model.modalities)  # whether a video's own sound track is used
     chat = state.config.chat
     standing = {"use_audio_in_video": with_sound, "background": colour(chat.image_background)}
     options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, **standing)

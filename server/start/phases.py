@@ -1,6 +1,7 @@
-"""in_pool: a phase of the start that the pool computes while the loop goes on, and how long it took.
+"""in_pool: run a phase of the start in the pool while the loop goes on, and measure how long it takes.
 
-Owner: loop; the work is in the pool. In: AppState and a function. Out: what it returns; its seconds in `state.startup`.
+Owner: loop; the work runs in the pool. In: AppState and a function. Out: the function's result; its seconds in
+`state.startup`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 async def in_pool(state: AppState, name: str, work: Callable[[], T]) -> T:
-    """`name`: of the phase, as the log of the start has it."""
+    """Run `work` in the pool; `name` is the phase's name in the log of the start."""
     begun = time.perf_counter()
     value = await asyncio.get_running_loop().run_in_executor(state.pool, work)
     state.startup[name] = time.perf_counter() - begun

@@ -1,7 +1,7 @@
 """Process: `python -m server`, from bind to exit status.
 
-Owner: main thread, then loop. The socket is bound and answers 503 before anything is loaded; signals end the server, a
-second signal ends it at once.
+Owner: main thread, then loop. The socket is bound and answers 503 before anything is loaded. A signal ends the server;
+a second one ends it at once.
 
     bind -- listen (503 starting) -- Lifespan.start -- ready -- SIGTERM -- Lifespan.drain -- close -- exit
 """
@@ -43,7 +43,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(config: Config) -> int:
-    """Runs until a signal; the process's exit status."""
+    """Run until a signal, and return the exit status of the process."""
     begun = time.perf_counter()
     logs.configure(config.server)
     try:
@@ -61,8 +61,9 @@ def serve(config: Config) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """At once: freeing what lies on a lost device can end in its libraries' abort(), with another status; and Python
-    would wait for threads that import, download or load, and do not stop. A download goes on at the next start."""
+    """Exit at once. An ordinary exit may fail: freeing memory of a lost device can end in a library's abort(), with
+    another status, and Python would wait for threads that import, download or load, which do not stop. The next start
+    resumes a download."""
     logging.shutdown()
     os._exit(status)
 
@@ -76,10 +77,10 @@ class Process:
         self.where, state.port = address(state.config, socket)
         self.lifespan = Lifespan(state)
         self.listener: Listener
-        self.reloading: asyncio.Task[None] | None = None  # of the key file
+        self.reloading: asyncio.Task[None] | None = None  # the task that reads the key file
 
     async def run(self) -> int:
-        """The exit status."""
+        """Serve until a signal, and return the exit status."""
         loop, lifespan = asyncio.get_running_loop(), self.lifespan
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lifespan.stop)
@@ -105,7 +106,7 @@ class Process:
         return EXIT_DEAD if self.state.phase == "dead" or lifespan.exhausted else status
 
     async def start(self) -> None:
-        """Loads, and says where the server listens."""
+        """Load everything, then print where the server listens."""
         config = self.state.config
         if not self.state.keys and not config.is_loopback:
             log.warning(
@@ -124,7 +125,7 @@ class Process:
             logs.say(f"Listening on {self.where}")
 
     async def close(self, serving: asyncio.Task[None]) -> None:
-        """Sockets, then what stands behind them; each with a timeout."""
+        """Close the sockets, then everything behind them, each with a timeout."""
         last_resort(3 * JOIN_S)
         self.listener.stop_now()
         with contextlib.suppress(TimeoutError):
@@ -140,12 +141,12 @@ class Process:
                 os.unlink(self.state.config.server.uds)
 
     def on_hangup(self) -> None:
-        """Reads the key file again, in a thread: a disk may be slow."""
+        """Read the key file again, in a thread, since a disk may be slow."""
         self.reloading = asyncio.get_running_loop().create_task(reread_keys(self.state, self.reloading))
 
 
 async def reread_keys(state: AppState, before: asyncio.Task[None] | None = None) -> None:
-    """Reads the key file behind the reading `before`, so that the last one counts; a bad file changes nothing."""
+    """Read the key file after the reading `before` ends, so that the latest one counts; a bad file changes nothing."""
 
     def read() -> None:
         if (faults := faults_of(state)) is not None:
@@ -161,24 +162,24 @@ async def reread_keys(state: AppState, before: asyncio.Task[None] | None = None)
 
 
 def recommends_isolation(state: AppState) -> bool:
-    """Whether anybody may send media that are decoded here, though they need not be."""
+    """Whether anyone can send media that are decoded in this process, although a helper process could decode them."""
     config = state.config
     open_to_all = state.media is not None and not config.is_loopback and not config.server.uds
     return open_to_all and config.media.media_isolation != "all" and sys.platform.startswith("linux")
 
 
 def own_interpreter() -> None:
-    """Settings of the whole interpreter, for a process that does nothing but serve and has loaded everything."""
+    """Settings for the whole interpreter, for a process that only serves and has loaded everything."""
     freeze_heap()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def freeze_heap() -> None:
-    """What has been loaded stays: garbage collections look at it no more.
+    """Exclude everything loaded so far from garbage collection, and collect rarely.
 
-    Ended requests leave no garbage (tests/end_to_end/test_no_garbage.py), so a collection finds next to nothing. It
-    looks at what was made since the last one and still lives: 2,000 objects take a quarter of a millisecond. The older
-    ones, all that open requests hold, are looked at a hundred times less often.
+    Ended requests leave no garbage (tests/end_to_end/test_no_garbage.py), so a collection finds almost nothing. A
+    collection visits the objects made since the last one that are still alive: 2,000 objects take a quarter of a
+    millisecond. The older objects, all those held by open requests, are visited a hundred times less often.
     """
     gc.collect()
     gc.freeze()
@@ -186,7 +187,7 @@ def freeze_heap() -> None:
 
 
 def last_resort(seconds: float, status: int = EXIT_STUCK) -> None:
-    """Ends the process when something of ours, or a library's thread, does not let it end."""
+    """End the process if our code or a library's thread prevents it from ending."""
 
     def end() -> None:
         faulthandler.dump_traceback()

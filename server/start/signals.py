@@ -1,8 +1,8 @@
-"""Signals that come before the loop runs: counted, so that they are neither lost nor a traceback.
+"""Count the signals that arrive before the loop runs, so that none is lost and none ends in a traceback.
 
 Owner: main thread. Python answers SIGINT with an exception wherever the main thread happens to be; raised inside the
-import of an extension module it can vanish, and the server would start in spite of a request to stop. From the
-first line of `python -m server` the signals are counted here; process.py takes the count once its own handlers stand.
+import of an extension module it can vanish, and the server would start despite a request to stop. Signals are therefore
+counted here from the first line of `python -m server`; process.py takes the count after it installs its own handlers.
 
     hold -- imports, flags, bind -- loop's handlers -- taken() -- on_signal as often
 """
@@ -18,7 +18,7 @@ _count = 0
 
 
 def hold() -> None:
-    """From now on the signals wait for `taken`."""
+    """Hold signals from now on, until `taken`."""
     for number in STOPPING:
         signal.signal(number, _note)
 
@@ -29,14 +29,14 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def taken() -> int:
-    """How many have come since `hold` or the last call."""
+    """The number of signals since `hold` or the last call."""
     global _count
     count, _count = _count, 0
     return count
 
 
 def release() -> None:
-    """Back to Python's own answers, for commands that are no servers; what has come meanwhile ends the process."""
+    """Restore Python's own handlers, for commands that are no servers; a signal received meanwhile ends the process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if taken():

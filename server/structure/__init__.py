@@ -1,1 +1,1 @@
-"""Structured output: schemas, expressions, tags and tool calls of a request, written as grammars of the engine."""
+"""Structured output: turns a request's schemas, expressions, tags and tool calls into grammars for the engine."""

@@ -1,11 +1,12 @@
-"""Notations: how forms of calls write the values of arguments (structure/call_values.py).
+"""Notations: how each call format writes the values of arguments (structure/call_values.py).
 
-Owner: as there. In: a schema of one type. Out: the Lark of its spelling, as the form's parser reads it back.
+Owner: none, an object per tool, in the pool. In: a schema of one type. Out: the Lark of its spelling, as the format's
+parser reads it.
 
     Json      {"k": "text", "n": [1, 2]}
-    Tagged    <parameter=k>text</parameter>       strings as they are, everything else as JSON
-    Braces    {k:<|"|>text<|"|>,n:[1,2]}          strings between markers, keys bare
-    Elements  M<k>text M</k> M<l>M<item>1 ...     elements in elements; M stands in front of every tag
+    Tagged    <parameter=k>text</parameter>       strings unchanged, everything else as JSON
+    Braces    {k:<|"|>text<|"|>,n:[1,2]}          strings between markers, keys without quotes
+    Elements  M<k>text M</k> M<l>M<item>1 ...     nested elements; M precedes every tag
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Json(Values):
 
 
 class Tagged(Values):
-    """Text up to a tag. Where tags say whether a value is text, only what has no other type is."""
+    """Text up to a tag. If tags say whether a value is text, only values that can be nothing but strings are text."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Tagged(Values):
         self._line, self._end, self._signed = line, end, signed
 
     def parameter(self, schema: Any, path: str) -> str:
-        """One value, with the tag that ends it."""
+        """The Lark of one value and the tag that ends it."""
         if self._signed and self.kinds(schema) != {"string"}:
             return joined(self.json(schema), spelled(self._end, self._ids))
         return joined(literal(self._line), self.value(schema, path))
@@ -81,7 +82,7 @@ class Tagged(Values):
 
 
 class Braces(Values):
-    """Gemma's form, its keys in alphabetical order."""
+    """Gemma's format, with keys in alphabetical order."""
 
     marks_strings = True
 
@@ -91,7 +92,7 @@ class Braces(Values):
         self._quoted = spelled(quote, ids)
 
     def _ordered(self, members: dict[str, Any]) -> list[tuple[str, Any]]:
-        return sorted(members.items(), key=lambda member: member[0].lower())  # as Gemma's templates do
+        return sorted(members.items(), key=lambda member: member[0].lower())  # the order of Gemma's templates
 
     def _branch(self, schema: dict[str, Any], union: Union, path: str) -> str:
         if "enum" in schema:
@@ -111,7 +112,7 @@ class Braces(Values):
         return alternatives([*ways, self.json({"type": ["number", "boolean", "null"]})])
 
     def arguments_object(self) -> str:
-        """All arguments as an object."""
+        """The Lark of all arguments as one object."""
         return self.value({"type": "object", **self._resolved(self._root)}, self._tool.path)
 
     def _object(self, schema: dict[str, Any], path: str) -> str:
@@ -150,7 +151,7 @@ class Braces(Values):
 
 
 class Elements(Values):
-    """MiniMax-M3's form. A value is written with the mark of the tag that closes it."""
+    """MiniMax-M3's format. The Lark of a value includes the mark of its closing tag."""
 
     def __init__(self, tool: Tool, at: int, ids: Mapping[str, int], mark: str) -> None:
         super().__init__(tool, at, ids, lambda name: BARE.match(name) is not None)
@@ -175,7 +176,7 @@ class Elements(Values):
         return self.text({}, Union(), self._mark, self._tool.path)
 
     def parameters(self) -> str:
-        """All arguments, each an element."""
+        """The Lark of all arguments, one element each."""
         return self._object(self.arguments(), self._tool.path, '""')
 
     def _object(self, schema: dict[str, Any], path: str, none: str) -> str:
@@ -208,7 +209,7 @@ class Elements(Values):
 
 
 def readable(values: Iterable[Any], union: Union, end: str) -> list[str]:
-    """The texts among values that are read back as what they are."""
+    """The strings among the values that the parser reads back unchanged."""
     return [
         value
         for value in values
@@ -219,7 +220,7 @@ def readable(values: Iterable[Any], union: Union, end: str) -> list[str]:
 
 
 def texts_in(value: Any) -> str:
-    """All texts of a value, one after the other."""
+    """All strings in a value, including keys, separated by spaces."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):

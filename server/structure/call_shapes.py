@@ -1,14 +1,14 @@
-"""Shapes: the grammar of a format's calls, so that a model that must call writes what the same format's parser reads.
+"""Shapes: the grammar of each call format, so that a forced call is written as the format's own parser reads it.
 
-Owner: none, pure functions; called in the pool. In: a format, the ids of its marker tokens, and of each tool its name
-and the schema of its arguments as the grammar's `%json` takes it. Out: Lark. Markers that are tokens stand as ids, so
-that no other spelling of them is a call; white space between calls may be left out.
+Owner: none, pure functions; called in the pool. In: a format, the ids of its marker tokens, and for each tool its name
+and the schema of its arguments as the grammar's `%json` takes it. Out: Lark. Markers that are tokens are written as
+ids, so that no other spelling of them counts as a call; white space between calls is optional.
 
-    start: PREFIX? before call (between call)* after          a call must come
-    start: (TEXT section)* TEXT                             calls may come, in free text, behind a marker's token
-    start: (open section)* REST                             the same where the marker is text, which `open` ends with
-    start: FIRST (section TEXT)* | NL bare                  calls may come at once, without a marker: other text does
-                                                            not begin as they do
+    start: PREFIX? before call (between call)* after          a call is required
+    start: (TEXT section)* TEXT                             optional calls in free text, after a marker token
+    start: (open section)* REST                             the same if the marker is text, with which `open` ends
+    start: FIRST (section TEXT)* | NL bare                  calls may start the answer without a marker; other text
+                                                            must not begin as a call does
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NL = r"NL: /[ \n]{0,2}/"
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How calls follow each other."""
+    """The parts of a section of calls, as Lark, and the rules they use."""
 
     before: str
     calls: list[str]  # one alternative per tool
@@ -42,7 +42,7 @@ class Calls:
 
 
 def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], *, must: bool, most: int) -> str | None:
-    """Lark for calls of these tools; None where the format has no shape for it. `most`: 1 or 0 for any number."""
+    """The Lark for calls of these tools; None if the format has no shape. `most`: 1, or 0 for any number of calls."""
     make = SHAPES.get(form.machine)
     if make is None or not tools:
         return None
@@ -68,7 +68,7 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
         rules.append(f"FIRST: TEXT & /[ \\t\\r\\n]*([^ \\t\\r\\n{plain(form.bare)}](?s:.*))?/")
     if trigger:
         behind = "TEXT"
-        if form.separator:  # behind which, or behind white space alone, another call would follow
+        if form.separator:  # after it, or after white space alone, the parser would read another call
             behind = "BEHIND"
             rules.append(f"BEHIND: TEXT & ~/[ \\t\\r\\n]*[{plain(form.separator + form.bare)}](?s:.*)/")
         first += f" (section {behind})" + ("?" if most == 1 else "*")
@@ -77,7 +77,7 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
 
 
 def _nameable(form: ToolFormat, tools: Sequence[Tool]) -> list[Tool]:
-    """The tools whose names the form's parser reads again; others are refused where they are strict."""
+    """The tools whose names the format's parser can read; the others are left out, or refused if strict."""
     can_name: Callable[[str], bool] = python_calls.can_name if form.machine is python_calls.code else fits_tool
     named = [tool for tool in tools if form.machine is json_calls.calls or can_name(tool.name)]
     for tool in tools:
@@ -89,20 +89,20 @@ def _nameable(form: ToolFormat, tools: Sequence[Tool]) -> list[Tool]:
 
 
 def wake_of(form: ToolFormat, ids: Mapping[str, int]) -> int | None:
-    """The token that begins every section of calls; until then a grammar of free text may sleep. None: there is more
-    that begins one."""
+    """The token that begins every section of calls; a grammar of free text may sleep until it comes. None if a section
+    may begin in other ways too."""
     openings = _openings(form)
     return ids.get(openings[0]) if len(openings) == 1 and not form.bare and not form.skips else None
 
 
 def _openings(form: ToolFormat) -> list[str]:
-    """Markers behind which the parser reads a call."""
+    """The markers after which the parser reads a call."""
     alone = form.name[:1] if form.machine is tag_calls.tagged else ()
     return [mark for mark in dict.fromkeys((*form.begins, *alone)) if mark]
 
 
 def _no_opening(form: ToolFormat, trigger: str | None) -> str:
-    """Text in which no call begins: neither behind a marker in letters nor by itself."""
+    """An expression for text in which no call begins, neither after a text marker nor without a marker."""
     marks = dict.fromkeys((*((trigger,) if trigger else ()), *_openings(form)))
     return " & ".join(["/(?s:.*)/", *(f"~/(?s:.*){plain(mark)}(?s:.*)/" for mark in marks)])
 
@@ -110,7 +110,7 @@ def _no_opening(form: ToolFormat, trigger: str | None) -> str:
 def _behind_part(
     form: ToolFormat, ids: Mapping[str, int], shape: Calls, section: str, rules: list[str], most: int
 ) -> str | None:
-    """Calls in free text behind a marker that holds a token; None where there is none, or where it begins more."""
+    """Calls in free text after a marker with a token. None if it has none, or may begin anything else."""
     letters, rest = before_token(form.begins[0], ids) if len(form.begins) == 1 else ("", "")
     if not rest or form.skips:
         return None
@@ -125,12 +125,12 @@ def _behind_part(
         ]
     else:
         return None
-    text = f"TEXT: {_no_opening(form, None)}\nOPEN: TEXT & /(?s:.*){plain(letters)}/"  # no text goes beyond a token
+    text = f"TEXT: {_no_opening(form, None)}\nOPEN: TEXT & /(?s:.*){plain(letters)}/"  # TEXT ends before a token
     return "\n".join([f"start: (OPEN section){'?' if most == 1 else '*'} TEXT", text, f"section: {section}", *rules])
 
 
 def _behind_text(form: ToolFormat, shape: Calls, section: str, rules: list[str], most: int) -> str | None:
-    """Calls in free text behind a marker that is text; None where a call may begin without it."""
+    """Calls in free text after a text marker. None if a call may begin without it."""
     if len(form.begins) != 1 or form.bare or form.name[0]:
         return None
     mark = literal(form.begins[0])
@@ -148,7 +148,7 @@ def _behind_text(form: ToolFormat, shape: Calls, section: str, rules: list[str],
 
 
 def _object(form: ToolFormat, at: int, tool: Tool) -> tuple[str, str]:
-    """(a call as a JSON object, the rule of its arguments)."""
+    """(Lark of a call as a JSON object, rule of its arguments)"""
     rule = f"args_{at}: %json {tool.text(tool.parameters, tool.path)}"
     name = json.dumps(tool.name, ensure_ascii=False)
     if form.variant == "keyed":
@@ -212,13 +212,13 @@ def _tagged_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool
     if len(form.skips) == 2 and form.end_call not in form.skips and form.name[0].startswith("<steptml"):
         skips = [spelled(mark, ids) for mark in form.skips]
         return Calls(begin, [joined(skips[0], call, skips[1]) for call in calls], "NL", end, rules)
-    if form.name[0] == "<function=":  # every call has markers of its own
+    if form.name[0] == "<function=":  # every call has its own markers
         return Calls("", [joined(begin, "NL", call, "NL", end) for call in calls], "NL", "", rules)
     return Calls(joined(begin, "NL"), calls, "NL", joined("NL", end), rules)
 
 
 def _opened(form: ToolFormat, name: str, kinds: frozenset[str]) -> str:
-    """A parameter's opening tag."""
+    """The opening tag of a parameter."""
     if not form.tag_end:
         return form.key[0] + name + form.key[1]
     kind = "string" if kinds == {"string"} else "object"
@@ -249,7 +249,7 @@ def _keyed_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]
 def _values(
     form: ToolFormat, ids: Mapping[str, int], tool: Tool, at: int, rules: list[str]
 ) -> list[tuple[str, bool, frozenset[str], str]]:
-    """(name, whether it must come, types, the value with what ends it) of each parameter; adds rules."""
+    """(name, whether it is required, types, Lark of the value and its end) of each parameter; appends to `rules`."""
     line = "" if form.tag_end or form.machine is tag_calls.keyed else "\n"
     values = Tagged(
         tool, at, ids, partial(tag_calls.can_name, form), line=line, end=form.end_value, signed=bool(form.tag_end)
@@ -282,7 +282,7 @@ def _nested_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool
 
 
 def _code_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]) -> Calls:
-    """Arguments by name, with JSON's literals, which the parser reads as well as Python's."""
+    """Arguments by name, with JSON's literals, which the parser accepts like Python's."""
     rules: list[str] = []
     calls = []
     for at, tool in enumerate(tools):

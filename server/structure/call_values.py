@@ -1,10 +1,10 @@
-"""Values: the schema of a tool's arguments as Lark, for forms in which arguments are not written as JSON.
+"""Values: write the schema of a tool's arguments as Lark, for formats that do not write arguments as JSON.
 
-Owner: none, an object per tool while its grammar is written, in the pool. In: a schema from which everything that no
-grammar enforces has gone. Out: rules, and for each value the Lark of its spelling. What a notation cannot hold is
-refused in strict tools and left out of others. A union is held to the values that the parser can distinguish.
+Owner: none, an object per tool while its grammar is written, in the pool. In: a schema reduced to the keywords that a
+grammar can enforce. Out: rules, and for each value the Lark of its spelling. What a notation cannot enforce is refused
+for strict tools and left out for others. A union is restricted to the values that the parser can distinguish.
 
-The notations stand in structure/call_notations.py.
+The notations are in structure/call_notations.py.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from server.structure.patterns import searched
 from server.structure.schema_faults import too_complex, wrong
 from server.structure.schema_keywords import NUMBERS, TYPES, subschemas
 
-SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> what %json takes
-Leave = Callable[[str, str], None]  # (keyword, path) of what a notation cannot hold: raises, or reports
+SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> text for %json
+Leave = Callable[[str, str], None]  # (keyword, path) that a notation cannot enforce: raises, or reports
 SHORT = 40
-MOST_REPEATS = 2000  # of a counted text or list
-MOST_PARTS = 4096  # of anyOf and allOf, all of a tool's
+MOST_REPEATS = 2000  # the most repetitions in a counted text or list
+MOST_PARTS = 4096  # the most parts of all anyOf and allOf of one tool
 BY_TYPE = {"properties": "object", "required": "object", "additionalProperties": "object", "items": "array",
            "prefixItems": "array", "minItems": "array", "maxItems": "array", "patterns": "string", "format": "string",
            "minLength": "string", "maxLength": "string", **dict.fromkeys(NUMBERS, "number")}  # fmt: skip
 NOT_HELD = ("patternProperties", "minProperties", "maxProperties", "propertyNames")
-# First characters of what a parser takes for a type that is not a string.
+# The first characters of texts that a parser may read as a type other than string.
 BRACKETS, DIGITS = r"\{\[\(", r"\-+.0-9_"
 FIRST = {"object": BRACKETS, "array": BRACKETS, "number": DIGITS, "integer": DIGITS, "unknown": BRACKETS + DIGITS}
 WORDS = r"~/\s*(null|None|true|false|True|False)\s*/"
@@ -41,10 +41,10 @@ WORDS = r"~/\s*(null|None|true|false|True|False)\s*/"
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """The alternatives to a string at its place."""
+    """The alternatives to a string in the same place."""
 
     kinds: frozenset[str] = frozenset()  # the types that the parser distinguishes from strings
-    words: tuple[str, ...] = ()  # of null and booleans, which are part of the string's expression
+    words: tuple[str, ...] = ()  # null and booleans, included in the string's expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ class Tool:
 
     name: str
     parameters: Mapping[str, Any]
-    path: str  # where its parameters stand in the request
+    path: str  # the path of its parameters in the request
     text: SchemaText  # refuses or leaves out what cannot be enforced
     leave: Leave
 
 
 def literal(text: str) -> str:
-    """A text as Lark writes it; "" where it is empty."""
+    """A Lark string literal; "" if the text is empty."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
 
 
 def spelled(text: str, ids: Mapping[str, int]) -> str:
-    """A text as Lark, its marker tokens by id."""
+    """A text as Lark, with its marker tokens as ids."""
     for marker in sorted(ids, key=len, reverse=True):
         if marker in text:
             before, _, after = text.partition(marker)
@@ -73,7 +73,9 @@ def spelled(text: str, ids: Mapping[str, int]) -> str:
 
 
 def before_token(marker: str, ids: Mapping[str, int]) -> tuple[str, str]:
-    """(the letters in front of a marker's first token, the marker from there on); (marker, "") without a token."""
+    """(the letters before the first token in a marker, the marker from there on); (marker, "") if it contains
+    no token.
+    """
     places = [(at, -len(name)) for name in ids if (at := marker.find(name)) >= 0]
     at = min(places)[0] if places else len(marker)
     return marker[:at], marker[at:]
@@ -84,7 +86,7 @@ def joined(*parts: str) -> str:
 
 
 def without(marker: str) -> str:
-    """An expression of every text in which a marker is not spelled."""
+    """A Lark expression for every text that does not contain a marker."""
     return f"/(?s:.*)/ & ~/(?s:.*){plain(marker)}(?s:.*)/"
 
 
@@ -94,14 +96,16 @@ def plain(text: str) -> str:
 
 
 class Values(ABC):
-    """The rules of one tool's values. A notation says how a value of one type is spelled, and how any value is."""
+    """Builds the rules for one tool's values. A notation defines how a value of one type is spelled, and how
+    any value is.
+    """
 
-    marks_strings = False  # strings stand between marks, so that no text is taken for anything else
+    marks_strings = False  # strings are between marks, so no string is read as another type
 
     def __init__(
         self, tool: Tool, at: int, ids: Mapping[str, int], can_name: Callable[[str], bool] = lambda name: True
     ) -> None:
-        """`can_name`: whether a parameter of this name can be written, and is read again."""
+        """`can_name`: whether a parameter of this name can be written and read back."""
         self.rules: list[str] = []
         self._can_name = can_name
         self._tool, self._ids, self._prefix = tool, ids, f"{at}"
@@ -109,10 +113,10 @@ class Values(ABC):
         self._options = self._root.pop("x-guidance")
         self._schemas = dict(subschemas(self._root))
         self._count = self._num_parts = 0
-        self._named: dict[str, str] = {}  # rules of $ref, and of anything
+        self._named: dict[str, str] = {}  # rules for each $ref, and for any value
 
     def arguments(self) -> dict[str, Any]:
-        """The schema of all arguments, where each has a place of its own."""
+        """The merged schema of all arguments, written one by one: anyOf, enum and const are refused or dropped."""
         schema = self.merged({"type": "object", **self._resolved(self._root)}, self._tool.path)
         for key in ("anyOf", "enum", "const"):
             if key in schema:
@@ -120,11 +124,11 @@ class Values(ABC):
         return schema
 
     def kinds(self, schema: Any) -> frozenset[str]:
-        """The types that the parser sees."""
+        """The types that the parser distinguishes."""
         return kinds_of(schema, self._root)
 
     def members(self, schema: dict[str, Any], path: str) -> list[tuple[str, bool, Any]]:
-        """(name, whether it must come, schema) of an object's properties, in the order in which they are written."""
+        """(name, whether it is required, schema) of each property of an object, in writing order."""
         for key in NOT_HELD:
             if key in schema:
                 self._leave(key, path)
@@ -138,7 +142,7 @@ class Values(ABC):
         return [member for member in found if self._can_name(member[0])]
 
     def value(self, schema: Any, path: str) -> str:
-        """One value's Lark."""
+        """The Lark of one value."""
         if schema is True or schema == {}:
             return self._once("any", self._any)
         if schema is False:
@@ -165,12 +169,12 @@ class Values(ABC):
         found = alternatives(list(ways))
         if len(found) < SHORT:
             return found
-        name = self.named()  # members and lists repeat their values, so these are not to grow with each level
+        name = self.named()  # members and lists repeat their values: inline text would double with each level
         self.rules.append(f"{name}: {found}")
         return name
 
     def merged(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """The schema with its allOf in it, where the parts say different things."""
+        """The schema with its allOf merged into it; refuses or reports keywords in which the parts differ."""
         found = {key: value for key, value in schema.items() if key not in ("allOf", "pattern")}
         if "pattern" in schema:
             found["patterns"] = [*found.get("patterns", ()), schema["pattern"]]
@@ -189,7 +193,9 @@ class Values(ABC):
         return found
 
     def text(self, schema: dict[str, Any], union: Union, end: str, path: str) -> str:
-        """A string up to the marker `end`, which is read; never a text that the parser takes for another type."""
+        """The rule for a string and the marker `end` after it; excludes texts that the parser would read as
+        another type.
+        """
         name, limits = self.named(), [without(end.removeprefix("\n"))]
         low, high = schema.get("minLength", 0), schema.get("maxLength")
         if high is not None and low > high:
@@ -216,7 +222,7 @@ class Values(ABC):
         terminal = f"TEXT_{name.upper()}"
         whole = " | ".join((f"({' & '.join(limits)})", *map(literal, union.words)))
         letters, marker = before_token(end, self._ids)
-        if marker:  # no text goes beyond a token
+        if marker:  # TEXT ends before a token
             self.rules.append(f"{terminal}: ({whole}) {literal(letters)}")
             self.rules.append(f"{name}: {terminal} {spelled(marker, self._ids)}")
         else:
@@ -228,12 +234,12 @@ class Values(ABC):
         self._tool.leave(keyword, f"{path}.{keyword}")
 
     def named(self) -> str:
-        """A rule's name that nothing else has."""
+        """A new, unique rule name."""
         self._count += 1
         return f"v{self._prefix}_{self._count}"
 
     def json(self, schema: Any) -> str:
-        """A rule for JSON of a schema, which has been looked through."""
+        """Add a rule for the JSON of a checked schema, and return its name."""
         name, given = self.named(), schema if isinstance(schema, dict) else {} if schema else {"enum": []}
         text = orjson.dumps({**given, "x-guidance": self._options})
         if b'"$ref"' in text:
@@ -243,28 +249,28 @@ class Values(ABC):
         return name
 
     def other_name(self, owner: str, members: Sequence[tuple[str, bool, Any]]) -> str:
-        """A terminal for a property's name that is none of these."""
+        """A terminal for a property's name other than those of `members`."""
         but = "|".join(plain(name) for name, _, _ in members if name)
         self.rules.append(f"NAME_{owner.upper()}: /[A-Za-z_][A-Za-z0-9_.-]*/" + (f" & ~/({but})/" if but else ""))
         return f"NAME_{owner.upper()}"
 
-    # -- what a notation says
+    # -- what a notation defines
 
     def _ordered(self, members: dict[str, Any]) -> list[tuple[str, Any]]:
         return list(members.items())
 
     @abstractmethod
     def _branch(self, schema: dict[str, Any], union: Union, path: str) -> str:
-        """A value of one type, or of an enum; "" where it cannot be written."""
+        """The Lark of a value of one type, or of an enum; "" if it cannot be written."""
 
     @abstractmethod
     def _any(self) -> str:
-        """Any value."""
+        """The Lark of any value."""
 
     # -- schemas
 
     def _union(self, schema: dict[str, Any], branches: list[dict[str, Any]]) -> Union:
-        """The branches of the schema that are not strings."""
+        """The alternatives to strings among a schema's branches."""
         if self.marks_strings:
             return Union()
         types, values = {branch.get("type") for branch in branches}, [v for b in branches for v in b.get("enum", ())]
@@ -275,7 +281,7 @@ class Values(ABC):
         return Union(self.kinds(schema) - {"string"}, words)
 
     def _bounds(self, schema: dict[str, Any], given: int, path: str) -> tuple[int, int | None]:
-        """How many items come behind those that are `given`."""
+        """The (least, most) number of items after the first `given`; most is None if unlimited."""
         low, high = schema.get("minItems", 0), schema.get("maxItems")
         if max(low, high or 0) > MOST_REPEATS:
             self._leave("minItems" if high is None else "maxItems", path)
@@ -283,7 +289,7 @@ class Values(ABC):
         return max(low - given, 0), None if high is None else max(high - given, 0)
 
     def _once(self, key: str, make: Callable[[], str]) -> str:
-        """A rule that others name, itself included."""
+        """The name of a rule made once per `key`; the rule may refer to itself."""
         if key not in self._named:
             name = self._named[key] = f"n{self._prefix}_{len(self._named)}"
             self.rules.append(f"{name}: {make()}")
@@ -293,7 +299,7 @@ class Values(ABC):
         return self._schemas[unquote(pointer)]
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """A schema with its $ref resolved; Cleaner has refused dangling references."""
+        """A schema with its $ref resolved; Cleaner has already refused dangling references."""
         while isinstance(schema, dict) and "$ref" in schema:
             rest = {key: schema[key] for key in schema if key != "$ref"}
             target = self._target(schema["$ref"])
@@ -314,12 +320,12 @@ class Values(ABC):
 
 
 def _as_object(schema: Any) -> dict[str, Any]:
-    """true or false as an object."""
+    """The boolean schemas true and false as objects."""
     return {"enum": []} if schema is False else {}
 
 
 def _kinds(schema: dict[str, Any]) -> list[str]:
-    """The types of a schema without anyOf; what says none is of the type that its keywords speak of."""
+    """The types of a schema without anyOf. Without `type`, they follow from the keywords; without those, any type."""
     if "const" in schema or "enum" in schema:
         return ["enum"]
     named = schema.get("type") or next((BY_TYPE[key] for key in schema if key in BY_TYPE), list(TYPES[:-1]))
@@ -327,7 +333,7 @@ def _kinds(schema: dict[str, Any]) -> list[str]:
 
 
 def _narrowed(schema: dict[str, Any], kind: str) -> dict[str, Any] | None:
-    """The schema for one type; None where nothing is left."""
+    """The schema reduced to one type; None if no value remains."""
     if kind != "enum":
         return {**{key: value for key, value in schema.items() if key != "patterns" or kind == "string"}, "type": kind}
     values = [schema["const"]] if "const" in schema else schema["enum"]
@@ -347,7 +353,7 @@ def alternatives(ways: list[str]) -> str:
 
 
 def counted(item: str, separator: str, low: int, high: int | None, *, first: bool = True) -> str:
-    """`low` to `high` items; "" where there are none. Not `first`: something stands in front of the separator."""
+    """`low` to `high` items; "" if there are none. `first` is False if an item precedes, so a separator comes first."""
     if high == 0:
         return ""
     one, most = joined(literal(separator), item), "" if high is None else high
@@ -360,10 +366,10 @@ def counted(item: str, separator: str, low: int, high: int | None, *, first: boo
 def in_order(
     members: Sequence[tuple[bool, str]], separator: str, name: str, extra: str = "", none: str = '""'
 ) -> tuple[str, list[str]]:
-    """(what members stand for, its rules): in their order, those that need not come or not; `extra`: more behind.
+    """(first rule, all rules) for members in their order, optional ones possibly absent, then any number of `extra`.
 
-    Two rules per member, for what follows where something stands in front and where nothing does: `none` is written
-    where nothing comes at all.
+    Each member has two rules for the rest of the list: one if a member precedes, one if none does. If no member comes
+    at all, `none` is written.
     """
     after, start, last = f"{name}_after_", f"{name}_from_", len(members)
     more = f"({joined(literal(separator), extra)})*" if extra else '""'

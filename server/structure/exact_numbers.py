@@ -1,7 +1,7 @@
-"""Which numbers of a JSON Schema the grammar library holds as they are written, and which divisors it can.
+"""Which numbers in a JSON Schema the grammar library enforces exactly, and which divisors it can handle.
 
 Owner: none, pure functions; called in the pool. The library reads each number as a double: the integer 2**53 + 1
-becomes 2**53, and the answer would hold another number than the schema asks for; -2**63 ends the process.
+becomes 2**53, and the answer would contain another number than the schema demands; -2**63 ends the process.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 from typing import Any
 
 LEAST, MOST = 1e-18, 1e18
-MOST_REMAINDERS = 10_000  # 0.1 s of a compile; a million takes 6 s, and no limit of the library's ends it
+MOST_REMAINDERS = 10_000  # 0.1 s to compile; a million takes 6 s, and no limit of the library stops it
 EXACT = "a number between -1e18 and 1e18 that a double holds"
 
 
 def are_exact(value: Any) -> bool:
-    """Whether every number in a JSON value, at any depth, is held."""
+    """Whether the library represents every number in a JSON value exactly, at any depth."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -29,9 +29,9 @@ def are_exact(value: Any) -> bool:
 
 
 def inside(bound: float, above: bool) -> float:
-    """An exclusive bound that the library enforces: it takes 1 for more than 1 where the other bound is below 2.
+    """An exclusive bound that the library enforces: it accepts 1 as more than 1 if the other bound is below 2.
 
-    The next double takes its place, or 1e-18 for zero, whose next one has 324 digits.
+    An integer bound is replaced by the next double, and zero, whose next double has 324 digits, by 1e-18.
     """
     if bound != int(bound):
         return bound
@@ -40,7 +40,7 @@ def inside(bound: float, above: bool) -> float:
 
 
 def num_remainders(divisor: int) -> int:
-    """States of the library's check of multiples, digit by digit; trailing zeros of the divisor add none."""
+    """The states of the library's digit-by-digit check of multiples; trailing zeros of the divisor add none."""
     while divisor % 10 == 0:
         divisor //= 10
     return divisor

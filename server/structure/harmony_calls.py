@@ -1,7 +1,8 @@
-"""Calls in harmony as a grammar: of gpt-oss, whose every message names its channel (output/harmony.py reads it).
+"""The grammar of calls in harmony, the format of gpt-oss, in which every message names its channel.
 
-Owner: none, a pure function; called in the pool. In: the tools that may be called, and the schema of an answer without
-a call. Out: a GrammarSpec of everything behind `<|start|>assistant`. A call ends the model's turn, so there is one.
+output/harmony.py reads it. Owner: none, a pure function; called in the pool. In: the tools that may be called, and the
+schema of an answer without a call. Out: a GrammarSpec of everything after `<|start|>assistant`. A call ends the model's
+turn, so there is only one.
 
     must call    thought* (call | final)      may call    (message <|end|><|start|>assistant)* (call | message)
 """
@@ -26,7 +27,7 @@ MESSAGES = 'start: (said <|end|> <|start|> "assistant")* @answer\n' + SAID
 
 
 def harmony_calls(tools: Sequence[Tool], *, must: bool, answer: str = "") -> GrammarSpec:
-    """`answer`: the schema of a final message that may come in place of a call, as `%json` takes it."""
+    """`answer`: the schema, as `%json` takes it, of a final message that may replace a call."""
     rules, calls = [], []
     for at, tool in enumerate(tools):
         head = literal(f"commentary to=functions.{tool.name} ")

@@ -1,7 +1,7 @@
-"""Regular expressions of clients: which are taken, and how one is written for strings in JSON.
+"""Clients' regular expressions: which are accepted, and how to rewrite one for strings in JSON.
 
-Owner: none, pure functions. No expression of a client's is ever run by Python's `re`: these functions read its text
-from left to right, once. The grammar library matches it in linear time.
+Owner: none, pure functions. Python's `re` never runs a client's expression: these functions read its text once, from
+left to right. The grammar library matches it in linear time.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _PIECES = re.compile(
     r"|\(\?(?P<look><?[=!])|\{(?P<low>\d+)(?:,(?P<high>\d*))?\}",
     re.DOTALL,
 )
-# Of the inside of a class: a range's ends, each a character or an escape.
+# One character or escape inside a character class; two of them are the ends of a range.
 _ITEM = re.compile(
     r"\\x\{(?P<wide>[0-9a-fA-F]{1,6})\}|\\(?:x(?P<two>[0-9a-fA-F]{2})|u(?P<four>[0-9a-fA-F]{4}))"
     r"|\\(?P<escape>.)|(?P<char>.)",
     re.DOTALL,
 )
-# Of a pattern between JSON's values: white space of JSON, in groups, classes and counts.
+# The text allowed in a pattern for the space between JSON values: JSON's white space, groups, classes and counts.
 _SPACES = re.compile(r"\(\?:|\{\d+(?:,\d*)?\}|\[(?:[ \t\n\r]|\\[nrts])+\]|\\[nrts]|[ \t\n\r*+?()|]")
 _NAMED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0", "a": "\a"}
-_TURNED = re.compile(r"\\[DSWpP]")  # named classes that may hold a quote or a backslash
+_TURNED = re.compile(r"\\[DSWpP]")  # named classes that may contain a quote or a backslash
 _CONTROL_CLASS = re.compile(r"\\[pP]\{\^?C")
 _QUOTES = (ord('"'), ord("\\"))
 CONTROLS = r"\x00-\x1f"
 
 
 def check_pattern(pattern: str, limits: LimitsConfig) -> str:
-    """Why a regular expression is not taken; "" where nothing is known against it."""
+    """Why a regular expression is refused; "" if no reason is known."""
     most = limits.regex_max_bytes
     if len(pattern) > most or len(pattern.encode()) > most:
         return f"has more than {limits.regex_max_bytes} bytes, the most that are allowed (--regex-max-bytes)"
@@ -53,7 +53,7 @@ def check_pattern(pattern: str, limits: LimitsConfig) -> str:
 
 @lru_cache(maxsize=1024)
 def _reading(pattern: str) -> str:
-    """Why the grammar library cannot read an expression; about 0.1 ms."""
+    """Why the grammar library cannot read an expression, "" if it can; takes about 0.1 ms."""
     import llguidance
 
     text = json.dumps({"grammars": [{"json_schema": {"type": "string", "pattern": pattern}}]})
@@ -64,14 +64,14 @@ def _reading(pattern: str) -> str:
 
 
 def expression(pattern: str) -> str:
-    """A regular expression as Lark writes it; it is matched from end to end."""
+    """A regular expression as Lark writes it; it must match the whole text."""
     import llguidance
 
     return f"/{llguidance.regex_to_lark(unanchored(pattern))}/"
 
 
 def space_pattern(pattern: str, limits: LimitsConfig) -> tuple[str, str]:
-    """(the expression of what may stand between JSON's values, why it is not taken)."""
+    """(expression for the space between JSON values, why it is refused or "")"""
     if why := check_pattern(pattern, limits):
         return "", why
     if _SPACES.sub("", pattern):
@@ -83,10 +83,10 @@ def space_pattern(pattern: str, limits: LimitsConfig) -> tuple[str, str]:
 
 
 def json_pattern(pattern: str) -> str | None:
-    """The expression for the text of JSON strings, where quotes, backslashes and controls are escaped.
+    """Rewrite the expression for the text of JSON strings, which escapes quotes, backslashes and controls.
 
-    The library lets a class with all control characters also match `\\"` and `\\\\`, so a class that leaves out a quote
-    or a backslash leaves out control characters too. None where a class cannot be written so.
+    In the library, a class with all control characters also matches `\\"` and `\\\\`, so a class that excludes a quote
+    or a backslash must exclude control characters too. None if a class cannot be rewritten so.
     """
     done, end = [], 0
     for found in _PIECES.finditer(pattern):
@@ -108,10 +108,10 @@ def json_pattern(pattern: str) -> str | None:
 
 
 def _ranges(inside: str) -> list[tuple[int, int]] | None:
-    """The characters of a class but those of its named classes; None where classes stand in classes."""
+    """The character ranges of a class, without its named classes; None if classes are nested."""
     if "&&" in inside:
         return None
-    items: list[int | None] = []  # None: a named class
+    items: list[int | None] = []  # None for a named class
     dashes = []
     for found in _ITEM.finditer(inside):
         number, escape, char = found["wide"] or found["two"] or found["four"], found["escape"], found["char"]
@@ -135,7 +135,7 @@ def _ranges(inside: str) -> list[tuple[int, int]] | None:
 
 
 def searched(pattern: str) -> str | None:
-    """A schema's pattern, which is looked for anywhere, as an expression of the whole text; None: it cannot be one."""
+    """A schema's pattern, which may match anywhere, as an expression for the whole text; None if there is none."""
     import llguidance
 
     depth, inside, at, top = 0, False, 0, False

@@ -1,7 +1,7 @@
-"""Whether the branches of a oneOf exclude each other, so that anyOf, which a grammar can enforce, means the same.
+"""Check whether the branches of a oneOf exclude each other: then anyOf, which a grammar can enforce, means the same.
 
-Owner: none, pure functions. In: branches, and what resolves a $ref. Out: True where no value can satisfy two of them,
-by type, by const or enum, or by those of a property that both require.
+Owner: none, pure functions. In: branches, and a function that resolves a $ref. Out: True if no value can satisfy two
+branches, judged by type, by const or enum, or by those of a property that both require.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from server.structure.schema_keywords import TYPES
 
-MAX_BRANCHES = 64  # that are compared with each other
+MAX_BRANCHES = 64  # the most branches to compare with each other
 Resolve = Callable[[Any], dict[str, Any]]
 
 
@@ -59,13 +59,13 @@ def _types(schema: dict[str, Any]) -> set[str]:
 
 
 def _consts(schema: dict[str, Any]) -> set[tuple[str, Any]] | None:
-    """The values that `const` or `enum` leave, as (type, value); None where any value may be allowed."""
+    """The values that `const` or `enum` allow, as (type, value); None if neither is given."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return {_named_value(value) for value in values} if isinstance(values, list) else None
 
 
 def _named_value(value: Any) -> tuple[str, Any]:
-    """(Type, value); objects and arrays are not compared."""
+    """(type, value); None is the value of objects and arrays, which are not compared."""
     for kind, of in (("null", type(None)), ("boolean", bool), ("number", (int, float)), ("string", str)):
         if isinstance(value, of):
             return kind, value

@@ -1,7 +1,7 @@
-"""What a schema is refused for: a keyword that is wrong, or more of it than the operator allows.
+"""Why a schema is refused: a keyword is wrong, or the schema exceeds a limit of the operator.
 
 Owner: none, pure functions. In: a client's schema, the limits of the configuration. Out: an ApiError with the path of
-the keyword; of a schema within its limits nothing.
+the keyword; nothing if the schema is within its limits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def wrong(path: str, text: str) -> ApiError:
 
 
 def measure(value: Any, path: str, limits: LimitsConfig) -> None:
-    """Depth, values and enums of a schema, counted before anything else looks at it."""
+    """Check the depth, number of values and enums of a schema against the limits, before anything else reads it."""
     nodes, stack = 0, [(value, 1)]
     while stack:
         value, depth = stack.pop()

@@ -1,8 +1,8 @@
-"""What a schema's `format` asks for: formats that the grammar library knows, and formats rewritten into other keywords.
+"""A schema's `format`: those that the grammar library knows, and those rewritten into other keywords.
 
 Owner: none, pure values and one function; called in the pool. The library knows how many days a month has, but no leap
-years. The formats of numbers are those of OpenAPI, which generators of schemas write next to `"type": "integer"`; the
-range of 64 bits is more than the library holds (server/structure/exact_numbers.py).
+years. The number formats are those of OpenAPI, which schema generators write next to `"type": "integer"`; the range of
+64 bits exceeds the numbers that the library represents exactly (server/structure/exact_numbers.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ RANGES = {
     for bits in (8, 16, 32)
 }
 ENFORCED = (*FORMATS, *RANGES)
-OTHERS = ("null", "boolean", "object", "array", "string")  # of which a format of numbers says nothing
-FREE = ("float", "double", "password", "binary")  # every number, every string
-# Days that there are.
+OTHERS = ("null", "boolean", "object", "array", "string")  # types that a number format does not restrict
+FREE = ("float", "double", "password", "binary")  # formats that allow every number, or every string
+# Dates that exist.
 DAYS = (
     r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|[0-9]{4}-(?:0[13-9]|1[0-2])-(?:29|30)"
     r"|[0-9]{4}-(?:0[13578]|1[02])-31"
@@ -27,7 +27,7 @@ DAYS = (
 
 
 def format_rules(name: Any) -> tuple[dict[str, Any], ...] | None:
-    """Schemas that a value must match in addition to the format itself; None where nothing here enforces the format."""
+    """Schemas that a value must also match besides the format itself; None if the format cannot be enforced."""
     if not isinstance(name, str):
         return None
     if name in RANGES:

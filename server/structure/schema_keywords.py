@@ -1,6 +1,6 @@
-"""The keywords of JSON Schema by what their values are, and the schemas inside a schema.
+"""The keywords of JSON Schema grouped by the kind of their values, and the schemas nested in a schema.
 
-Owner: none, tables and a pure function. In: a schema. Out: each schema in it by its JSON pointer.
+Owner: none, tables and a pure function. In: a schema. Out: each schema in it with its JSON pointer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 
 
 def subschemas(root: Any) -> Iterator[tuple[str, Any]]:
-    """Every schema inside a schema by its JSON pointer, `#` the root's: what $ref may point to."""
+    """Every schema in a schema that $ref may name, as (JSON pointer, schema); the root's pointer is `#`."""
     stack = [("#", root)]
     while stack:
         pointer, schema = stack.pop()

@@ -1,9 +1,9 @@
-"""Which JSON Schemas a grammar enforces exactly: each keyword stays, is rewritten where that is exact, or is named.
+"""Reduce a JSON Schema to what a grammar enforces exactly: each keyword is passed on, rewritten exactly, or reported.
 
 Owner: none, pure functions; called in the pool, since a large schema takes tens of milliseconds. In: a client's schema.
-Out: a schema that holds nothing but keywords which the grammar library enforces. A keyword that the library cannot
-enforce is refused with its path; in tools without `strict` it is left out and listed in `dropped`. Annotations and
-unknown keywords constrain nothing and are left out, the library's own options (x-guidance) among them.
+Out: a schema with only those keywords that the grammar library enforces. A keyword that the library cannot enforce is
+refused with its path; for tools without `strict` it is left out and listed in `dropped`. Annotations and unknown
+keywords constrain nothing and are left out, including the library's own options (x-guidance).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from server.structure.schema_faults import too_complex, wrong
 from server.structure.schema_formats import ENFORCED, FORMATS, format_rules
 from server.structure.schema_keywords import COUNTS, NAMED_OF, NUMBERS, SCHEMA_OF, SCHEMAS_OF, TYPES, subschemas
 
-NEVER: tuple[tuple[str, tuple[Any, ...]], ...] = (  # with the values under which a keyword asks for nothing
+NEVER: tuple[tuple[str, tuple[Any, ...]], ...] = (  # keyword, and its values that constrain nothing
     ("uniqueItems", (False,)), ("contains", ()), ("minContains", (0,)), ("maxContains", ()), ("not", (False,)),
     ("if", ()), ("then", ()), ("else", ()), ("dependentRequired", ({},)), ("dependentSchemas", ({},)),
     ("dependencies", ({},)), ("unevaluatedItems", (True, {})), ("$dynamicRef", ()), ("$recursiveRef", ()),
@@ -35,16 +35,16 @@ class Cleaner:
     def __init__(self, root: Any, limits: LimitsConfig, relax: bool) -> None:
         self._root, self._limits, self._relax = root, limits, relax
         self._ended: set[str] = set()  # values of $ref whose chain ends at a schema without $ref
-        self._expressions: dict[str, str] = {}  # as written for JSON: large schemas repeat few expressions
-        self.dropped: dict[str, None] = {}  # keywords left out, in the order in which they were met
+        self._expressions: dict[str, str] = {}  # pattern -> rewritten for JSON; large schemas repeat patterns
+        self.dropped: dict[str, None] = {}  # keywords left out, in order of appearance
 
     @cached_property
     def _schemas(self) -> dict[str, Any]:
-        """By pointer; schemas without $ref never ask."""
+        """JSON pointer -> schema; computed when the first $ref is resolved."""
         return dict(subschemas(self._root))
 
     def clean(self, schema: Any, path: str) -> Any:
-        """The schema without what constrains nothing, and without what cannot be enforced."""
+        """The schema without keywords that constrain nothing or cannot be enforced."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -66,7 +66,7 @@ class Cleaner:
         return found
 
     def refuse(self, key: str, path: str, why: str = "cannot be enforced here; leave it out") -> None:
-        """Raises, or leaves the keyword out and says so."""
+        """Raise, or leave the keyword out and list it in `dropped`."""
         if not self._relax:
             raise wrong(f"{path}.{key}", why)
         self.dropped[key] = None
@@ -74,14 +74,14 @@ class Cleaner:
     # -- keywords by kind of value
 
     def _schema(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """A keyword whose value is a schema."""
-        if key == "items" and isinstance(value, list):  # before 2020 a tuple
+        """Clean a keyword whose value is a schema."""
+        if key == "items" and isinstance(value, list):  # the form of tuples before draft 2020
             found["prefixItems"] = [self.clean(item, f"{path}[{at}]") for at, item in enumerate(value)]
         else:
             found[key] = self.clean(value, path)
 
     def _schemas_in(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """A keyword whose value is a list of schemas."""
+        """Clean a keyword whose value is a list of schemas."""
         if not isinstance(value, list) or not value:
             raise wrong(path, "must be a list of at least one schema")
         branches = [self.clean(item, f"{path}[{at}]") for at, item in enumerate(value)]
@@ -95,7 +95,7 @@ class Cleaner:
         found["allOf"] = [*found.get("allOf", []), {"anyOf": branches}]
 
     def _named(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """A keyword whose value is an object of schemas."""
+        """Clean a keyword whose value is an object of schemas."""
         if not isinstance(value, dict):
             raise wrong(path, "must be an object of schemas")
         as_written = self._expression if key == "patternProperties" else _same
@@ -104,7 +104,7 @@ class Cleaner:
         }
 
     def _number(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """A bound of numbers, or what they are multiples of."""
+        """Check a bound of numbers, or multipleOf."""
         if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
             found[key] = value
         elif isinstance(value, bool) or not isinstance(value, int | float) or not are_exact(value):
@@ -117,7 +117,7 @@ class Cleaner:
             found[key] = int(value) if key == "multipleOf" else value
 
     def _count(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """A bound of items, characters or properties."""
+        """Check a bound on the number of items, characters or properties."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
             raise wrong(path, "must be a number from 0 on")
         if int(value) != value:
@@ -125,20 +125,20 @@ class Cleaner:
         found[key] = int(value)
 
     def _type(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """A type, or a list of types."""
+        """Check a type, or a list of types."""
         names = value if isinstance(value, list) else [value]
         if not names or any(not isinstance(name, str) or name not in TYPES for name in names):
             raise wrong(path, f"got {quoted(value)}; must be of {', '.join(TYPES)}")
         found[key] = value
 
     def _required(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """Names of properties."""
+        """Check a list of property names."""
         if not isinstance(value, list) or any(not isinstance(name, str) for name in value):
             raise wrong(path, "must be a list of property names")
         found[key] = list(dict.fromkeys(value))
 
     def _values(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """const or enum."""
+        """Check const or enum."""
         if key == "enum" and (not isinstance(value, list) or not value):
             raise wrong(path, "must be a list of at least one value")
         if not are_exact(value):
@@ -146,13 +146,13 @@ class Cleaner:
         found[key] = value
 
     def _pattern(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """The regular expression of a string."""
+        """Rewrite the regular expression of a string."""
         if not isinstance(value, str):
             raise wrong(path, "must be a regular expression")
         found[key] = self._expression(value, path)
 
     def _expression(self, pattern: str, path: str) -> str:
-        """A regular expression for the strings of JSON."""
+        """A regular expression rewritten for the strings of JSON."""
         known = self._expressions.get(pattern)
         if known is not None:
             return known
@@ -165,7 +165,7 @@ class Cleaner:
         return written
 
     def _format(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """The format of a string, as the rules that enforce it."""
+        """Replace the format of a string or number by the rules that enforce it."""
         rules = format_rules(value)
         if rules is None:
             raise wrong(path, f"got {quoted(value)}; the formats that are enforced are {', '.join(ENFORCED)}")
@@ -175,7 +175,7 @@ class Cleaner:
             found["allOf"] = [*found.get("allOf", []), *rules]
 
     def _ref(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
-        """A reference to a schema inside the document."""
+        """Check a reference to a schema inside the document."""
         if not isinstance(value, str) or self._target(value) is None:
             raise wrong(path, f"got {quoted(value)}; must point to a schema of this document, as #/$defs/name")
         seen, target = {value}, self._target(value)
@@ -188,32 +188,34 @@ class Cleaner:
         found[key] = value
 
     def _target(self, ref: str) -> Any:
-        """The schema that a reference names; None: there is none."""
+        """The schema that a reference names; None if there is none."""
         return self._schemas.get(unquote(ref)) if ref.startswith("#") else None
 
-    # -- what several keywords say together
+    # -- keywords that depend on each other
 
     def _arrays(self, schema: dict[str, Any], found: dict[str, Any]) -> None:
-        """additionalItems bounds what stands behind a tuple."""
+        """Turn additionalItems into `items` if the schema is a tuple."""
         rest = found.pop("additionalItems", None)
         if isinstance(schema.get("items"), list) and rest is not None:
             found["items"] = rest
 
     def _objects(self, schema: dict[str, Any], found: dict[str, Any], path: str) -> None:
-        """Keywords of objects that depend on each other."""
+        """Resolve the object keywords that depend on each other."""
         rest = found.pop("unevaluatedProperties", None)
         if rest not in (None, True, {}):
             keywords = ("anyOf", "allOf", "oneOf", "$ref", "if", "additionalProperties", "dependentSchemas")
             if any(name in schema for name in keywords):
                 self.refuse("unevaluatedProperties", path)
-            else:  # every property is evaluated here
+            else:  # no other keyword here evaluates properties
                 found["additionalProperties"] = rest
         if "propertyNames" in found:
             self._property_names(found, path)
         self._property_counts(found, path)
 
     def _property_counts(self, found: dict[str, Any], path: str) -> None:
-        """Bounds that follow from the rest go; the library knows others where each named property is required."""
+        """Drop bounds implied by other keywords; the library enforces the rest only if all named properties
+        are required.
+        """
         named, needed = found.get("properties", {}), found.get("required", ())
         closed = found.get("additionalProperties") is False and not found.get("patternProperties")
         if found.get("minProperties", 0) <= len(needed):
@@ -225,7 +227,7 @@ class Cleaner:
             if key not in found or (one_of_them and found[key] == 1):
                 continue
             if key == "minProperties" and found[key] > 1 and not closed:
-                # The grammar counts a name twice that stands twice.
+                # The grammar counts a repeated name twice.
                 self.refuse(key, path, "above 1 it needs additionalProperties: false, or as many required")
             elif named.keys() - {*needed}:
                 self.refuse(key, path, "it can be enforced where all properties are required, or as 1 of a closed set")
@@ -234,9 +236,9 @@ class Cleaner:
             del found[key]
 
     def _property_names(self, found: dict[str, Any], path: str) -> None:
-        """propertyNames as properties or patternProperties, where these say the same."""
+        """Rewrite propertyNames as properties or patternProperties, if they mean the same."""
         names = found.pop("propertyNames")
-        if isinstance(names, dict) and names.keys() == {"$ref"}:  # an enum that other places of the schema name too
+        if isinstance(names, dict) and names.keys() == {"$ref"}:  # an enum that other parts of the schema use too
             target = self._resolved(names)
             if _CLEAN.keys() & target <= {"type", "enum", "const", "pattern"}:
                 names = self.clean(target, f"{path}.propertyNames")
@@ -258,7 +260,7 @@ class Cleaner:
             self.refuse("propertyNames", path, "only an enum, or a pattern without properties, can be enforced")
 
     def _ranges(self, found: dict[str, Any]) -> None:
-        """Bounds of draft 4, and bounds of numbers that are not whole."""
+        """Rewrite draft 4's exclusive bounds, and adjust exclusive bounds of non-integers."""
         for bound, key in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if isinstance(found.get(key), bool):
                 exclusive = found.pop(key)
@@ -268,7 +270,7 @@ class Cleaner:
                 found[key] = inside(found[key], key == "exclusiveMinimum")
 
     def _never(self, schema: dict[str, Any], found: dict[str, Any], path: str) -> None:
-        """Keywords that no grammar here enforces, unless they ask for nothing."""
+        """Refuse the keywords that no grammar here enforces, unless they constrain nothing."""
         for key, empty in NEVER:
             if key not in schema or any(schema[key] == value for value in empty):
                 continue
@@ -308,5 +310,5 @@ _CLEAN: dict[str, Callable[[Cleaner, dict[str, Any], str, Any, str], None]] = {
 
 
 def _same(name: str, path: str) -> str:
-    """A name as it is."""
+    """The name unchanged."""
     return name

@@ -1,8 +1,8 @@
-"""Structural tags: free text in which tags open parts that are held, in vLLM's two forms, as Lark.
+"""Structural tags: free text in which tags open constrained parts, in both of vLLM's forms, as Lark.
 
-Owner: none; called in the pool. In: `structures` and `triggers` (the older form), or a `format` that is made of parts
-(xgrammar's). Out: a GrammarSpec. Text that ends a tag is the first that spells the tag's end; free text elsewhere goes
-on to the end of the answer, so nothing can follow it.
+Owner: none; called in the pool. In: `structures` and `triggers` (the older form), or a `format` made of parts
+(xgrammar's). Out: a GrammarSpec. Text inside a tag ends where the tag's end is first spelled; free text elsewhere
+extends to the end of the answer, so nothing can follow it.
 
     {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", ..}, "end": "</a>"}    begin  %json  end
     {"type": "triggered_tags", "triggers": ["<a"], "tags": [..]}                              (TEXT tag)* REST
@@ -28,7 +28,7 @@ PARTS = "const_string, json_schema, regex, any_text, sequence, or, tag, triggere
 
 
 def structural_tag_spec(value: Any, param: str, schema_text: SchemaText, limits: LimitsConfig) -> GrammarSpec:
-    """`schema_text` is what %json takes of a schema. Raises ApiError with the path of the part at fault."""
+    """`schema_text` makes the text for %json from a schema. Raises ApiError with the path of the faulty part."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -53,7 +53,7 @@ def structural_tag_spec(value: Any, param: str, schema_text: SchemaText, limits:
 
 
 class Writer:
-    """Rules of one structural tag."""
+    """Builds the rules of one structural tag."""
 
     def __init__(self, schema_text: SchemaText, limits: LimitsConfig) -> None:
         self.rules: list[str] = []
@@ -61,7 +61,7 @@ class Writer:
         self._count = 0
 
     def part(self, form: Any, path: str, *, last: bool = True) -> str:
-        """Lark of a part. `last`: nothing follows it, so it may be free text."""
+        """The Lark of a part. `last`: nothing follows it, so it may be free text."""
         kind = form.get("type") if isinstance(form, dict) else None
         match kind:
             case "const_string":
@@ -100,7 +100,7 @@ class Writer:
             raise wrong(f"{path}{key}", f"got {quoted(tags)}; must be a list of at least one tag")
         if not isinstance(triggers, list) or not all(isinstance(text, str) and text for text in triggers or [0]):
             raise wrong(f"{path}.triggers", f"got {quoted(triggers)}; must be texts, none of them empty")
-        if len(tags) + len(triggers) > self._limits.schema_max_enum:  # each tag looks for its trigger among all
+        if len(tags) + len(triggers) > self._limits.schema_max_enum:  # each tag is compared with all triggers
             counts = f"has {len(tags)} tags and {len(triggers)} triggers; at most {self._limits.schema_max_enum} in all"
             raise too_complex(path, f"{counts} are allowed (--schema-max-enum)")
         opened: dict[str, list[str]] = {}
@@ -147,7 +147,7 @@ class Writer:
         return f"({several})" if form.get("at_least_one") else f"({several})?"
 
     def _tag(self, tag: Any, path: str, begin: str | None = None) -> str:
-        """A tag whose beginning is `begin`, where its trigger has been read."""
+        """A tag; `begin` is the rest of its beginning, if its trigger has been read already."""
         begin = self._begin(tag, path) if begin is None else begin
         ends = tag.get("end")
         texts = ends if isinstance(ends, list) and ends else [ends]
@@ -182,7 +182,7 @@ class Writer:
         return f"{kind}_{self._count}"
 
     def _ruled(self, parts: Sequence[str], between: str) -> str:
-        """A rule of its own, since parts stand in each other."""
+        """Put the parts into a rule of their own, since parts are nested."""
         name = self._name("part")
         self.rules.append(f"{name}: {between.join(f'({one})' for one in parts)}")
         return name

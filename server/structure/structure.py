@@ -1,7 +1,8 @@
-"""What an answer must look like: response_format and structured_outputs (API.md section 6) become a GrammarSpec.
+"""Translate response_format and structured_outputs (API.md section 6) into a GrammarSpec for the answer.
 
-Owner: loop for `*_structure`, which look at the outside only; the pool for `Structure.make`, which reads schemas. Tools
-use `schema_text` (strict: what cannot be enforced is refused with its path) and `relaxed` (it is dropped and reported).
+Owner: loop for `*_structure`, which check only the outer fields; the pool for `Structure.make`, which reads schemas.
+Tools use `schema_text` (strict: what cannot be enforced is refused with its path) and `relaxed` (it is dropped and
+reported).
 
     body -> Structure(key, make) -> GrammarCompiler.get(key, make) -> Grammar -> Request.grammar
 """
@@ -28,28 +29,28 @@ from server.structure.schema_rules import Cleaner
 from server.structure.structural_tags import structural_tag_spec
 
 logger = logging.getLogger(__name__)
-# At most one space behind `:` and `,`, none elsewhere: an answer to a bounded schema ends.
+# At most one space after `:` and `,`, none elsewhere, so that an answer to a bounded schema ends.
 SEPARATORS = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 NO_SPACES = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}
-ESCAPES = {"json_allow_general_unicode_escapes": False}  # a property's name is spelled in one way
+ESCAPES = {"json_allow_general_unicode_escapes": False}  # a property's name has only one spelling
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
-REMOVED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")  # of vLLM's older releases
+REMOVED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")  # fields of older vLLM releases
 STRUCTURES = ("response_format", "structured_outputs", *REMOVED)  # fields of a request
 ANY_OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What was asked for, not looked into yet."""
+    """The structure a request asks for, not yet checked."""
 
-    key: bytes  # names the content: equal keys make equal grammars
-    make: Callable[[], GrammarSpec]  # checks and translates; in the pool; raises ApiError
+    key: bytes  # hash of the content: equal keys make equal grammars
+    make: Callable[[], GrammarSpec]  # checks and translates (pool); raises ApiError
     param: str  # the request's field
 
 
 def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None:
-    """Of chat and completions. Raises ApiError for two kinds at a time, and for unknown kinds."""
+    """The structure of a chat or completions request. Raises ApiError for two kinds at once, and for unknown kinds."""
     if removed := [name for name in REMOVED if getattr(body, name) is not None]:
         warn_removed(", ".join(removed))
     asked = format_structure(body.response_format, "response_format", limits)
@@ -75,20 +76,20 @@ def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None
 
 @cache
 def warn_removed(names: str) -> None:
-    """One warning in the process's life, whatever clients go on sending."""
+    """Log one warning in the process's life, however many requests have these fields."""
     logger.warning("a request has %s, which has no effect; send structured_outputs instead", names)
 
 
 def format_structure(asked: dict[str, Any] | None, param: str, limits: LimitsConfig) -> Structure | None:
-    """Of an OpenAI `response_format`, a Responses `text.format` or a Messages `output_config.format`.
+    """The structure of an OpenAI `response_format`, a Responses `text.format` or a Messages `output_config.format`.
 
-    The schema of the first lies under `json_schema`, the schema of the others next to `type`.
+    The schema of the first is under `json_schema`; the schema of the others is next to `type`.
     """
     kind = (asked or {}).get("type", "text")
     if asked is None or kind == "text":
         return None
     if kind == "json_object":
-        schema = asked.get("schema")  # as llama.cpp and some hosts spell json_schema
+        schema = asked.get("schema")  # llama.cpp and some hosts spell json_schema so
         if schema is None:
             return _structure("json_object", True, param, SEPARATORS, limits)
         return _structure("json", _schema(schema, f"{param}.schema"), f"{param}.schema", SEPARATORS, limits)
@@ -113,9 +114,9 @@ def _schema(value: Any, path: str) -> Any:
 
 
 def schema_text(schema: Any, path: str, limits: LimitsConfig, options: dict[str, Any] = SEPARATORS) -> str:
-    """The schema as a grammar's `%json` takes it; everything in it is enforced.
+    """The schema as a grammar's `%json` takes it; everything in it is enforced (pool).
 
-    Raises ApiError 400 `grammar_invalid` or `grammar_too_complex` with the path of the keyword. For the pool.
+    Raises ApiError 400 `grammar_invalid` or `grammar_too_complex` with the path of the keyword.
     """
     measure(schema, path, limits)
     if "whitespace_pattern" in options:
@@ -129,19 +130,19 @@ def schema_text(schema: Any, path: str, limits: LimitsConfig, options: dict[str,
 def relaxed(
     schema: Any, path: str, limits: LimitsConfig, options: dict[str, Any] = SEPARATORS
 ) -> tuple[str, tuple[str, ...]]:
-    """As schema_text, but keywords that cannot be enforced are left out; also their names. Limits are refused still."""
+    """Like schema_text, but leave out keywords that cannot be enforced, and return their names. Limits still raise."""
     measure(schema, path, limits)
     cleaner = Cleaner(schema, limits, relax=True)
     return _written(cleaner.clean(schema, path), options), tuple(cleaner.dropped)
 
 
 def content_key(*parts: Any) -> bytes:
-    """A Structure's key for JSON values that say everything about it."""
+    """The key of a Structure that is defined by these JSON values."""
     return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS), digest_size=16).digest()
 
 
 def _structure(kind: str, value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> Structure:
-    if isinstance(value, str):  # before the loop hashes it
+    if isinstance(value, str):  # checked before the loop hashes it
         most, name = limits.grammar_max_bytes, "--grammar-max-bytes"
         if kind == "regex":
             most, name = limits.regex_max_bytes, "--regex-max-bytes"
@@ -157,7 +158,7 @@ def _structure(kind: str, value: Any, param: str, options: dict[str, Any], limit
 
 
 def _spaces(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """How JSON is spaced."""
+    """The options for white space in JSON."""
     pattern = fields.get("whitespace_pattern")
     if pattern is not None:
         if not isinstance(pattern, str) or not pattern:
@@ -197,7 +198,7 @@ def _choice(value: Any, param: str, options: dict[str, Any], limits: LimitsConfi
     if not isinstance(value, list) or not value or any(not isinstance(text, str) or not text for text in value):
         raise wrong(param, "must be a list of at least one text, none of them empty")
     texts = " | ".join(literal(text) for text in dict.fromkeys(value))
-    return GrammarSpec("lark", f"start: CHOICE\nCHOICE: {texts}")  # one terminal: alternatives of a rule end at 2,000
+    return GrammarSpec("lark", f"start: CHOICE\nCHOICE: {texts}")  # one terminal: a rule has at most 2,000 alternatives
 
 
 def _ebnf(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:

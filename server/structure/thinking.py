@@ -1,9 +1,9 @@
-"""Where an answer's grammar begins when the model thinks first: behind the end of its reasoning.
+"""Start an answer's grammar after the reasoning, if the model thinks first.
 
-Owner: none, pure functions; called in the pool. In: the grammar that the answer itself must follow, the model's
-reasoning format and what the prompt says about it. Out: the same grammar, begun later. Markers that are tokens leave
-the row free until their id comes; markers that are plain text or several tokens, and harmony's channels, become a
-grammar around the answer's.
+Owner: none, pure functions; called in the pool. In: the grammar of the answer itself, the model's reasoning format and
+the state of reasoning at the end of the prompt. Out: the same grammar with a later start. If the end marker is a token,
+the row is free until its id comes. If markers are plain text or several tokens, or harmony's channels, a second grammar
+is wrapped around that of the answer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ TEXT: /(?s:.*)/
 
 
 def behind_thinking(spec: GrammarSpec, form: ReasoningFormat, state: State, ids: Mapping[str, int]) -> GrammarSpec:
-    """The grammar behind the reasoning of a format, as prompts spell it; ids: of the tokens that are markers.
+    """The grammar after the reasoning of a format, as prompts spell it; `ids`: token ids of the markers.
 
-    A grammar that says by itself where it begins stays as it is, but for one that sleeps until a call. A call that ends
-    the reasoning by itself wakes a grammar that holds calls.
+    A grammar that defines its own start is returned unchanged, unless it sleeps until a call. If it contains calls, the
+    marker of a call that ends the reasoning starts it too.
     """
     if state == "closed" or not form.ends or (spec.starts and spec.starts != spec.fed) or spec.around:
         return spec
@@ -40,14 +40,14 @@ def behind_thinking(spec: GrammarSpec, form: ReasoningFormat, state: State, ids:
         return replace(spec, starts=(*ends, *calls), fed=calls, opens=() if must_end else begins)
     rest = " /[^>]*>/" if form.suffix else ""
     lines = [f"thought[lazy]: /(?s:.*)/ ({_any_of(form.ends, ids)}){rest}"]
-    if any(first_of(text, ids) is not None for text in form.ends):  # no text goes beyond a token
+    if any(first_of(text, ids) is not None for text in form.ends):  # TEXT ends before a token
         lines = [f"thought: TEXT ({_any_of(form.ends, ids)}){rest}", "TEXT: /(?s:.*)/"]
     lines.append("start: " + ("thought" if must_end else f"(({_any_of(form.begins, ids)}) thought)?") + " @answer")
     return replace(spec, around="\n".join(lines), starts=(), fed=())
 
 
 def first_of(marker: str, ids: Mapping[str, int]) -> int | None:
-    """The token that a marker begins with; None where the marker begins with letters."""
+    """The token that a marker begins with; None if the marker begins with letters."""
     return next((ids[name] for name in sorted(ids, key=len, reverse=True) if marker.startswith(name)), None)
 
 
@@ -59,9 +59,9 @@ FREE = Structure(b"free", lambda: GrammarSpec("free", ""), "thinking_token_budge
 
 
 def with_budget(grammar: Grammar, budget: int) -> Grammar | None:
-    """The grammar with so many tokens of reasoning before it; None where nothing is left to hold.
+    """The grammar preceded by at most `budget` tokens of reasoning; None if nothing remains to be enforced.
 
-    The budget is held by forcing the end marker, so the marker has to be a token.
+    The budget is enforced by forcing the end marker, so the marker must be a token.
     """
     spec = grammar.spec
     if spec.around:
@@ -72,5 +72,5 @@ def with_budget(grammar: Grammar, budget: int) -> Grammar | None:
 
 
 def in_harmony(spec: GrammarSpec) -> GrammarSpec:
-    """The grammar as a harmony answer's final message."""
+    """The grammar for the final message of a harmony answer."""
     return spec if spec.starts or spec.around else replace(spec, around=HARMONY)

@@ -1,8 +1,8 @@
-"""Tools and tool_choice as a Structure: calls that must come, and calls of strict tools, held to their schemas.
+"""Tools and tool_choice as a Structure: it enforces required calls, and the schemas of strict tools.
 
 Owner: loop for `tool_structure`, the pool for what it makes. In: the tools as every dialect reads them, the choice, and
-the model's format. Out: a Structure whose grammar is the format's own shape (structure/call_shapes.py), so the parser
-that reads free calls reads these too. In tools without `strict` what cannot be enforced is left out and reported.
+the model's format. Out: a Structure whose grammar has the format's own shape (structure/call_shapes.py), so the parser
+of free calls reads these too. For tools without `strict`, what cannot be enforced is left out and reported.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ANY_OBJECT = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What a request says of calls."""
+    """What a request demands of calls."""
 
     may: bool = True  # a call may come
-    must: bool = False  # a call has to come
-    only: frozenset[str] | None = None  # of these tools; None: of any
-    most: int = 0  # 0: as many as the model likes
+    must: bool = False  # a call must come
+    only: frozenset[str] | None = None  # only these tools; None: any
+    most: int = 0  # the most calls; 0: no limit
 
 
 def tool_structure(
@@ -44,16 +44,16 @@ def tool_structure(
     limits: LimitsConfig,
     answer: Structure | None = None,
 ) -> Structure | None:
-    """What holds the answer; `answer` itself where no call is to be held.
+    """The structure that constrains the answer; `answer` itself if no call needs to be constrained.
 
-    `answer` is what the request says of answers (response_format): a model that may call gives either calls or a
-    document by its schema. With a pattern, a choice or a grammar there are no calls, as with vLLM.
+    `answer` is what the request demands of answers (response_format): a model that may call writes either calls or a
+    document that follows its schema. With a pattern, a choice or a grammar there are no calls, as in vLLM.
     """
     if not tools or not (calls.must or any(place.strict for place in places) or answer is not None):
         return answer
     param = "tool_choice" if calls.must else "tools" if answer is None else answer.param
     if parsers.written_tools is None and not parsers.reads_calls:
-        if not calls.must and (answer is not None or parsers.tools_name == "none"):  # calls stay text
+        if not calls.must and (answer is not None or parsers.tools_name == "none"):  # calls remain text
             return answer
         raise not_here(
             param, f"{param}: this server cannot enforce a schema on the calls of this model; send auto, without strict"
@@ -79,7 +79,7 @@ def _make(
     param: str,
     limits: LimitsConfig,
 ) -> GrammarSpec:
-    """In the pool."""
+    """Make the grammar (pool)."""
     dropped: list[str] = []
 
     def text_of(strict: bool, schema: Any, path: str) -> str:
@@ -108,7 +108,7 @@ def _make(
     must = calls.must or spec is not None
     try:
         text = grammar_of(parsers.written_tools, parsers.markers.ids, tools, must=must, most=calls.most)
-    except RecursionError:  # along $ref, which no limit on nesting counts
+    except RecursionError:  # from $ref, which no limit on nesting counts
         raise too_complex(param, "a tool's parameters nest too deeply, or are made of themselves alone") from None
     if text is None and spec is not None:
         return spec

@@ -1,1 +1,1 @@
-"""Calls of tools in a model's output: three machines that read them, and the table of formats."""
+"""Tool calls in a model's output: three machines that read them, and the table of formats."""

@@ -1,8 +1,8 @@
-"""ToolFormat: one model family's way to write calls, as data over a machine that reads it.
+"""ToolFormat: how one model family writes calls, as data for a machine that reads it.
 
-Owner: none, frozen values. In: the markers of PARSERS.md section 2. Out: a generator over a Source that passes
-content and calls to a Sink. Three machines read nearly all formats: json_calls, tag_calls, python_calls. Text that
-begins like a call and is none becomes content, unchanged.
+Owner: none, frozen values. In: the markers of PARSERS.md section 2. Out: a generator over a Source that passes content
+and calls to a Sink. Three machines read nearly all formats: json_calls, tag_calls, python_calls. Text that begins like
+a call but is none becomes content, unchanged.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ Dataclass = TypeVar("Dataclass")
 
 UNKNOWN = frozenset({"unknown"})
 KINDS = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
-MOST_SCHEMAS = 200  # that are looked into for the types of one parameter
+MOST_SCHEMAS = 200  # schemas examined for the types of one parameter
 INTEGER = re.compile(r"-?(0|[1-9][0-9]*)\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Markers of one format; which of the fields count depends on the machine."""
+    """Markers of one format; each machine uses some of the fields."""
 
     machine: Machine
-    begins: tuple[str, ...] = ()  # a call, or a section of calls, begins
-    ends: tuple[str, ...] = ()  # and ends
-    skips: tuple[str, ...] = ()  # markers that say nothing, inside and outside of sections
+    begins: tuple[str, ...] = ()  # begin a call or a section of calls
+    ends: tuple[str, ...] = ()  # end a call or a section of calls
+    skips: tuple[str, ...] = ()  # ignored markers, inside and outside of sections
     name: tuple[str, str] = ("", "")  # around a call's name
     end_call: str = ""
     key: tuple[str, str] = ("", "")  # around a parameter's name
     end_value: str = ""
     tag_end: str = ""  # ends tags that have attributes
-    block: tuple[str, str] = ("", "")  # around a JSON object that stands for the parameters
-    quotes: tuple[str, ...] = ('"', "'")  # around strings of literals
+    block: tuple[str, str] = ("", "")  # around a JSON object in place of the parameters
+    quotes: tuple[str, ...] = ('"', "'")  # around strings in Python literals
     bare: str = ""  # first characters of a call without a marker, at the start of the answer
-    names: tuple[str, ...] = ("name",)  # keys of a JSON call
+    names: tuple[str, ...] = ("name",)  # keys of the name in a JSON call
     separator: str = ""  # between two calls
-    variant: str = ""  # what else the machine should know
+    variant: str = ""  # selects a variant of the machine
     ids: Literal["hex", "mistral", "kimi"] = "hex"
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What stands around calls, names and values."""
+        """The markers around calls, names and values."""
         inside = (*self.name, self.end_call, *self.key, *self.quotes, self.end_value, self.tag_end, *self.block)
         fence = ("```json",) if self.variant == "fenced" else ()
         return (*self.begins, *self.ends, *self.skips, *inside, *fence)
 
 
 def spelled(value: Dataclass, markers: Mapping[str, str]) -> Dataclass:
-    """The same with each marker replaced, wherever a field names it."""
+    """A copy of the format in which each marker is replaced, in all fields."""
 
     def text(given: str) -> str:
         for marker in sorted(markers, key=len, reverse=True):
@@ -88,7 +88,9 @@ def texts_of(value: Any) -> Iterable[str]:
 def calls_in_content(
     source: Source, sink: Sink, form: ToolFormat, call: ReadCall, bare: ReadCall | None = None
 ) -> Reader[None]:
-    """Content with `call` behind each opening marker; `bare` reads one without a marker, at the start of the answer."""
+    """Read content, with `call` after each opening marker; `bare` reads a call without a marker at the
+    answer's start.
+    """
     if form.bare and bare is not None:
         source.keep()
         char = yield from space(source)
@@ -105,7 +107,7 @@ def calls_in_content(
 
 
 def settle(source: Source, sink: Sink, marker: str) -> None:
-    """After a call: drops the buffered white space before a marker; without a marker it becomes content."""
+    """After a call: drop the buffered white space if a marker follows; otherwise it becomes content."""
     if marker:
         source.release()
     else:
@@ -113,7 +115,7 @@ def settle(source: Source, sink: Sink, marker: str) -> None:
 
 
 def outside(sink: Sink, form: ToolFormat, marker: str) -> None:
-    """A marker that begins no call, found in content."""
+    """Handle a marker in content that begins no call."""
     if marker in form.ends:
         sink.stray(marker)
     else:
@@ -124,7 +126,7 @@ def outside(sink: Sink, form: ToolFormat, marker: str) -> None:
 
 
 class Schemas:
-    """What the request's tools say about their parameters."""
+    """The parameters' schemas of the request's tools."""
 
     __slots__ = ("_tools",)
 
@@ -140,7 +142,7 @@ class Schemas:
         return self.types(tool, (key,))
 
     def types(self, tool: str, steps: Iterable[str | None]) -> frozenset[str]:
-        """Types of a value inside the arguments: each step is a property's name, or None for an item of an array."""
+        """Types of a value inside the arguments. Each step is a property's name, or None for an item of an array."""
         root = self._tools.get(tool)
         found = root
         for step in steps:
@@ -149,9 +151,9 @@ class Schemas:
 
 
 def inside(schema: Any, root: Any, step: str | None, seen: set[int] | None = None) -> Any:
-    """The schema of a property or, where `step` is None, of the items; None where nothing is said of it.
+    """The schema of a property or, if `step` is None, of an array's items; None if there is no schema.
 
-    `seen`: schemas that were searched without a result, so that a target of several branches is searched once.
+    `seen`: schemas already searched without a result, so that a target of several branches is searched once.
     """
     schema, seen = referred(schema, root), set() if seen is None else seen
     if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) > MOST_SCHEMAS:
@@ -183,7 +185,7 @@ def referred(schema: Any, root: Any) -> Any:
 
 
 def kinds_of(schema: Any, root: Any) -> frozenset[str]:
-    """Types of a schema; UNKNOWN where it names none."""
+    """Types of a schema; UNKNOWN if it names none."""
     return _kinds(schema, root, {}) or UNKNOWN
 
 
@@ -225,12 +227,12 @@ KIND_OF: dict[type, str] = {str: "string", bool: "boolean", int: "integer", floa
 
 
 def is_text(kinds: frozenset[str]) -> bool:
-    """Whether a value is a string whatever it looks like, so that it may be sent before it ends."""
+    """Whether a value is always a string, so that it may be sent before it ends."""
     return kinds == {"string"}
 
 
 def converted(text: str, kinds: frozenset[str]) -> str:
-    """A parameter's text as JSON of one of its types; a string where it fits none."""
+    """A parameter's text as JSON of one of its types; as a string if it fits none."""
     if is_text(kinds):
         return quoted(text)
     word = text.strip()
@@ -252,7 +254,7 @@ def converted(text: str, kinds: frozenset[str]) -> str:
 
 
 def as_json(word: str) -> str:
-    """A text that is JSON, with our separators; "" where it is none."""
+    """A text that is JSON, with our separators; "" if it is not JSON."""
     try:
         orjson.loads(word)
     except orjson.JSONDecodeError:
@@ -261,7 +263,7 @@ def as_json(word: str) -> str:
 
 
 def whole(copy: Callable[..., Reader[bool]], text: str) -> str | None:
-    """What a copying reader makes of a complete text; None where the text does not end with the value."""
+    """The output of a copying reader for a complete text; None if the text does not end with the value."""
     source, parts = Source(text, closed=True), list[str]()
     try:
         next(copy(source, parts.append))

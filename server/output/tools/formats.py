@@ -1,7 +1,7 @@
 """The table of tool formats: every parser of PARSERS.md section 2, by the names of `--tool-call-parser`.
 
 Owner: none, frozen values. A new format is an entry here, or a file of the operator's (`--tool-parser-plugin`).
-`openai` stands apart: output/harmony.py reads reasoning and calls in one.
+`openai` is not in the table: output/harmony.py reads both reasoning and calls.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ COHERE = ToolFormat(
 )
 LISTED = ToolFormat(json_calls.calls, ("<tool_calls>",), ("</tool_calls>",), variant="list")
 
-ANY_MODEL = ToolFormat(json_calls.calls, bare="[", variant="sure")  # where calls are forced on a model without a format
+ANY_MODEL = ToolFormat(json_calls.calls, bare="[", variant="sure")  # for forced calls of a model without its own format
 
 TOOLS: dict[str, ToolFormat] = {
     "hermes": HERMES,

@@ -1,8 +1,8 @@
-"""Calls as JSON objects: between markers, in a list, behind a name, or bare.
+"""Calls as JSON objects: between markers, in a list, after a name, or bare.
 
-Owner: loop, a generator per choice. In: a Source behind the reasoning. Out: content and calls to the Sink. The name is
-emitted as soon as it is known, arguments as they arrive; arguments before the name are buffered until it comes. Members
-that are no part of a call become content after the call.
+Owner: loop, a generator per choice. In: a Source after the reasoning. Out: content and calls to the Sink. The name is
+emitted as soon as it is known, arguments as they arrive; arguments that precede the name are buffered until it comes.
+Members that do not belong to a call become content after the call.
 
     content <begin> {"name": N, "arguments": {...}} <end>   calls     (hermes, lists, bare objects)
     content <begin> N <separator> {...} <end>               named     (mistral, deepseek, kimi)
@@ -16,11 +16,11 @@ from server.output.tools.base import Schemas, ToolFormat, calls_in_content, sett
 from server.output.tools.json_text import copy_json, copy_string, quoted, read_string, string_of
 
 ARGUMENTS = ("arguments", "parameters")
-OTHER_KEYS = ("type", "id", "tool_call_id", "call_id", "index")  # other keys that calls have
+OTHER_KEYS = ("type", "id", "tool_call_id", "call_id", "index")  # other keys of calls
 
 
 def calls(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
-    """JSON objects, or lists of them, behind a marker or bare."""
+    """Read JSON objects, or lists of them, after a marker or bare."""
     yield from calls_in_content(
         source,
         sink,
@@ -31,7 +31,7 @@ def calls(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Rea
 
 
 def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reader[bool]:
-    """Reads calls until they end. False: the buffered text is no call."""
+    """Read consecutive calls. Returns False if the buffered text is no call."""
     first = True
     listed = False
     while True:
@@ -46,7 +46,7 @@ def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reade
             first = False
             source.keep()
             char = yield from space(source)
-            if char == "{" and (form.ends or form.separator):  # another one, behind white space alone
+            if char == "{" and (form.ends or form.separator):  # another call, separated only by white space
                 continue
         elif first:
             return False
@@ -70,12 +70,12 @@ def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reade
 
 
 def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reader[bool]:
-    """Reads an object as a call; a bare one needs arguments too. False: it is no call, and no event was emitted."""
+    """Read an object as a call; a bare object needs arguments. False: it is no call, and no event was emitted."""
     source.at += 1
     name: str | None = None
     emitted = False
-    waiting: list[str] = []  # arguments that came before the name
-    others: list[str] = []  # members that no call has
+    waiting: list[str] = []  # arguments that precede the name
+    others: list[str] = []  # members that are not part of a call
     stops = _stops(form.ends)
     while True:
         char = yield from space(source)
@@ -132,12 +132,12 @@ def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Rea
 
 
 def _known(form: ToolFormat) -> tuple[str, ...]:
-    """Keys that calls have."""
+    """The keys of calls."""
     return (*form.names, *ARGUMENTS, *OTHER_KEYS)
 
 
 def _other(source: Source, others: list[str], key: str, stops: str) -> Reader[None]:
-    """A member that no call has."""
+    """Read a member that is not part of a call."""
     parts = [f"{quoted(key)}: "]
     yield from copy_json(source, parts.append, stops)
     others.append("".join(parts))
@@ -152,7 +152,9 @@ def _emit(source: Source, sink: Sink, name: str, waiting: list[str]) -> bool:
 
 
 def _arguments(source: Source, emit: Emit, stops: str) -> Reader[None]:
-    """The value of `arguments`: an object; a string that is one is unwrapped, null is an empty one."""
+    """Read the value of `arguments`: an object; a string that contains one is unwrapped; null becomes an empty
+    object.
+    """
     char = yield from space(source)
     if char == '"':
         text = yield from read_string(source)
@@ -169,21 +171,21 @@ def _arguments(source: Source, emit: Emit, stops: str) -> Reader[None]:
 
 
 def _stops(ends: tuple[str, ...]) -> str:
-    """First characters of end markers; brackets belong to JSON."""
+    """First characters of end markers, without characters of JSON's syntax."""
     return "".join({end[0] for end in ends if end} - set('{}[],:"'))
 
 
-# -- a name in front of the arguments
+# -- a name before the arguments
 
 
 def named(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
-    """A marker, a name, a separator, the arguments."""
+    """Read calls as a marker, a name, a separator and the arguments."""
     read = _list_or_named if form.variant == "mistral" else _named_call
     yield from calls_in_content(source, sink, form, lambda: read(source, sink, form))
 
 
 def _list_or_named(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
-    """Mistral's two forms behind one marker."""
+    """Read either of Mistral's two forms after one marker."""
     char = yield from space(source)
     if char in ("[", "{"):
         return (yield from _sequence(source, sink, form, bare=False))
@@ -193,7 +195,7 @@ def _list_or_named(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]
 def _named_call(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
     separators = (*form.name[1:], *form.key, "{") if form.variant == "mistral" else form.name[1:]
     name, marker = yield from name_before(source, tuple(mark for mark in separators if mark))
-    if form.variant == "fenced":  # what stands in front of the separator is the kind of tool
+    if form.variant == "fenced":  # the text before the separator is the kind of tool
         name, marker = yield from name_before(source, ("\n", "```", "{"))
     if not marker:
         return False

@@ -1,9 +1,9 @@
-"""JSON and literals copied while they arrive: every model's spelling becomes the same JSON text.
+"""JSON and literals copied while they arrive: every model's notation becomes the same JSON text.
 
 Owner: none, readers over a Source (output/source.py). In: one value as a model writes it: JSON, a Python literal, or
-Gemma's strings between markers. Out: JSON text with `, ` and `: ` between values, characters for escapes, numbers as
-they were spelled. Nothing is parsed into objects and nothing is validated: brackets and strings are followed, so a
-value of any depth costs no stack, and a broken one is passed on as it is.
+Gemma's strings between markers. Out: JSON text with `, ` and `: ` between values, characters instead of escapes,
+numbers with their original spelling. Nothing is parsed into objects or validated. The readers only track brackets and
+strings, so a value of any depth needs no stack, and a malformed value is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPENING = {"{": "{", "[": "[", "(": "["}
 
 
 def escaped(text: str) -> str:
-    """A text as the inside of a JSON string; half a surrogate pair, which is no character, stays an escape."""
+    """A text as the inside of a JSON string; half a surrogate pair, which is no character, is left escaped."""
     made = json.dumps(text, ensure_ascii=False)[1:-1]
     try:
         made.encode()
@@ -39,7 +39,7 @@ def quoted(text: str) -> str:
 
 
 def copy_string(source: Source, emit: Emit) -> Reader[bool]:
-    """The rest of a JSON string behind its first quote, the last quote included. False: the text ended inside."""
+    """Copy the rest of a JSON string after its first quote, including the last quote. False: the text ended inside."""
     while True:
         text, at = source.text, source.at
         found = STRING_BREAK.search(text, at)
@@ -68,33 +68,33 @@ def copy_string(source: Source, emit: Emit) -> Reader[bool]:
 
 
 def _escape_size(text: str, at: int, closed: bool) -> int:
-    """Characters of the escape at `at`; 0: more of it has to arrive."""
+    """Number of characters of the escape at `at`; 0 if it is still incomplete."""
     left = len(text) - at
     if left < 2:
         return left if closed else 0
     size = 6 if text[at + 1] == "u" else 2
     if size == 6 and text[at + 2 : at + 3] in "dD" and text[at + 3 : at + 4] in "89abAB":
-        size = 12 if left < 8 or text[at + 6 : at + 8] == "\\u" else 6  # the second half of a pair
+        size = 12 if left < 8 or text[at + 6 : at + 8] == "\\u" else 6  # the second half of a surrogate pair
     if left < size:
         return left if closed else 0
     return size
 
 
 def _escape(escape: str) -> str:
-    """One escape with the characters that it stands for."""
+    """An escape replaced by its characters, escaped for JSON."""
     try:
         return escaped(orjson.loads(f'"{escape}"'))
     except orjson.JSONDecodeError:
         pass
-    if len(escape) == 12:  # two halves that make no pair
+    if len(escape) == 12:  # two halves that are no surrogate pair
         return _escape(escape[:6]) + _escape(escape[6:])
     if len(escape) == 6 and escape[1] == "u" and all(char in "0123456789abcdefABCDEF" for char in escape[2:]):
-        return escape  # half a pair
-    return escaped(escape)  # no escape of JSON: a backslash and a character
+        return escape  # half a surrogate pair
+    return escaped(escape)  # no valid escape: a backslash and a character
 
 
 def read_string(source: Source) -> Reader[str | None]:
-    """The text of a JSON string whose first quote is next; None: it never ends."""
+    """Read a JSON string whose first quote is next; returns its text, or None if it never ends."""
     source.at += 1
     parts: list[str] = []
     whole = yield from copy_string(source, parts.append)
@@ -110,7 +110,9 @@ def string_of(parts: list[str]) -> str:
 
 
 def copy_json(source: Source, emit: Emit, stops: str = "") -> Reader[bool]:
-    """One JSON value. False: the text ended inside. A character of `stops` outside of strings ends the value too."""
+    """Copy one JSON value. False: the text ended inside. A character of `stops` outside of strings also ends
+    the value.
+    """
     depth = 0
     while True:
         char = yield from space(source)
@@ -139,7 +141,7 @@ def copy_json(source: Source, emit: Emit, stops: str = "") -> Reader[bool]:
 
 
 def _copy_word(source: Source, emit: Emit, stops: str) -> Reader[None]:
-    """The rest of a number or of a literal."""
+    """Copy the rest of a number or of a literal."""
     while True:
         text, at, end = source.text, source.at, len(source.text)
         while at < end and text[at] not in ' \t\r\n{}[],:"' and text[at] not in stops:
@@ -152,12 +154,12 @@ def _copy_word(source: Source, emit: Emit, stops: str) -> Reader[None]:
 
 
 def copy_literal(source: Source, emit: Emit, quotes: tuple[str, ...] = ('"', "'")) -> Reader[bool]:
-    """One Python literal, or Gemma's notation where `quotes` is its marker. False: the text ended, or it is none.
+    """Copy one Python literal, or Gemma's notation if `quotes` is its marker. False: the text ended, or is no literal.
 
-    Brackets hold values separated by commas; a bare word in front of a colon is a key.
+    Brackets hold values separated by commas; a bare word before a colon is a key.
     """
     stack: list[str] = []
-    separate = ""  # what the next value is separated by
+    separate = ""  # separator before the next value
     while True:
         char = yield from space(source)
         if not char:
@@ -191,7 +193,7 @@ def copy_literal(source: Source, emit: Emit, quotes: tuple[str, ...] = ('"', "'"
 
 
 def _scalar(source: Source, emit: Emit, quotes: tuple[str, ...], inside: bool) -> Reader[bool]:
-    """A string, a number, True, False, None; a bare word becomes a string."""
+    """Copy a string, a number, True, False or None; a bare word becomes a string."""
     for quote in quotes:
         if (yield from _opens(source, quote)):
             return (yield from _copy_quoted(source, emit, quote))
@@ -208,7 +210,7 @@ def _scalar(source: Source, emit: Emit, quotes: tuple[str, ...], inside: bool) -
 
 
 def _opens(source: Source, quote: str) -> Reader[bool]:
-    """Reads a quote if it comes next."""
+    """Read a quote if it comes next; returns whether it did."""
     while True:
         text, at = source.text, source.at
         if text.startswith(quote, at):
@@ -233,7 +235,7 @@ def _word(source: Source) -> Reader[str]:
 
 
 def number(word: str) -> str:
-    """A Python number as JSON, spelled as it was where JSON allows that; "" for anything else."""
+    """A Python number as JSON, with its own spelling if JSON allows it; "" for anything else."""
     plain = word.replace("_", "")
     try:
         value = orjson.loads(plain)
@@ -250,7 +252,9 @@ def number(word: str) -> str:
 
 
 def _copy_quoted(source: Source, emit: Emit, quote: str) -> Reader[bool]:
-    """The rest of a quoted string. A marker that quotes knows no escapes; Python's quotes do, and may be tripled."""
+    """Copy the rest of a quoted string. Strings in markers have no escapes; Python's have, and may have triple
+    quotes.
+    """
     emit('"')
     python = quote in ('"', "'")
     if python and (yield from _opens(source, quote)):
@@ -282,7 +286,7 @@ def _copy_quoted(source: Source, emit: Emit, quote: str) -> Reader[bool]:
 
 
 def _copy_escape(source: Source, emit: Emit) -> Reader[bool]:
-    """A backslash in a Python string and what follows it."""
+    """Copy a backslash in a Python string and the escape after it."""
     while len(source.text) - source.at < 2:
         if source.closed:
             emit(escaped(source.text[source.at :]))

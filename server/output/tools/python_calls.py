@@ -1,8 +1,8 @@
 """Calls as code: NAME(key=value, ...), in a list or between markers; and Gemma's call:NAME{key:value}.
 
-Owner: loop, a generator per choice. In: a Source behind the reasoning. Out: content and calls to the Sink. Values are
-Python literals, copied as JSON while they arrive. A bracket in prose becomes a call only where a name, an open bracket
-and a key follow it.
+Owner: loop, a generator per choice. In: a Source after the reasoning. Out: content and calls to the Sink. Values are
+Python literals, copied as JSON while they arrive. A bracket in prose becomes a call only if a name, an open bracket and
+a key follow it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def can_name(name: str) -> bool:
 
 
 def code(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
-    """Calls between markers, or bare at the start of the answer."""
+    """Read calls between markers, or bare at the start of the answer."""
 
     def read() -> Reader[bool]:
         return _calls(source, sink, form)
@@ -31,7 +31,7 @@ def code(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Read
 
 
 def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
-    """Reads calls, with or without brackets around the list. False: the buffered text is no call."""
+    """Read calls, with or without brackets around the list. Returns False if the buffered text is no call."""
     char = yield from space(source)
     listed = char == "["
     if listed:
@@ -66,7 +66,7 @@ def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
 
 
 def _call(source: Source, sink: Sink) -> Reader[bool]:
-    """Reads NAME(key=value, ...). False: it is no call, and no event was emitted."""
+    """Read NAME(key=value, ...). Returns False if it is no call and no event was emitted."""
     name, _ = yield from name_before(source, ("(",))
     if not can_name(name):
         return False
@@ -102,7 +102,7 @@ def _call(source: Source, sink: Sink) -> Reader[bool]:
 
 
 def braces(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
-    """A marker, call:NAME, and an object whose strings stand between markers."""
+    """Read a marker, call:NAME, and an object whose strings are between markers."""
     yield from calls_in_content(source, sink, form, lambda: _brace_call(source, sink, form))
 
 

@@ -1,8 +1,9 @@
-"""Calls as tags: a name, then parameters each between its tags.
+"""Calls as tags: a name, then each parameter between its tags.
 
-Owner: loop, a generator per choice. In: a Source behind the reasoning, and the types that the request's tools give
-their parameters. Out: content and calls to the Sink. A value is text: of a string parameter it goes out as it arrives,
-of others it is converted when its tag closes. Values are taken as they stand but for one line end on either side.
+Owner: loop, a generator per choice. In: a Source after the reasoning, and the types of the parameters from the
+request's tools. Out: content and calls to the Sink. A value is text: for a string parameter it is emitted as it
+arrives; for other types it is converted when its tag closes. Values are unchanged, except that one newline on either
+side is removed.
 
     <begin> <name prefix>N<suffix> <key prefix>K<suffix> V <end value> ... <end call> <end>     tagged
     <begin> N <key>K</key> <value>V</value> ... <end>                                           keyed
@@ -34,7 +35,7 @@ MOST_NESTED = 64
 
 
 def tagged(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
-    """Sections with calls, or calls by themselves."""
+    """Read sections with calls, or calls without a section."""
     opens = form.name[0]
     while True:
         markers = (*form.begins, opens, *form.ends, *form.skips)
@@ -55,7 +56,7 @@ def tagged(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Re
 
 
 def _first(source: Source, form: ToolFormat) -> Reader[bool]:
-    """Reads to the first call of a section. False: something else is in it."""
+    """Read up to the first call of a section. False: the section begins with something else."""
     while True:
         yield from space(source)
         found = yield from accept(source, form.name[0], *form.skips)
@@ -64,7 +65,7 @@ def _first(source: Source, form: ToolFormat) -> Reader[bool]:
 
 
 def _section(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
-    """Reads calls until the section ends; the first call's opening marker has been read and is buffered."""
+    """Read calls until the section ends; the first call's opening marker has been read and is buffered."""
     while True:
         name, _ = yield from name_before(source, (form.name[1],))
         if not name:
@@ -87,7 +88,7 @@ def _section(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> 
 
 
 def _parameters(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name: str) -> Reader[bool]:
-    """The arguments of one call, with what closes it. False: the text ended inside."""
+    """Read the arguments of one call and its end. False: the text ended inside."""
     opened = False
     while True:
         char = yield from space(source)
@@ -95,7 +96,7 @@ def _parameters(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, 
             return False
         if not opened and (yield from accept(source, form.block[0])):
             char = yield from space(source)
-        if char == "{" and not opened:  # a JSON object stands for the parameters
+        if char == "{" and not opened:  # a JSON object in place of the parameters
             if not (yield from copy_json(source, sink.arguments, "<")):
                 return False
             for end in (form.block[1], form.end_call):
@@ -103,7 +104,7 @@ def _parameters(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, 
                 yield from accept(source, end)
             break
         found = yield from accept(source, form.key[0], form.end_call)
-        if not found and not source.pending:  # it ended in a mark
+        if not found and not source.pending:  # the text ended inside a marker
             return False
         if found != form.key[0]:
             if opened:
@@ -123,20 +124,20 @@ def _parameters(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, 
 def _parameter(
     source: Source, sink: Sink, form: ToolFormat, kinds: frozenset[str], key: str, opened: bool
 ) -> Reader[bool]:
-    """One value with its key. False: the text ended inside."""
+    """Read one parameter, its key and value. False: the text ended inside."""
     sink.arguments((", " if opened else "{") + quoted(_plain(form, key)) + ": ")
-    if form.tag_end:  # the tag says whether the value is text
+    if form.tag_end:  # an attribute marks values that are text
         attributes = yield from _attributes(source, form, form.key[1])
         kinds = frozenset(("string",)) if any(sign in attributes for sign in TEXT_SIGNS) else NOT_TEXT
     markers = (form.end_value, form.key[0], form.end_call)
     ended = yield from _value(source, sink, markers, kinds, strip=not form.tag_end)
-    if ended and ended != form.end_value:  # the value's own end is missing
+    if ended and ended != form.end_value:  # the value's own end marker is missing
         source.at -= len(ended)
     return bool(ended)
 
 
 def _attributes(source: Source, form: ToolFormat, read: str) -> Reader[str]:
-    """What stands in a tag behind its name, where the tag has not ended with the name."""
+    """The attributes of a tag after its name; "" if the tag ended with the name."""
     parts: list[str] = []
     if form.tag_end and not read.endswith(form.tag_end):
         yield from until(source, (form.tag_end,), parts.append)
@@ -144,12 +145,12 @@ def _attributes(source: Source, form: ToolFormat, read: str) -> Reader[str]:
 
 
 def _plain(form: ToolFormat, name: str) -> str:
-    """A name without the entities that a quoted attribute may hold."""
+    """A name without the entities of a quoted attribute."""
     return name.replace("&quot;", '"').replace("&amp;", "&") if form.tag_end else name
 
 
 def can_name(form: ToolFormat, key: str) -> bool:
-    """Whether the reader finds a parameter's name again where the name stands in its tag as it is."""
+    """Whether the reader finds a parameter's name again if the name is written into its tag unchanged."""
     if form.machine is keyed:
         return key == key.strip() and form.key[1] not in key
     source = Source(key + form.key[1], closed=True)
@@ -167,7 +168,7 @@ NOT_TEXT = frozenset(("null", "boolean", "integer", "number", "object", "array")
 def _value(
     source: Source, sink: Sink, markers: tuple[str, ...], kinds: frozenset[str], *, strip: bool = True
 ) -> Reader[str]:
-    """A value and the marker behind it; "" where the text ends inside."""
+    """Read a value and the marker after it; returns the marker, or "" if the text ended inside."""
     if not is_text(kinds):
         parts: list[str] = []
         ended = yield from until(source, markers, parts.append)
@@ -192,11 +193,11 @@ def _value(
     return ended
 
 
-# -- keys and values in tags of their own
+# -- keys and values in separate tags
 
 
 def keyed(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
-    """GLM's form: the name stands behind the marker."""
+    """Read GLM's form: the name follows the marker."""
     yield from calls_in_content(source, sink, form, lambda: _keyed_call(source, sink, form, schemas))
 
 
@@ -215,7 +216,7 @@ def _keyed_call(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) 
 
 
 def _pairs(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name: str) -> Reader[bool]:
-    """Keys and values up to the end of the call. False: the text ended inside."""
+    """Read keys and values up to the end of the call. False: the text ended inside."""
     opened = False
     while True:
         if not (yield from space(source)):
@@ -241,11 +242,11 @@ def _pairs(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name:
             return False
 
 
-# -- elements in elements
+# -- nested elements
 
 
 def nested(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
-    """MiniMax-M3's form: each tag has a mark in front of it; elements in elements are objects and arrays."""
+    """Read MiniMax-M3's form: a marker precedes each tag; nested elements are objects and arrays."""
     yield from calls_in_content(source, sink, form, lambda: _nested_calls(source, sink, form, schemas))
 
 
@@ -273,7 +274,7 @@ def accept_behind_space(source: Source, *literals: str) -> Reader[str]:
 
 
 def _elements(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name: str) -> Reader[bool]:
-    """The parameters of one call. False: the text ended inside."""
+    """Read the parameters of one call. False: the text ended inside."""
     opened = False
     while True:
         if not (yield from space(source)):
@@ -303,13 +304,13 @@ def _types(schemas: Schemas, tool: str, key: str, steps: list[str | None]) -> fr
 def _element(
     source: Source, emit: Emit, form: ToolFormat, types: Callable[[list[str | None]], frozenset[str]]
 ) -> Reader[bool]:
-    """The inside of an element up to its end: a text, or elements. False: the text ended inside.
+    """Read the inside of an element up to its end: a text, or elements. False: the text ended inside.
 
-    `types`: of the element itself, or of an element in it by the names on the way, None for an item.
+    `types`: the types of the element, or of an element inside it; its argument is the path of names, None for an item.
     """
-    stack: list[str] = []  # what closes each element that holds elements
-    steps: list[str | None] = []  # the elements that are open
-    leaf = True  # an element has just been opened, so text may be all of it
+    stack: list[str] = []  # closing brackets of the open elements
+    steps: list[str | None] = []  # names of the open elements
+    leaf = True  # an element has just been opened, so it may hold only text
     while True:
         parts: list[str] = []
         if not (yield from until(source, (form.key[0],), parts.append)):
