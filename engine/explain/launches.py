@@ -4,8 +4,8 @@ Thread: the thread that enters. The context replaces Triton's launch and _fast's
 one at a time. Names: our kernels by file and function ("gemm/split_k.split_kernel"), functions of _fast/cpu by name,
 operations of torch, such as the vendor's matrix product, by name ("torch.mm").
 
-with Launches(owners, "cuda:0", pretend=True) as launches:       tensors without memory; nothing is launched
-with Launches(owners, "cpu", pretend=False) as launches:         kernels are launched as usual, and recorded
+    with Launches(owners, "cuda:0", pretend=True) as launches:       tensors without memory; nothing is launched
+    with Launches(owners, "cpu", pretend=False) as launches:         kernels are launched as usual, and recorded
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def qkv_kernel(
     NORM: tl.constexpr,
     LATE: tl.constexpr,  # the norm comes after the rotation
     STORE: tl.constexpr,  # False: rotate only, no caches
-    CODES: tl.constexpr,  # of float8.py
+    CODES: tl.constexpr,  # a constant of float8.py
     MADE: tl.constexpr,  # each token has scales of its own
     HEADS: tl.constexpr,  # of one program, power of two
     BLOCK: tl.constexpr,  # power of two >= HALF

@@ -7,8 +7,8 @@ multiplied in float32.
     last, cls      forward of only these tokens -> layers
     mean etc.      forward of all tokens -> one row for each input (kernels/pool_rows) -> layers
     SPLADE         forward of all tokens -> layers, the last of which makes a logit for every vocabulary token -> the
-    maximum per vocabulary token, or 0, LOGITS_OF tokens at a time (the server applies log(1 + ...), which
-    commutes with the maximum)
+                   maximum per vocabulary token, or 0, LOGITS_OF tokens at a time (the server applies log(1 + ...),
+                   which commutes with the maximum)
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ Headers = Mapping[str, TensorInfo]  # tensor kind -> header entry, for one modul
 
 
 class Dialect(Protocol):
-    """A quantisation method: tells how each module is stored."""
+    """A quantisation method, which defines how each module is stored."""
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
         """The module's storage; None: not quantised. `headers`: of the module's tensors; None: random weights."""

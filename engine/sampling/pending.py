@@ -3,7 +3,7 @@
 Owner: device thread. The device packs all values of a row into one line of int32 words, which the computing stream
 copies into pinned memory; `collect` turns the words into TokenLogprob objects.
 
-line: token | logprob | rank | k ids | k values | values of the requested ids        (floats as their bits)
+    line: token | logprob | rank | k ids | k values | values of the requested ids        (floats as their bits)
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Owner: the device thread makes them at admission. Rules are data: the CPU's sampler applies them in torch, the
 accelerator's sampler sends them to the device:
 
-edits   (token, value, until): value is added to the token's logit; -inf before the answer's token number `until`
-bits()  the tokens that may be chosen: allowed ids that complete no bad word; None: all tokens
-kinds   the tables that are used: seen tokens (repetition), counts (presence, frequency), bits
+    edits   (token, value, until): value is added to the token's logit; -inf before the answer's token number `until`
+    bits()  the tokens that may be chosen: allowed ids that complete no bad word; None: all tokens
+    kinds   the tables that are used: seen tokens (repetition), counts (presence, frequency), bits
 
 Only bad words of several tokens and timestamps change the bits during the answer; `record` passes each token to both.
 """

@@ -5,7 +5,7 @@ smallest budget that holds their patches, windows and frames; the unused part is
 pictures run eagerly, because the device takes longer than the host's launches. Launches are slow while a server's
 other threads run: 5,476 patches (1024 x 1024) took the device 16.1 ms as a graph, and 19.9 to 29 ms launched singly.
 
-patches, tables --copied--> fixed buffers --graph--> fixed rows --copied--> each item's own rows
+    patches, tables --copied--> fixed buffers --graph--> fixed rows --copied--> each item's own rows
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Products of pairs by the matrices of their experts: y[pair] = x[token] W[expert]^T, or an activation of gate and up.
+"""Products of pairs with their experts' matrices: y[pair] = x[token] W[expert]^T, or an activation of gate and up.
 
-A program multiplies a tile of one expert's pairs by a tile of the expert's rows. Which expert is known on the device
-alone, so the grid is a bound: every expert's last tile may be part empty, and programs behind the last tile end early.
-Experts that no token chose are not read, and pairs of padding have no expert: what stands in their rows is undefined.
-Few pairs are not sorted: each pair is a tile by itself, of its own expert.
-The first product gathers the tokens' rows, the second writes each pair's row to the place of the pair.
+A program multiplies a tile of one expert's pairs by a tile of the expert's rows. Only the device knows the expert of a
+tile, so the grid is an upper bound: every expert's last tile may be partly empty, and programs beyond the last tile end
+early. Experts that no token chose are not read. Padding pairs have no expert, and their rows are undefined. Few pairs
+are not sorted: then each pair is a tile of its own.
+The first product gathers the tokens' rows, the second writes each pair's row to the pair's place.
 Users: moe/dispatch on accelerators.
 """
 
@@ -23,23 +23,23 @@ from engine.kernels.target import Target, tl, triton
 
 
 class Tile(NamedTuple):
-    """What one program computes."""
+    """The tile that a program computes."""
 
     block_m: int  # pairs
-    block_n: int  # rows of the expert's matrix; of a gated product as many of gate and of up
+    block_n: int  # rows of the expert's matrix; for a gated product, rows of gate and as many of up
     block_k: int  # columns read at a time
     stages: int
     warps: int
-    splits: int = 1  # programs that share a tile's sums, of pairs that are not sorted; MXFP4 alone
-    persistent: bool = False  # a program goes from tile to tile: moe/grouped_persistent, of sorted pairs
-    values: bool = False  # scales multiply values: moe/values, of sorted pairs
-    least: int = 0  # pairs of an expert's last tile where no more are left; 0: as of all; of moe/float8's gated ones
+    splits: int = 1  # programs that share a tile's sums; only for unsorted pairs with MXFP4
+    persistent: bool = False  # a program goes from tile to tile: moe/grouped_persistent, for sorted pairs
+    values: bool = False  # scales multiply values: moe/values, for sorted pairs
+    least: int = 0  # moe/float8, gated: pairs of an expert's smaller last tile; 0: as all tiles
 
 
 @triton.jit
 def wait_for_experts(SORTED: tl.constexpr, GATED: tl.constexpr, OVERLAP: tl.constexpr):
-    """Behind gate and up of pairs that are not sorted a kernel starts when the experts are known: it may read them, and
-    their weights, before it waits."""
+    """Waits for the previous kernel. A gated kernel of unsorted pairs starts when the experts are known, so it may read
+    the experts' numbers and weights before it waits."""
     if GATED and not SORTED:
         wait_then_allow(OVERLAP)
     else:
@@ -87,7 +87,7 @@ def pairs_of_tile(order, first, end, TOP_K: tl.constexpr, SORTED: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["pairs"])
 def grouped_kernel(
-    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    out,  # [pairs, width]: in sorted order with GATHER, else by pair
     x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
     weight,  # [experts, width, depth]; when GATED [experts, 2 * width, depth]
     bias,  # [experts, width] or [experts, 2 * width], or None

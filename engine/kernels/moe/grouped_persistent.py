@@ -34,7 +34,7 @@ def store_part(out, bias, sums, target, m_in, n, width, BLOCK_M: tl.constexpr, B
 
 @triton.jit
 def persistent_kernel(
-    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    out,  # [pairs, width]: in sorted order with GATHER, else by pair
     x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order, in blocks [BLOCK_M, BLOCK_K]
     weight,  # [experts, width, depth] in blocks [1, 2 * BLOCK_N, BLOCK_K]; GATED [experts * 2, ..] in [2, BLOCK_N, ..]
     bias,  # [experts, width] or [experts, 2 * width], or None

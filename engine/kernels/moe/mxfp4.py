@@ -50,7 +50,7 @@ def scaled_values(words, scales, dtype: tl.constexpr, PLACE: tl.constexpr, PAIRS
 
 @triton.jit(do_not_specialize=["pairs"])
 def mxfp4_kernel(
-    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    out,  # [pairs, width]: in sorted order with GATHER, else by pair
     x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
     codes,  # words of gemm/widen [experts * width, depth / 4]; when GATED [experts * 2 * width, depth / 4]
     scales,  # [.., depth / 64] int32: of 32 columns and of the next 32
@@ -117,7 +117,7 @@ def mxfp4_kernel(
             last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1
             if last:
                 sums = tl.zeros([rows, BLOCK_M], tl.float32)
-                for part in tl.static_range(SPLITS):  # all of them are asked for at once
+                for part in tl.static_range(SPLITS):  # all loads are issued at once
                     sums += tl.load(mine + part * (rows * BLOCK_M), mask=m_in[None, :], other=0.0, cache_modifier=".cg")
                 tl.store(arrived + tile, 0)
         if last:

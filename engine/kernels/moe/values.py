@@ -86,7 +86,7 @@ def values_kernel(
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     EXPERTS: tl.constexpr,  # power of two >= experts
-    KIND: tl.constexpr,  # of gemm/widen
+    KIND: tl.constexpr,  # a kind of gemm/widen
     GROUP: tl.constexpr,
     SCALES: tl.constexpr,
     ZEROS: tl.constexpr,

@@ -3,12 +3,12 @@
     full layers            wider heads, with the leading quarter of the pairs rotated; in the large models the key
                            projection also makes the values
     values                 pass an RMSNorm without weights, and scores are not scaled: queries and keys are normalised
-    the last layers        of the small models have queries only: they read the keys and values
-                           of the last layer of the same type that has keys, and their MLP is twice as wide per-layer
-                           inputs       of the small models: layer(x) += norm(project(act(gate(x)) * input)), where
-                           `input` depends on token and layer; it comes from a second embedding table and from the
-                           embeddings experts                of one of the large models run in parallel with each MLP,
-                           with separate norms a number per layer     multiplies the stream after each layer
+    the last layers        of the small models have queries only: they read the keys and values of the last layer of
+                           the same type that has keys, and their MLP is twice as wide
+    per-layer inputs       of the small models: layer(x) += norm(project(act(gate(x)) * input)), where `input` depends
+                           on token and layer; it comes from a second embedding table and from the embeddings
+    experts                of one of the large models run in parallel with each MLP, with separate norms
+    a number per layer     multiplies the stream after each layer
 
 Thread: device.
 """
