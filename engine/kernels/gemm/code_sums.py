@@ -75,7 +75,7 @@ def code_sums(
     """Columns start .. end - 1 of rows n of the words times rows m of x: float32 [BLOCK_N, BLOCK_M].
 
     PAIRS: x is bfloat16, and instructions make two values from two words. EVEN: `depth` is a multiple of BLOCK_K.
-    Scales and zeros are loaded one iteration ahead, because the compiler's pipeline does not include these loads.
+    Scales and zeros are loaded an iteration early, because the compiler's pipeline does not include these loads.
     """
     PER: tl.constexpr = 4 if KIND < 3 else 2  # codes of a word
     APART: tl.constexpr = 64 // PER  # columns between two codes of a word
