@@ -56,9 +56,9 @@ def numbers(best, mass, first, num_groups, LANES: tl.constexpr):
 @triton.jit
 def accepts(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale,
             GROUP: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """True where less than p of the mass is above x; best, mass and `chosen` (room for a list) are the row's lines."""
+    """Whether less than p of the mass is above x; best, mass and `chosen` (room for a list) are the row's lines."""
     total, most, least = tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32)
-    # Of a group that holds something larger, at most GROUP - 1 tokens are x or less.
+    # In a group with a larger logit, at most GROUP - 1 tokens are <= x.
     others = (GROUP - 1) * tl.exp2((x - highest) * scale)
     for first in range(0, num_groups, LANES):
         top, part, _ = numbers(best, mass, first, num_groups, LANES)
