@@ -15,7 +15,7 @@ enum { TILE = 6 };
 #define SLICE(rows) ((rows) == 1 ? 8 : (rows) <= 3 ? 4 : 2)
 #endif
 
-enum { PREFETCH = 4096 }; /* bytes from a read to its prefetch in a panel; the processor's own prefetch stops at pages */
+enum { PREFETCH = 4096 }; /* bytes from a read to its prefetch in a panel; the processor's own prefetch ends at pages */
 
 /* Rows of the panel are `stride` apart; `fetched` is the address to prefetch, which also advances by `stride`.
  * `columns` (at most 64) limits the work: sums past it, up to a whole slice, may or may not be updated. */

@@ -107,7 +107,7 @@ struct attention {
     const int32_t *starts; /* [rows + 1] offsets of the rows' queries (dense: of keys, too) */
     const int32_t *lengths; /* [rows] numbers of keys, including this step's; NULL for dense */
     const float *sinks; /* [heads] logits that are added to the softmax's sum and have no value, or NULL */
-    const float *bias; /* dense: [heads, 2 reach + 1], added to scores by key - query, within -reach .. reach; or NULL */
+    const float *bias; /* dense: [heads, 2 reach + 1], added to scores by key - query in -reach .. reach; or NULL */
     const int32_t *last_keys; /* [tokens] last visible key of each, or ~key if no window hides keys; NULL: its own */
     long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride;
     long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* strides of k and v: dense only */
