@@ -32,7 +32,7 @@ cdef class Launcher:
     cdef GapClock gaps
     cdef int32_t num_records
     cdef Turn turn
-    cdef int32_t record  # of the newest step; -1: none was begun
+    cdef int32_t record  # record of the newest step; -1: none was begun
     cdef void* passed  # event that marks a place in the compute stream
     cdef void* records[8]
     cdef Home home[8]  # per record

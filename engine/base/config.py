@@ -57,7 +57,7 @@ class EngineConfig:
     encoder_budget: int = 0  # patches, or rows of an audio encoder, that towers compute in a step; 0 = derived
     encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
-    step_timeout: float = 60.0  # after so many seconds without a turn of the device thread the engine counts as stalled
+    step_timeout: float = 60.0  # seconds without an iteration of the device thread until the engine counts as stalled
     stall_exit: float = 30.0  # after so many further seconds the engine gives up
     max_failed_steps: int = 3  # after so many failed steps in a row the device counts as lost
     max_oom: int = 3  # after so many out-of-memory steps in a minute the device counts as lost

@@ -61,7 +61,7 @@ class Faults:
     def __init__(self) -> None:
         self.armed: list[Fault] = []
         self.happened: Counter[str] = Counter()  # by "point kind"
-        self._over = threading.Event()  # set by `clear`: hanging threads go on
+        self._over = threading.Event()  # set by `clear`: hanging threads continue
         self._lock = threading.Lock()
 
     def arm(self, fault: Fault) -> None:

@@ -103,7 +103,7 @@ class Inbox:
             self._signalled = False  # after the read: the taker looks next and finds an item put in between
 
     def remind(self) -> None:
-        """For a taker that leaves items behind after `hush`: makes `fd` readable if there are any."""
+        """Makes `fd` readable if there are items; for a reader that did not take all items after `hush`."""
         if self.fd >= 0 and len(self):
             os.eventfd_write(self.fd, 1)
 

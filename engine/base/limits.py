@@ -222,7 +222,7 @@ def _check_some_allowed(params: SamplingParams, allowed: set[int]) -> None:
         )
 
 
-@lru_cache(maxsize=16)  # the prompts of one request ask the same
+@lru_cache(maxsize=16)  # all prompts of a request have the same arguments
 def _nothing_left_behind(allowed: frozenset[int], words: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
     """A context, () or the beginning of a word, after which `words` forbid every allowed token; None: there is none."""
     if not allowed.issubset(word[-1] for word in words):

@@ -150,7 +150,7 @@ class TextConfig:
     mlp_bias: bool
     tie_embeddings: bool
     layers: tuple[LayerConfig, ...]
-    activation: str = "silu"  # of the MLP, a name in engine/kernels/activation
+    activation: str = "silu"  # the MLP's activation, a name in engine/kernels/activation
     gated_mlp: bool = True  # activation(gate) * up; else activation(up)
     parallel: bool = False  # attention and MLP read the same residual stream in parallel
     shared_norm: bool = False  # parallel: attention and MLP share one input norm
@@ -319,7 +319,7 @@ class ModelConfig:
     media_token_ids: dict[str, int]  # "image", "video", "audio" and the tokens around them: "vision_start" ...
     eos_token_ids: tuple[int, ...]
     max_position: int  # tokens of context that the checkpoint was made for
-    torch_dtype: torch.dtype  # of the weights as saved
+    torch_dtype: torch.dtype  # dtype of the saved weights
     generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     left_out: bool = False  # some towers of the checkpoint are not built, and their weights are not read

@@ -24,7 +24,7 @@ RowsOf = Literal["image", "audio", "video", "prompt"]  # "prompt": embedding row
 
 
 class FinishReason(enum.IntEnum):
-    """Why a choice ended; NONE while it goes on. The numbers are shared with `_fast/types.pxd`."""
+    """Why a choice ended; NONE while it continues. The numbers are shared with `_fast/types.pxd`."""
 
     NONE = 0
     STOP = 1  # end-of-sequence token

@@ -75,7 +75,7 @@ class EngineStats:
     prefix_hits: int = 0
     encoder: EncoderCounts = field(default_factory=EncoderCounts)
     failed_steps: int = 0
-    python_steps: int = 0  # of `steps`, those that the GIL-free loop left to Python
+    python_steps: int = 0  # steps that the GIL-free loop left to Python; included in `steps`
     host_s: float = 0.0  # device thread's own work (everything but waiting)
     gaps: int = 0  # measured gaps between steps
     gap_s: float = 0.0  # sum of the measured gaps

@@ -56,7 +56,7 @@ class Trace:
         self.requests: list[Event] = []
         self.left_out = 0
         self._labels: dict[int, str] = {}  # number of a choice on the device thread -> its request
-        self._threads: dict[int, tuple[int, str]] = {}  # of the pool: track and name
+        self._threads: dict[int, tuple[int, str]] = {}  # pool threads: track and name
 
     # -- what happens
 

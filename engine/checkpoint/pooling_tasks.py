@@ -18,7 +18,7 @@ from engine.checkpoint.section import Section
 
 JINA_V3 = "jina_embeddings_v3"  # model_type of transformers' class
 ADAPTER_CONFIG = "adapter_config.json"
-FOLDERS = {  # of the adapters for transformers' class, by task
+FOLDERS = {  # folders of adapters for transformers' class, by task
     "retrieval.query": "retrieval_query",
     "retrieval.passage": "retrieval_passage",
     "separation": "separation",

@@ -16,7 +16,7 @@ from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults, read_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.kernels.activation import BY_NAME
 
-# Which layers have a window. "none": none, whatever the file says. "always": all. "given": all, if the file names a
+# Which layers have a window. "none": none, for any values in the file. "always": all. "given": all, if the file names a
 # window. "switch": the layers that use_sliding_window switches on. "layers": the layers that layer_types names.
 Sliding = Literal["none", "always", "given", "switch", "layers"]
 PLAIN_ROPE = RopeDefaults()

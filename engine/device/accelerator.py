@@ -36,7 +36,7 @@ class SideStream:
         self._entered.__exit__(None, None, None)
 
     def join(self, event: torch.cuda.Event) -> None:
-        """The compute stream goes on when the event has fired; the host does not wait."""
+        """Makes the compute stream, not the host, wait for the event."""
         import torch
 
         torch.cuda.current_stream(self._device).wait_event(event)

@@ -61,7 +61,7 @@ class HunYuanVisionConfig:
 
 
 def read_vision(section: Section) -> HunYuanVisionConfig:
-    """The tower's configuration, checked; rows have the decoder's width, whatever the section says."""
+    """The tower's configuration, checked; rows have the decoder's width, for any value in the section."""
     words = (("hidden_act", "gelu"), ("interpolate_mode", ""))
     act, mode = (str(section.values.get(key) or usual) for key, usual in words)
     if act not in BY_NAME or mode not in ("", "bilinear"):

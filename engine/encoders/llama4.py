@@ -29,7 +29,7 @@ from engine.layers.norm import LayerNorm
 from engine.weights.rows import half_split
 from engine.weights.table import Row
 
-EPS = 1e-5  # epsilon of the norms, whatever the file says
+EPS = 1e-5  # epsilon of the norms, for any value in the file
 
 
 @dataclass(frozen=True, slots=True)

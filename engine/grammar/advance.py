@@ -126,7 +126,7 @@ class GrammarRow:
         return self._asleep and self._left is None
 
     def take(self, token: int) -> RowEnd | None:
-        """Consumes the token that a step chose. Returns the row's end, or None if the row goes on."""
+        """Consumes the token that a step chose. Returns the row's end, or None if the row continues."""
         if self.over or token < 0 or self.redoes:
             self.redoes = False
             return None
@@ -172,7 +172,7 @@ class GrammarRow:
             return []
         try:
             return self._forced(most)
-        except Exception:  # an error of the tokenizer or the library: this row goes on token by token
+        except Exception:  # an error of the tokenizer or the library: this row continues token by token
             log.exception("the forced text of an answer could not be cut into tokens")
             self._jumps = False
             return []

@@ -85,7 +85,7 @@ def narrow8(values, CODES: tl.constexpr):
     mantissa: tl.constexpr = 2 if CODES == 2 or CODES == 4 else 3
     bias: tl.constexpr = 15 if mantissa == 2 else 7
     most: tl.constexpr = 57344.0 if mantissa == 2 else 448.0
-    least: tl.constexpr = 6.103515625e-05 if mantissa == 2 else 0.015625  # of those with an exponent: 2^-14, 2^-6
+    least: tl.constexpr = 6.103515625e-05 if mantissa == 2 else 0.015625  # least normal number: 2^-14, 2^-6
     # Adding `step` (2^7 or 2^14) to smaller numbers rounds them: its last bit is the distance between their codes.
     step: tl.constexpr = 128.0 if mantissa == 2 else 16384.0
     step_bits: tl.constexpr = 0x43000000 if mantissa == 2 else 0x46800000

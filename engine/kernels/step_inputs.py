@@ -153,7 +153,7 @@ def inputs_kernel(
     token_ids, positions, slot_mapping, query_start, context_len, row_slot,
     sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled, home, last_keys,
     adapters,  # up to here: StepInputs
-    words, block_tables,  # of SlotTensors
+    words, block_tables,  # fields of SlotTensors
     staged,  # [capacity]
     turn,  # [1]
     num_records, capacity, max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings,

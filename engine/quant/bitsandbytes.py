@@ -1,6 +1,6 @@
 """bitsandbytes: NF4 and FP4 (4-bit codes in blocks of 64 columns), and the integers of LLM.int8().
 
-weight [N K / 2, 1] uint8: two codes in a byte, the lower column in the high bits; blocks run along the rows
+    weight [N K / 2, 1] uint8: two codes in a byte, the lower column in the high bits; blocks run along the rows
     weight.absmax [blocks] float32: the scale of a block
     weight.quant_state.bitsandbytes__nf4 or __fp4: bytes of a JSON object; weight.quant_map [16]: the codes' values
 

@@ -31,7 +31,7 @@ from engine.weights.names import compact
 from engine.weights.table import Shape
 
 MAX_HEADER_BYTES = 104_857_600
-MAX_DIMENSIONS, MAX_SIZE = 16, 2**40  # of a tensor; the file's size bounds nothing if a dimension is 0
+MAX_DIMENSIONS, MAX_SIZE = 16, 2**40  # limits of a tensor, because the file's size bounds nothing if a dimension is 0
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"

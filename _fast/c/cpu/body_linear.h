@@ -1,8 +1,8 @@
 /* The product of rows with one panel, over vec.h.
  *
  * tile_R adds R rows of x times a panel to R rows of 64 sums. Each sum is one chain of fused multiply-adds over k in
-  * ascending order. Between blocks of k the sums are stored and reloaded exactly, so R, the block length and the number
-  * of rows in a call change no bit. Rows of x are X_STRIDE apart, a constant, so one register addresses them all. */
+ * ascending order. Between blocks of k the sums are stored and reloaded exactly, so R, the block length and the number
+ * of rows in a call change no bit. Rows of x are X_STRIDE apart, a constant, so one register addresses them all. */
 
 #if defined(VEC_AVX512)
 enum { TILE = 14 };

@@ -28,7 +28,7 @@ struct linear {
     long out_stride, residual_stride;
     int out_bf16, weight_bf16;
     int gated; /* panels hold 32 gate rows, then their 32 up rows; out has columns / 2 columns */
-    int activation; /* of a gated layer */
+    int activation; /* activation of a gated layer */
     int form; /* FLOATS, else panels are codes and the following fields are read */
     const void *scales;  /* [panels, groups, 64] float32 or bfloat16 */
     const float *row_scales; /* [panels * 64] or NULL */

@@ -1,11 +1,11 @@
 /* The thread pool. Protocol:
  *
  *   caller   takes `owner`, fills the job, opens it (`opened` = its number), works, closes it (`opened` = 0), waits for
-  *            `active` == 0, releases `owner`.
-  *   worker   increments `active`, checks whether a job is open, works on it if so, decrements `active`.
+ *            `active` == 0, releases `owner`.
+ *   worker   increments `active`, checks whether a job is open, works on it if so, decrements `active`.
  *
  * "Increment, then check" and "close, then read active" are sequentially consistent. So a worker never reads a job that
-  * is being refilled, and a late worker (its core was busy) costs the caller nothing. */
+ * is being refilled, and a late worker (its core was busy) costs the caller nothing. */
 #define _GNU_SOURCE
 #include "pool.h"
 

@@ -1,7 +1,7 @@
 /* A persistent thread pool for one caller at a time: the caller works too; idle workers spin briefly, then sleep.
  *
  * parallel_for assigns ranges of [0, count), `grain` at a time, to free threads; it returns when all are done. A second
-  * caller at the same time runs its whole range on its own thread. Results must not depend on the assignment. */
+ * caller at the same time runs its whole range on its own thread. Results must not depend on the assignment. */
 #ifndef OMNILOOP_POOL_H
 #define OMNILOOP_POOL_H
 

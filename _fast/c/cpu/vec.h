@@ -1,7 +1,7 @@
 /* One vector of floats, for the instruction set of the including isa_*.c (VEC_AVX512, VEC_AVX2 or neither).
  *
  * GCC and Clang vector extensions provide + - * / on `vf`; this file adds other operations. Results depend only on
-  * lanes, never on the position of data in memory, and tails use the same instructions as whole vectors. */
+ * lanes, never on the position of data in memory, and tails use the same instructions as whole vectors. */
 #include <stdint.h>
 #include <string.h>
 

@@ -34,11 +34,11 @@ def attend_pairs(
     scale_stride,  # with MADE: from a block's scales to the next's
     kv_head,
     block_stride,  # words
-    scale,  # of all lines, or [BLOCK_M]
+    scale,  # one for all lines, or [BLOCK_M]
     bend,
     last,  # whether these keys are the program's last work; only then may the next kernel start early
     SOFTCAP: tl.constexpr,
-    WORDS: tl.constexpr,  # of a key
+    WORDS: tl.constexpr,  # words per key
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_W: tl.constexpr,  # power of two >= WORDS
@@ -51,7 +51,7 @@ def attend_pairs(
     """Attends to keys low..end-1 -> best, total, result [BLOCK_M, 2 * BLOCK_W]."""
     word, lane = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_N)
     evens, odds = tl.zeros(even.shape, tl.float32), tl.zeros(odd.shape, tl.float32)
-    largest = low * 0.0  # of values' scales
+    largest = low * 0.0  # largest scale of values
     if k_scale is not None and not MADE:
         scale, bend = scaled(scale, bend, tl.load(k_scale + kv_head), SOFTCAP)
     for start in tl.range(low, end, BLOCK_N, num_stages=STAGES):

@@ -134,7 +134,7 @@ def decode_kernel(
     head, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     inside = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     mine = head[:, None] * HEAD_DIM + dim[None, :]
-    WIDTH: tl.constexpr = HEAD_DIM // 2 if CODES else HEAD_DIM  # of a key in its cache
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if CODES else HEAD_DIM  # numbers per key in the cache
     k_head = k_cache + kv_head * BLOCK_SIZE * WIDTH
     v_head = v_cache + kv_head * BLOCK_SIZE * WIDTH
     if OVERLAP and not LEAD:

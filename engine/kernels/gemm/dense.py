@@ -26,7 +26,7 @@ class DenseWeight(Weight):
 
     weight: Tensor  # [out_features, in_features], contiguous
     bias: Tensor | None  # [out_features] of the weight's dtype
-    algorithms: Algorithms  # of the device
+    algorithms: Algorithms  # the device's algorithms
 
     @property
     def num_bytes(self) -> int:

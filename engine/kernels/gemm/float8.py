@@ -40,7 +40,7 @@ def float8_kernel(
     rows,
     width,
     depth,
-    groups,  # of BLOCK_K columns when BLOCKED, else 1
+    groups,  # groups of BLOCK_K columns when BLOCKED, else 1
     parts,
     part_len,
     BLOCKED: tl.constexpr,

@@ -107,8 +107,8 @@ def float8_row_kernel(
     bias,  # [width] or None
     residual,  # [width], or None; may be out
     width,
-    runs,  # of 16 columns
-    groups,  # of 128 columns when BLOCKED, else 1
+    runs,  # runs of 16 columns in a row
+    groups,  # groups of 128 columns when BLOCKED, else 1
     blocks,  # blocks of two weight rows per program
     BLOCKED: tl.constexpr,
     NATIVE: tl.constexpr,  # matrix units multiply e4m3

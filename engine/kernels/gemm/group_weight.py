@@ -32,7 +32,7 @@ class GroupWeight(Weight):
     order: Tensor | None  # [in_features]: the column of x for column k of the codes
     inputs: Inputs | None
     bias: Tensor | None  # [out_features] float32
-    long: LongProducts  # of the device
+    long: LongProducts  # the device's long products
     invariant: bool  # a row's bits do not depend on other rows
 
     @property

@@ -1,11 +1,11 @@
-"""LongProducts: finds from how many rows on it is faster to widen a quantised weight completely first; timed at start.
+"""LongProducts: finds, by timing at start, the number of rows from which on widening a whole weight first is faster.
 
 Owner: the device thread; each accelerator has its own. Nothing changes after the start. Other products widen a tile of
 codes again for every tile of rows. With many rows it is faster to widen the weight once, into temporary memory, and to
 multiply as with a float weight (gemm/dense). --deterministic uses the same kernel for all rows and does not use this.
 
-    a walk through the model's steps -> record: a weight of each shape -> autotune: the least rows for which widening
-    gains GroupWeight -> widens: whether to multiply this number of rows by the widened weight
+    a walk through the model's steps -> record: a weight of each shape -> autotune: the least rows with a gain
+    GroupWeight -> widens: whether to multiply this number of rows by the widened weight
 """
 
 from __future__ import annotations

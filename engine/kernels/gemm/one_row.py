@@ -148,7 +148,7 @@ def one_row_kernel(
     depth,
     line,
     groups,
-    blocks,  # of a program
+    blocks,  # blocks per program
     parts,
     eps,
     GROUP: tl.constexpr,

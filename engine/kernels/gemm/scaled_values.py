@@ -176,10 +176,10 @@ def sums_of(
 @triton.jit(do_not_specialize=["rows", "whole", "run"])
 def scaled_values_kernel(
     out,  # [rows, width]
-    partial,  # [programs behind `whole`, 2, BLOCK_N, BLOCK_M] float32: of a program's first tile, and last
+    partial,  # [programs after `whole`, 2, BLOCK_N, BLOCK_M] float32: sums of a program's first and last tile
     arrived,  # [MAX_TILES] int32, from tile `whole` on; zero before and after
     x,  # [rows, depth] in blocks [BLOCK_M, BLOCK_K]
-    words,  # of gemm/widen [width, line] in blocks [BLOCK_N, BLOCK_K / 4]; GATED: [2, width, line], two halves a block
+    words,  # gemm/widen's [width, line] in blocks [BLOCK_N, BLOCK_K / 4]; GATED: [2, width, line], two halves a block
     scales,  # [width, groups] when SCALES; GATED: gate's rows, then up's, as of zeros, row_scales and bias
     zeros,  # [width, groups] int8 when ZEROS
     row_scales,  # [width] float32 when ROW_SCALES
@@ -208,7 +208,7 @@ def scaled_values_kernel(
 ):
     """Computes a run of iterations per program; neighbouring tiles read the same weights."""
     program, m_tiles = tl.program_id(0), tl.cdiv(rows, BLOCK_M)
-    COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # of the result
+    COLUMNS: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N  # columns of the result
     tiles, turns = m_tiles * tl.cdiv(width, COLUMNS), tl.cdiv(depth, BLOCK_K)
     height, apart = (2 * width, width) if GATED else (width, 64)  # rows of the weight, and between a tile's halves
     start, end = program * turns, (program + 1) * turns

@@ -56,7 +56,7 @@ class Cut(NamedTuple):
 
     block_m: int  # tokens
     block_n: int  # weight rows
-    block_k: int  # columns of a turn
+    block_k: int  # columns per iteration
     whole: int  # number of tiles with one program each
     turns: int  # iterations of each further program
     stages: int

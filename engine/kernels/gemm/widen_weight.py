@@ -35,7 +35,7 @@ def scaled(values, n, group, scales, zeros, inside, groups, SCALES: tl.constexpr
 @triton.jit
 def widen_weight_kernel(
     out,  # [width, depth]
-    words,  # of gemm/widen [width, line]
+    words,  # gemm/widen's words [width, line]
     scales,  # [width, groups] when SCALES
     zeros,  # [width, groups] int8 or float32 when ZEROS
     row_scales,  # [width] float32 when ROW_SCALES

@@ -50,7 +50,7 @@ def coded_kernel(
     SCALES: tl.constexpr,
     ZEROS: tl.constexpr,
     ROW_SCALES: tl.constexpr,
-    ON_SUMS: tl.constexpr,  # of gemm/code_sums, as PAIRS and EVEN
+    ON_SUMS: tl.constexpr,  # as in gemm/code_sums, like PAIRS and EVEN
     PAIRS: tl.constexpr,
     EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,

@@ -191,13 +191,13 @@ def grouped_reference(
     gather = activation is not None or of_tokens
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     places = torch.arange(pairs.count, device=x.device)
-    order = places if pairs.order is None else pairs.order.long()  # of pairs by place
+    order = places if pairs.order is None else pairs.order.long()  # pairs by place
     experts = pairs.chosen.flatten()[order]
     sources = order // pairs.top_k if gather else places
     each = torch.ones(len(order)) if weights is None else weights.flatten()[order]
     made = []
     for source, expert, factor in zip(sources.tolist(), experts.tolist(), each.tolist()):
-        if expert == len(weight):  # of padding
+        if expert == len(weight):  # padding
             made.append(torch.zeros(weight.shape[1] // (1 if activation is None else 2), dtype=wide, device=x.device))
             continue
         y = weight[expert].to(wide) @ x[source].to(wide) * factor

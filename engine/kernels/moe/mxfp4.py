@@ -71,7 +71,7 @@ def mxfp4_kernel(
     GATED: tl.constexpr,
     ACT: tl.constexpr,  # an Activation when GATED
     EXPERTS: tl.constexpr,  # power of two >= experts
-    PAIRS: tl.constexpr,  # of gemm/code_sums
+    PAIRS: tl.constexpr,  # as in gemm/code_sums
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,

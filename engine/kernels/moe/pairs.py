@@ -149,7 +149,7 @@ def pairs_kernel(
     ACT: tl.constexpr,  # an Activation when GATED
     TURN: tl.constexpr,  # words of a row that are read in one iteration
     TURNS: tl.constexpr,
-    PAIRS: tl.constexpr,  # of gemm/code_sums: whether matrix units multiply
+    PAIRS: tl.constexpr,  # as in gemm/code_sums: whether matrix units multiply
     OVERLAP: tl.constexpr,
 ):
     """A program computes `blocks` times two weight rows for a pair: a gate and an up row when GATED, else adjacent

@@ -176,7 +176,7 @@ def pairs_float8_kernel(
     TALL: tl.constexpr,  # rows that share a line of scales
     TURN: tl.constexpr,  # words of a row that are read in one iteration
     TURNS: tl.constexpr,
-    PAIRS: tl.constexpr,  # of gemm/code_sums: whether matrix units multiply
+    PAIRS: tl.constexpr,  # as in gemm/code_sums: whether matrix units multiply
     FORM: tl.constexpr,  # form of x, a constant of moe/pairs_codes
     GROUPED: tl.constexpr,  # x has scales per 128 columns
     STATIC: tl.constexpr,  # MADE: one number is the scale

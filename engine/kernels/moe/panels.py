@@ -21,7 +21,7 @@ class ExpertPanels(ExpertsWeight):
     """One Weight per expert."""
 
     experts: tuple[Weight, ...]
-    out_features: int  # of a product; if gated, half of the matrix's rows
+    out_features: int  # columns of a product; if gated, half of the matrix's rows
 
     @property
     def num_bytes(self) -> int:

@@ -69,7 +69,7 @@ def of_word(words):
 def values_kernel(
     out,  # [pairs, width]: GATED: in sorted order, else by pair
     x,  # GATED: [tokens, depth]; else [pairs, depth] in sorted order, in blocks [BLOCK_M, BLOCK_K]
-    words,  # of gemm/widen [experts, width, line] in blocks [1, ROWS, BLOCK_K / PER]; GATED [2 experts, ..] in [2, ..]
+    words,  # gemm/widen's [experts, width, line] in blocks [1, ROWS, BLOCK_K / PER]; GATED [2 experts, ..] in [2, ..]
     scales,  # [experts * rows, groups] when SCALES
     zeros,  # [.., groups] int8 when ZEROS
     row_scales,  # [..] float32 when ROW_SCALES
@@ -92,7 +92,7 @@ def values_kernel(
     ZEROS: tl.constexpr,
     ROW_SCALES: tl.constexpr,
     PAIRED: tl.constexpr,  # a word holds the scales of 32 columns and of the next 32
-    PAIRS: tl.constexpr,  # of gemm/scaled_values
+    PAIRS: tl.constexpr,  # as in gemm/scaled_values
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
     BLOCK_M: tl.constexpr,
     ROWS: tl.constexpr,  # rows of a tile of the weight; GATED: half of them are gate's

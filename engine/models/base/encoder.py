@@ -3,7 +3,7 @@
 Thread: device. Inputs are concatenated without padding; one step computes an input completely, and nothing is
 cached. Norms follow attention and MLP:
 
-x = norm(word + position + type); without the position if queries and keys are rotated
+    x = norm(word + position + type); without the position if queries and keys are rotated
     each layer: x = norm(x + o(attention(x))); x = norm(x + down(activate(up(x)))), or down(activate(gate(x)) * up(x))
 
 Scores may have a bias by the distance of a key (layers/distance). In the last layer only the tokens that the pooler

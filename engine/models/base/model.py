@@ -42,7 +42,7 @@ class Model(ABC):
     takes_rows: ClassVar[bool] = False  # batch.media may replace any token's embedding
 
     config: ModelConfig
-    dtype: torch.dtype  # of activations and caches
+    dtype: torch.dtype  # dtype of activations and caches
     device: str
     towers: Mapping[Modality, Tower]  # modality -> tower; empty for text only
     # The modality or the task of each adapter of the checkpoint. A request uses the first adapter whose modality is

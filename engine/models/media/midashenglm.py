@@ -1,4 +1,4 @@
-"""MiDashengLM: the Qwen2 decoder of Qwen2.5-Omni's thinker behind the audio tower Dasheng (engine/encoders/dasheng).
+"""MiDashengLM: the Qwen2 decoder of Qwen2.5-Omni's thinker, with the audio tower Dasheng (engine/encoders/dasheng).
 
 Audio tokens have the same positions as text, so the three position axes of Qwen's files are equal.
 """

@@ -39,7 +39,7 @@ def text(body: Section, outer: Section) -> TextConfig:
         body = Section({**body.values, "rope_parameters": ROPES}, body.path, body.outer)
     count = body.size("num_hidden_layers")
     kinds = list(body.items("layer_types", [FULL if n % PERIOD == 5 else SLIDING for n in range(count)]))
-    kinds[-1:] = [FULL]  # whatever the file says
+    kinds[-1:] = [FULL]  # for any value in the file
     body = Section({"sliding_window": 512, **body.values, "layer_types": kinds}, body.path, body.outer)
     ropes = body.section("rope_parameters").values
     as_near = {**body.values, "rope_parameters": ropes.get(SLIDING) or ROPES[SLIDING]}
