@@ -36,7 +36,7 @@ class StateMeta:
     new_base: Tensor  # [num_rows] int32; base, or a later multiple of the chunk, before the row's last position
     query_start: Tensor  # [num_rows + 1] int32, offsets into the batch's tokens
     start: Tensor  # [num_rows] int32, the position of the row's first token in this step
-    checkpoint_run: Tensor  # [num_rows, 4] int32: further runs to write, 0: none; those that exist stand first
+    checkpoint_run: Tensor  # [num_rows, 4] int32: further runs to write, then zeros
     checkpoint_at: Tensor  # [num_rows, 4] int32: the number of tokens after which each checkpoint is taken
     num_rows: Tensor | None = None  # [1] int32: rows that are not padding; None: all rows
     work: StateWork | None = None  # set on an accelerator in steps that scan; None: each layer makes its own

@@ -58,11 +58,11 @@ class EngineConfig:
     encoder_cache_tokens: int = 0  # tower rows cached; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
     step_timeout: float = 60.0  # seconds without an iteration of the device thread until the engine counts as stalled
-    stall_exit: float = 30.0  # after so many further seconds the engine gives up
-    max_failed_steps: int = 3  # after so many failed steps in a row the device counts as lost
-    max_oom: int = 3  # after so many out-of-memory steps in a minute the device counts as lost
+    stall_exit: float = 30.0  # further seconds until the engine gives up
+    max_failed_steps: int = 3  # consecutive failed steps until the device counts as lost
+    max_oom: int = 3  # out-of-memory steps within a minute until the device counts as lost
     enforce_eager: bool = False  # launch forwards and sampling kernel by kernel; only the input preparation is a graph
     cudagraph_capture_sizes: tuple[int, ...] = ()  # rows of the decode steps to capture, ascending; () = derived
-    deterministic: bool = False  # bit-identical tokens and log-probabilities whatever else is in the batch
+    deterministic: bool = False  # tokens and log-probabilities have the same bits in every batch
     faults: Faults | None = None  # failures that tests plant
     debug_poison: bool = False  # freed blocks and slots hold NaN and out-of-range ids

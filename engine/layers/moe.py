@@ -5,7 +5,7 @@
          or sum over k of expert[chosen[k]](weights[k] * n), if the routing weighs the input
 
 Thread: device. In: n. Out: an Addend, whose sum is computed when the stream adds it (engine/layers/stream.py).
-The router's logits, its correction and the scores are float32 whatever the checkpoint's dtype.
+The router's logits, its correction and the scores are float32 for every checkpoint dtype.
 """
 
 from __future__ import annotations
